@@ -21,7 +21,7 @@ def run_or_exit(arguments: Sequence[str], stdout: int | None = None) -> None:
 def run_process(command: list[str], stdout: int | None = None) -> int:
     """Exit code of a child that gets our SIGTERM passed on; Ctrl-C reaches it by itself, and it ends in its own way.
 
-    Where it was so near its end that it still ends well, the signal is ours: nobody asked for what would come next.
+    However it ends, the signal is then ours as well: nobody asked for what would come next.
     On Linux it gets a SIGTERM as well when we are gone without having been able to pass anything on (`kill -9`).
     """
     children: list[subprocess.Popen[bytes]] = []
@@ -47,9 +47,9 @@ def run_process(command: list[str], stdout: int | None = None) -> int:
                 interrupted = True
     finally:
         signal.signal(signal.SIGTERM, previous)
-    if code == 0 and asked:
+    if asked:
         signal.raise_signal(signal.SIGTERM)
-    if code == 0 and interrupted:
+    if interrupted:
         raise KeyboardInterrupt
     return code
 

@@ -11,15 +11,15 @@ import platform
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 from cramming.children import end_with_parent, run_or_exit
-from cramming.config import RootConfig, UserError, build, config_folder, expand_home
+from cramming.config import RootConfig, UserError, build, config_folder, expand_home, printable
 from cramming.files import explained
-from cramming.overrides import CHECK, Words, compose, literal, one_line, parse, points_of
+from cramming.overrides import CHECK, Words, compose, given_overrides, literal, one_line, parse, points_of
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -79,7 +79,9 @@ VERBS = {
     "export": Verb("eval.export:main", "the finished model as a folder for transformers, with a model card"),
 }
 UNREAD = "nobody reads the output any more; ended at that, what is written so far is whole; run again for the rest"
-PEER_GONE = ("Connection closed by peer", "remote process exited")  # as gloo and NCCL have it
+PEER_GONE = (  # as gloo and NCCL have it
+    "Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited",
+)  # fmt: skip
 SYSTEMS = {"Linux": "Linux", "Darwin": "macOS"}  # locks, signals and renames are POSIX's
 PIPELINE = ("prepare", "pretrain", "glue", "report")
 
@@ -121,6 +123,7 @@ def main() -> None:
     """The console script: dispatch to a verb; exit code 0, 2 for a user's mistake, 130 for Ctrl-C, 143 for SIGTERM."""
     if (system := platform.system()) not in SYSTEMS:
         _fail(f"{system}: runs on {' and '.join(SYSTEMS.values())} only; on Windows take WSL2, which is Linux")
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # as stderr is: any text can be shown
     verb, *rest = sys.argv[1:] or ["help"]
     by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     if verb in ("-h", "--help", "help"):
@@ -163,7 +166,7 @@ def ending_in_one_line(reader_has_gone: str = "") -> Iterator[None]:
     except OSError as error:
         _fail(str(explained(error, "a file in use")))
     except Exception as error:
-        if any(words in str(error) for words in PEER_GONE):
+        if isinstance(error, RuntimeError) and any(words in str(error) for words in PEER_GONE):
             _fail("another process of this run has ended, see what it said; this one ends with it")
         behind: BaseException | None = error
         while behind is not None and not isinstance(behind, KeyboardInterrupt):
@@ -183,7 +186,7 @@ def _ending(interrupt: KeyboardInterrupt) -> tuple[str, int]:
 
 
 def _fail(message: str, code: int = 2) -> NoReturn:
-    print(f"cramming: {' '.join(message.split())}", file=sys.stderr)
+    print(f"cramming: {printable(' '.join(message.split()))}", file=sys.stderr)
     sys.exit(code)
 
 
@@ -208,15 +211,16 @@ def run_verb(verb: str, arguments: Sequence[str]) -> None:
         nonlocal composed
         composed = True
         with ending_in_one_line(UNREAD):
-            if HydraConfig.get().mode == RunMode.MULTIRUN:
-                # Each job in a process of its own: its budget clock counts from the start of its process.
-                run_or_exit([verb, *HydraConfig.get().overrides.task, *[CHECK] * words.check])
-                return
             try:
                 settings = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
             except OmegaConfBaseException as error:
                 _fail(one_line(error))
-            _call_verb(verb, settings, words)
+            if HydraConfig.get().mode != RunMode.MULTIRUN:
+                _call_verb(verb, settings, words)
+            elif ended := without_model(verb, settings):
+                print(f"name={settings['name']}: its run ended without a model ({ended}), so it is left out")
+            else:  # each job in a process of its own: its budget clock counts from the start of its process
+                run_or_exit([verb, *given_overrides(), *[CHECK] * words.check])
 
     sys.argv = [f"cramming {verb}", *words.overrides, *words.flags]
     try:
@@ -242,17 +246,30 @@ def check_points(verb: str, points: Sequence[list[str]]) -> None:
     for point in points:
         settings = compose(point)
         try:
-            check(verb, settings)
-            if trains:
-                refuse_finished_run(settings)
+            if not without_model(verb, settings):
+                check(verb, settings)
+                if trains:
+                    refuse_finished_run(settings)
         except UserError as error:
-            raise UserError(f"{' '.join(point)}: {error}") from None
+            varied = [word for word in point if any(word not in other for other in points)]
+            raise UserError(f"{' '.join(varied) or 'every point'}: {error}") from None
         if trains and run_folder(settings) in folders:
             raise UserError(
                 f"name={settings['name']}: more than one point of the multirun has it; let it follow what varies, for"
                 " example 'name=lr-${optim.lr}'"
             )
         folders.add(run_folder(settings))
+
+
+def without_model(verb: str, settings: Mapping[str, Any]) -> str:
+    """How a point of a multirun has ended that left no model, where the others are to go on; empty for all else."""
+    from cramming.record import WITHOUT_MODEL, is_run, load_record, run_folder
+
+    if verb != "glue" and not (verb in ("run", "pretrain") and settings["resume"]):
+        return ""
+    folder = run_folder(settings)
+    status = load_record(folder).get("pretrain", {}).get("status") if is_run(folder) else None
+    return str(status) if status in WITHOUT_MODEL else ""
 
 
 def with_positional(verb: str, arguments: Sequence[str]) -> list[str]:

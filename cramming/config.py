@@ -85,8 +85,7 @@ def expand_home(path: str | Path, setting: str) -> Path:
 def config_folder() -> Path:
     """The folder of YAML files: `cramming/conf` in an installed wheel, `conf/` at the top of a checkout."""
     here = Path(__file__).resolve().parent
-    installed = here / "conf"
-    return installed if installed.is_dir() else here.parent / "conf"
+    return installed if (installed := here / "conf").is_dir() else here.parent / "conf"
 
 
 def build(cls: type[T], node: Mapping[str, Any] | None, path: str) -> T:
@@ -204,8 +203,16 @@ def _describe(kind: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """As a user types it: null, true and false."""
-    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+    """As a user types it: null, true, `[a, b]`, and a section as `{start: 0.3, every: 0.1}`."""
+    if isinstance(value, str | Path):
+        return str(value)
+    return json.dumps(value, default=dataclasses.asdict, ensure_ascii=False).replace('"', "")
+
+
+def printable(text: str) -> str:
+    """One line, without control characters and halves of a surrogate pair; signs that part or join letters stay."""
+    signs = (c if c.isprintable() or c in "\u200c\u200d" else " " if c.isspace() else "\ufffd" for c in text)
+    return "".join(signs)
 
 
 def plain_numbers(node: Any) -> Any:

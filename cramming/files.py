@@ -74,12 +74,12 @@ def _is_supported(call: Callable[..., object], *arguments: int) -> bool:
 
 
 @contextmanager
-def lock(folder: Path, work: str) -> Iterator[None]:
+def lock(folder: Path, work: str, advice: str = "wait for it or use another folder") -> Iterator[None]:
     """One writer per folder, which is made if it is missing and removed if it is empty at the end.
 
-    UserError where another process has it; `work` says what that one does ("working on this run").
+    UserError where another process has it: `work` is what that one does ("working on this run"), `advice` what to do.
     """
-    descriptor = _locked(folder / LOCK, f"{folder}: another process is {work}")
+    descriptor = _locked(folder / LOCK, f"{folder}: another process is {work}", advice)
     try:
         yield
     finally:
@@ -90,7 +90,7 @@ def lock(folder: Path, work: str) -> Iterator[None]:
             folder.rmdir()
 
 
-def _locked(path: Path, busy: str) -> int:
+def _locked(path: Path, busy: str, advice: str) -> int:
     """The open lock file. One that its holder has removed meanwhile locks nobody out: then all again."""
     import fcntl  # not on Windows, which the command line refuses in one line
 
@@ -109,7 +109,7 @@ def _locked(path: Path, busy: str) -> int:
             if not _is_supported(fcntl.flock, descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB) and existed:
                 problem = f", or one was killed here: this file system has no flock to tell; if none is, delete {path}"
         except BlockingIOError:
-            problem = "; wait for it or use another folder"
+            problem = f"; {advice}"
         if problem is None and _is_at(descriptor, path):
             return descriptor
         os.close(descriptor)

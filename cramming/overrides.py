@@ -4,6 +4,7 @@ import argparse
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, cast, get_args
 
 from cramming.config import UserError, config_folder, require
@@ -14,7 +15,7 @@ CHECK = "--check"  # with a verb of the pipeline or `run`: check the settings, a
 SHORT = (  # what may be typed as well -> as Hydra reads it; each choice has settings of its own, so it is a group
     (r"(optim|schedule|start)\.name=(?!null$)(.*)", r"\1=\2"),
     (r"parallel\.compression=(?!\{|null$)(.*)", r"parallel/compression=\1"),
-    (r"precision=(?!fp32$|null$)(\w+)", r"precision.mode=\1"),
+    (r"precision=(?!fp32$|null$)([\w,]+)", r"precision.mode=\1"),
 )
 SIDE = re.compile(r"\+{0,2}(base|candidate)")
 
@@ -49,8 +50,30 @@ def parse(verb: str, words: Sequence[str]) -> Words:
     found = parser.parse_intermixed_args(list(words))
     require(not found.json or verb in WITH_JSON, f"{JSON}: is for the verbs {' and '.join(WITH_JSON)}")
     overrides = [*found.overrides, *[f"{verb}.json=true"] * found.json]
+    if found.config_dir is not None:
+        overrides.insert(0, searchpath(found.config_dir))
     flags = [word for word in words if word not in (CHECK, JSON, *found.overrides)]
     return Words(with_quotes(with_implied(overrides)), flags, found.check, found.multirun)
+
+
+def searchpath(config_dir: str) -> str:
+    """`--config-dir`, a folder of groups beside ours, as an override, which goes to child processes as well.
+
+    Hydra looks there after our own files, not before them as for the flag: a name that both have is refused.
+    """
+    folder = Path(config_dir).absolute()
+    require(folder.is_dir(), f"--config-dir={config_dir}: no such folder")
+    for name in (file.relative_to(folder) for file in folder.rglob("*.yaml")):
+        require(not (config_folder() / name).exists(), f"--config-dir={config_dir}: {name} is in conf/ too; rename it")
+    return f"hydra.searchpath=[{literal(f'file://{folder}')}]"
+
+
+def given_overrides() -> list[str]:
+    """What the user wrote behind the verb that runs, for verbs in processes of their own."""
+    from hydra.core.hydra_config import HydraConfig
+
+    found = HydraConfig.get().overrides
+    return [*(word for word in found.hydra if word.startswith("hydra.searchpath=")), *found.task]
 
 
 def compose(overrides: Iterable[str] = ()) -> dict[str, Any]:
@@ -97,6 +120,8 @@ def _written_out(override: str) -> str:
         return f"duel.{side[1]}={quoted}"
     if re.fullmatch(r"\d[\d.]*|true|false|null", value) and (config_folder() / name).is_dir():
         return f"{name}='{value}'"  # the name of a file, which Hydra says that there is not
+    if name.lstrip("+") == "precision" and "," in value and "fp32" in value.split(","):
+        raise UserError(f"{override}: fp32 is no mode alone, but without TF32 too; sweep precision.mode={value}")
     for form, meant in SHORT:
         if re.fullmatch(rf"\+{{0,2}}{form}", override):
             return re.sub(rf"^\+{{0,2}}{form}$", meant, override)
@@ -126,12 +151,16 @@ def literal(text: str) -> str:
 
 def points_of(overrides: Sequence[str]) -> list[list[str]]:
     """The points of a multirun, as Hydra's own sweeper has them; none where another sweeper chooses them."""
+    from hydra import initialize_config_dir
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper  # the same in 1.3.2 and 1.3.8
+    from hydra.core.global_hydra import GlobalHydra
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     if any(override.startswith("hydra/sweeper=") for override in overrides):
         return []
-    (points,) = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(list(overrides)), None)
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        parser = OverridesParser.create(GlobalHydra.instance().config_loader())  # model=glob(b*) asks it
+        (points,) = BasicSweeper.split_arguments(parser.parse_overrides(list(overrides)), None)
     return points
 
 

@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Sequence
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 from rich.text import Text
+
+from cramming.config import printable
 
 LOG_EVERY_SECONDS = 10.0
 WIDE = 100  # columns of a terminal that has room for all of a bar's
@@ -21,12 +22,12 @@ def use_stderr() -> None:
 
 
 def say(message: str) -> None:
-    """Print one plain line (above a running bar, if there is one)."""
+    """Print one plain line (above a running bar, if there is one), whatever a stranger has put into it."""
     if _console.is_terminal:
-        _console.print(message, markup=False)
+        _console.print(printable(message), markup=False)
         return
     try:
-        print(message, flush=True, file=_console.file)
+        print(printable(message), flush=True, file=_console.file)
     except OSError as error:  # without its name it would be taken for an error of what is being made
         error.filename = "standard output"
         raise
@@ -118,22 +119,16 @@ class Progress:
             self._bar.update(self._task, note=text)
 
     def _print_line(self) -> None:
-        now = time.monotonic()
-        self._last_line = now
-        elapsed = now - self._started
+        self._last_line = time.monotonic()
+        elapsed = self._last_line - self._started
         parts = [f"{self.title}: {format_count(self.done, self.unit)}"]
         if self.total and self.unit != "%":
             parts[0] += f" of {format_count(self.total, self.unit)} ({100 * self.done / self.total:.0f}%)"
         if self.total and self.done > self._before:
             parts.append(f"eta {duration(elapsed * (self.total - self.done) / (self.done - self._before))}")
-        parts.append(duration(elapsed))
-        if self._note:
-            parts.append(self._note)
-        say(", ".join(parts))
+        say(", ".join(filter(None, [*parts, duration(elapsed), self._note])))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._bar:
             self._bar.stop()
         elif kind is None and self.done:

@@ -78,7 +78,7 @@ def overlap(folder: Path, tasks: Path, seconds: float) -> tuple[list[str], str]:
 
 def _texts(corpus: Corpus) -> Iterator[list[str]]:
     """The training documents as text in groups, shard by shard, both in an order that nobody can know before."""
-    tokenizer, stream = Tokenizer.from_file(str(corpus.tokenizer_file)), corpus.stream("train")
+    tokenizer, stream = Tokenizer.from_buffer(corpus.tokenizer_file.read_bytes()), corpus.stream("train")
     shards, hashes, draw = corpus.manifest.splits["train"], corpus.manifest.hashes(), random.SystemRandom()
     bounds_D = np.append(stream.document_starts, stream.num_tokens)
     first_S = np.cumsum([0, *(shard.documents for shard in shards)]).tolist()

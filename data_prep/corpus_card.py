@@ -203,7 +203,9 @@ def _lost(manifest: Manifest) -> str:
 def _table(columns: str, rows: Iterable[Sequence[Any]]) -> list[str]:
     """Lines of Markdown with an empty one behind; `columns` are separated by `|`."""
     names = columns.split("|")
-    cells = ([f"{value:,}" if isinstance(value, int) else str(value) for value in row] for row in rows)
+    cells = (
+        [f"{value:,}" if isinstance(value, int) else str(value).replace("|", r"\|") for value in row] for row in rows
+    )
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     return [*lines, *(f"| {' | '.join(row)} |" for row in cells), ""]
 

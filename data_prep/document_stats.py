@@ -11,8 +11,10 @@ Geiping and Goldstein 2022 (section 4.4) filter by tokens per character, and sor
 documents are sorted, as sequence length is not part of a corpus. The reverse is read from the same file.
 """
 
+import io
 from array import array
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -110,11 +112,7 @@ def write_orders(
         if name != "token_prevalence" and not stats.characters:
             continue
         order_D = np.argsort(stats.sort_key(name, stream, token_use), kind="stable").astype("<u4")
-
-        def save(path: Path, order_D: np.ndarray = order_D) -> None:
-            with path.open("wb") as handle:  # by its name np.save would add .npy
-                np.save(handle, order_D)
-
         written[name] = f"order-{name}.npy"
-        overwrite_atomically(folder / written[name], save)
+        np.save(buffer := io.BytesIO(), order_D)  # numpy's own writing to a file loses the system's errors
+        overwrite_atomically(folder / written[name], partial(Path.write_bytes, data=buffer.getvalue()))
     return written

@@ -61,6 +61,8 @@ class Normaliser:
         for place, content in enumerate(given.contents):
             before = len(texts)
             if isinstance(content, np.ndarray):
+                if not len(content) and (reason := quality.reason_to_remove("", always_on)):
+                    reasons[len(texts)] = reason
                 texts.append(b"")
                 measures.append(measured(""))
                 cut_sizes.append(0)

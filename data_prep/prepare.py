@@ -13,6 +13,7 @@ either leaves nothing behind.
 import contextlib
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -202,18 +203,24 @@ def _tokenizer(preparation: Preparation) -> Tokenizer:
     if not target.is_file():
         existing = preparation.tokenizer_path
         model = load(existing) if existing else _trained_tokenizer(preparation)
-        overwrite_atomically(target, lambda path: model.save(str(path)))
+        write_atomically(target, model.to_str(pretty=True))
     return load(target)  # as every later run has it: what is written loses the last bits of some scores
 
 
 def _trained_tokenizer(preparation: Preparation) -> Tokenizer:
-    config, data, source = preparation.tokenizer, preparation.data, preparation.source
-    texts = _counted("read a sample for the tokenizer", source, _sample_texts(preparation), text_bytes)
+    config, data, source, damage = preparation.tokenizer, preparation.data, preparation.source, Counter[str]()
+    texts = _counted("read a sample for the tokenizer", source, _sample_texts(preparation, damage), text_bytes)
     sample = training.sample_text(texts, lambda text: normalize(text, data.clean), config.sample_mb, data.seed)
     characters = sum(map(len, sample))
     say(f"training a {config.kind} tokenizer on {characters:,} characters")
     if characters < TRAINED_HERE:
-        model = training.train(sample, config)
+        try:
+            model = training.train(sample, config)
+        except UserError as error:
+            if damage:
+                left_out = ", ".join(f"{count} {reason}" for reason, count in sorted(damage.items()))
+                error.args = (f"{error}; left out as damaged: {left_out}",)
+            raise
     else:  # in a process of its own: the libraries answer no Ctrl-C, and abort for want of memory
         with process_pool(1, TRAINER_DIED) as submit:
             model = submit(training.train, sample, config).result()
@@ -222,20 +229,24 @@ def _trained_tokenizer(preparation: Preparation) -> Tokenizer:
     return model
 
 
-def _sample_texts(preparation: Preparation) -> Iterator[str]:
-    """The texts to draw the sample from, of files as workers read them; nothing that is left out as damaged."""
+def _sample_texts(preparation: Preparation, damage: Counter[str]) -> Iterator[str]:
+    """The texts to draw the sample from, of files as workers read them. What is left out as damaged is counted by its
+    reason in `damage`."""
     source, data = preparation.source, preparation.data
     if not isinstance(source, TextSource) or data.max_documents is not None:
         wanted = preparation.tokenizer.sample_mb * 1e6  # characters
         for document in limited(source.sample_documents(), source):
-            if not document.damage:
+            if document.damage:
+                damage[document.damage.reason] += document.part == 0
+            else:
                 yield document.text
             wanted -= len(document.text)
             if source.costly and wanted <= 0:
                 return
         return
     with Workers(data.processes, {READ: read}, data.ray, source.large) as workers:
-        for _, found in through_workers(READ, source.chunks(), workers):
+        for documents, found in through_workers(READ, source.chunks(), workers):
+            damage.update(one.damage.reason for one in documents.others.values() if one.damage and one.part == 0)
             yield from (text for text in found.contents if text is not None)
 
 

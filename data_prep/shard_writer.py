@@ -81,10 +81,10 @@ class ShardWriter:
         sync(self._part.fileno())
         self._part.close()
         self._part = None
-        starts = np.concatenate(self._starts)
-        index_hash = hashlib.sha256(starts.tobytes()).hexdigest()
-        shard = Shard(self._file, self._tokens, len(starts), self._hash.hexdigest(), index_hash)
-        overwrite_atomically(self.folder / shard.index_file, starts.tofile)
+        index = b"".join(starts.tobytes() for starts in self._starts)
+        documents, index_hash = len(index) // INDEX_DTYPE.itemsize, hashlib.sha256(index).hexdigest()
+        shard = Shard(self._file, self._tokens, documents, self._hash.hexdigest(), index_hash)
+        overwrite_atomically(self.folder / shard.index_file, lambda path: path.write_bytes(index))
         (self.folder / f"{self._file}.part").rename(self.folder / self._file)
         self.shards.append(shard)
 
@@ -146,7 +146,7 @@ class Encoder:
         for n, (text, held_out) in enumerate(zip(texts, batch.held_out_N.tolist())):
             split: Split = "validation" if held_out else "train"
             ids = batch.ids.get(n)
-            body = next(encoded) if ids is None else self._checked(ids)
+            body = next(encoded) if ids is None else ids.astype(self.dtype)
             limit = self.filters.max_tokens_per_character if ids is None else None
             too_many.append(too_many_tokens(len(text), len(body), limit) is not None)
             if not too_many[-1]:
@@ -171,18 +171,6 @@ class Encoder:
         violation = too_many_tokens(len(text), len(next(self.encode([text]))), limit)
         assert violation, "this text has not too many tokens"
         return violation.explain(text, "max_tokens_per_character")
-
-    def _checked(self, ids: np.ndarray) -> np.ndarray:
-        """Ids of a tokenized source without padding, a [CLS] in front and a [SEP] at the end: every document gets its
-        own."""
-        if len(ids) and (ids.min() < 0 or ids.max() >= self.vocab_size):
-            raise UserError(
-                f"data.ids_field holds token {ids.max()}, the tokenizer has {self.vocab_size} entries: it is not the"
-                " one that made these ids; set data.tokenizer_file"
-            )
-        ids = ids[ids != self.ids.pad]
-        first, last = ids[:1].tolist() == [self.ids.cls], ids[-1:].tolist() == [self.ids.sep]
-        return ids[int(first) : len(ids) - last].astype(self.dtype)
 
 
 class CorpusWriter:

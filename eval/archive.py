@@ -13,7 +13,6 @@ import json
 import os
 import re
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,8 +82,8 @@ def altered_since(folder: Path) -> list[str]:
     text = path.read_bytes()
     try:
         listed = json.loads(text)
-        was: dict[str, Any] = dict(listed["files"])
-        is_whole = text == _text(_signed(listed))
+        was = listed["files"]
+        is_whole = isinstance(was, dict) and text == _text(_signed(listed))
     except (ValueError, LookupError, TypeError, RecursionError):
         is_whole, was = False, {}
     if not is_whole:
@@ -140,7 +139,9 @@ def unpack(archive: Path, into: Path) -> Path:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with bundle.open(entry) as content:  # at most what was counted, whatever is packed
                     path.write_bytes(content.read(entry.file_size))
-    except (OSError, EOFError, RuntimeError, UnicodeDecodeError, zlib.error, zipfile.BadZipFile) as error:
+    except UserError:
+        raise
+    except Exception as error:  # whatever the file of a stranger makes of the code that unpacks it
         raise UserError(f"{archive}: not an archive that can be unpacked ({error}); get it again") from None
     return into / name
 

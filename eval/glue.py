@@ -67,12 +67,6 @@ def main(config: dict[str, Any]) -> None:
             accuracies = score_pairs(source, pairs, device, length, known)
             write_record_section(folder, minimal_pairs=accuracies)
             say(f"minimal pairs: {accuracies['accuracy']:.1f} over {len(pairs)} paradigms")
-        # Written with the first model's scores: until then those of another suite stay in the record.
-        baselines = {}
-        for name in WITHOUT_ENCODER if settings.baselines else ():
-            store = RunStore(folder / suite.section / name)
-            baselines[name] = score_baseline(name, store, suite.name, data, suite.absent)
-            show_averages(baselines[name])
         encoded: dict[str, EncodedTask] = {}  # tokenized once for all initialisations
         for init in settings.init:
             place = folder / suite.section / init
@@ -82,9 +76,15 @@ def main(config: dict[str, Any]) -> None:
             if settings.sweep:
                 write_json(point / "section.json", section)
             else:
-                write_scores(folder, suite, baselines, {init: section})
+                write_scores(folder, suite, {init: section})
         if settings.sweep:
-            write_scores(folder, suite, baselines, sweep.choose(folder / suite.section, settings.init))
+            write_scores(folder, suite, sweep.choose(folder / suite.section, settings.init))
+        # Last: until a model's scores are there, the record and the files keep the baselines of another suite.
+        for name in WITHOUT_ENCODER if settings.baselines else ():
+            store = RunStore(folder / suite.section / name)
+            section = score_baseline(name, store, suite.name, data, suite.absent)
+            show_averages(section)
+            write_scores(folder, suite, {name: section})
 
 
 def warn_of_other_corpus(folder: Path, suite: FoundSuite) -> None:
@@ -94,11 +94,11 @@ def warn_of_other_corpus(folder: Path, suite: FoundSuite) -> None:
         say("warning: these tasks are of another corpus than the run was trained on: the open division (R22)")
 
 
-def write_scores(folder: Path, suite: FoundSuite, baselines: dict[str, Any], models: dict[str, Any]) -> None:
-    """Put scores, by initialisation, into the record. It holds GLUE or the embedded tasks: what it has of the other
-    goes. Suites that no rule judges have all their scores in one section."""
+def write_scores(folder: Path, suite: FoundSuite, scores: dict[str, Any]) -> None:
+    """Put scores, by initialisation or baseline, into the record. It holds GLUE or the embedded tasks: what it has of
+    the other goes. Suites that no rule judges have all their scores in one section."""
     if suite.section != "glue":
-        write_record_section(folder, **{suite.section: baselines | models})
+        write_record_section(folder, **{suite.section: scores})
         return
     raw = stored_record(folder)
     record = read_record(raw)
@@ -110,6 +110,8 @@ def write_scores(folder: Path, suite: FoundSuite, baselines: dict[str, Any], mod
             section, _, part = name.rpartition(".")
             del (raw[section] if section else raw)[part]
         write_record(folder, raw)
+    models = {init: section for init, section in scores.items() if init not in WITHOUT_ENCODER}
+    baselines = {name: section for name, section in scores.items() if name not in models}
     write_record_section(folder, **baselines, glue=models)
 
 

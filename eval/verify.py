@@ -11,6 +11,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,7 +28,7 @@ from eval.archive import LIST, altered_since, is_archive, opened
 from eval.finetune.config import EvalConfig
 from eval.rescore import rescore, suite_of
 from eval.rules.evidence import NO_SCORES
-from eval.rules.load import has_traces, load_run, unscored
+from eval.rules.load import has_traces, load_run, not_judged, unscored
 from eval.rules.table import RULES, Finding, Verdict
 
 UNPROVEN = (
@@ -94,16 +95,30 @@ class Verification:
 
 def verify_run(folder: Path, means: Means) -> Verification:
     """Judge the run in `folder` by the list of its files, by all rules, and by what the verifier has besides."""
-    run = load_run(folder)
-    problems = [*altered_since(folder), *([run.problem] if run.problem else [])]
+    run, problems, looked_at = load_run(folder), list[str](), list[str]()
+    with _problem_of(LIST, problems):
+        problems += altered_since(folder)
     if run.problem:
-        return Verification(problems, None, [])
-    looked_at = []
+        return Verification([*problems, run.problem], None, [])
     for name, check in {"scores": _scores, "corpus": _corpus}.items():
-        found, told = check(folder, run.record, means)
-        problems += [f"{name}: {problem}" for problem in found]
-        looked_at.append(f"{name}: {told}")
-    return Verification([*problems, *_other_checkpoints(folder)], run.verdict, looked_at)
+        with _problem_of(name, problems):
+            found, told = check(folder, run.record, means)
+            problems += [f"{name}: {problem}" for problem in found]
+            looked_at.append(f"{name}: {told}")
+    with _problem_of("checkpoints", problems):
+        problems += _other_checkpoints(folder)
+    return Verification(problems, run.verdict, looked_at)
+
+
+@contextmanager
+def _problem_of(what: str, problems: list[str]) -> Iterator[None]:
+    """A check that fails inside is one of the run's problems; a UserError is about the verifier's own files."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        problems.append(not_judged(what, error))
 
 
 def _scores(folder: Path, record: Record, means: Means) -> tuple[list[str], str]:
@@ -176,35 +191,38 @@ def _other_checkpoints(folder: Path) -> Iterator[str]:
 
 
 def main(config: Mapping[str, Any], make_tasks: MakeTasks, search: Search) -> None:
-    """The verb: a run's findings, exit code 1 where it is not in order; or a corpus's altered files (UserError)."""
+    """The verb: what is found of a run or of a corpus, exit code 1 where it is not in order."""
     settings, place = build(VerifyConfig, config["verify"], "verify"), corpus_folder(config)
-    if not is_archive(place) and not has_traces(place):
-        inspect.verify(config)
-        return
-    tasks = build(EvalConfig, config["eval"], "eval").data_dir
-    require(tasks is None or tasks.is_dir(), f"eval.data_dir={tasks}: no such folder; {GIVE_TASKS}")
-    means = Means(make_tasks, search, tasks, settings.corpus, settings.overlap_seconds)
     if settings.json:
         use_stderr()
+    if is_archive(place) or has_traces(place):
+        tasks = build(EvalConfig, config["eval"], "eval").data_dir
+        require(tasks is None or tasks.is_dir(), f"eval.data_dir={tasks}: no such folder; {GIVE_TASKS}")
+        summary = _of_run(place, Means(make_tasks, search, tasks, settings.corpus, settings.overlap_seconds))
+    else:
+        problems = inspect.verify(place)
+        summary = {"corpus": str(place), "in_order": not problems, "problems": problems}
+    if settings.json:
+        print(json.dumps(summary))
+    if not summary["in_order"]:
+        raise SystemExit(1)
+
+
+def _of_run(place: Path, means: Means) -> dict[str, Any]:
+    """What is found of a run, in JSON; says it too."""
     with opened(place) as folder:
         found = verify_run(folder, means)
-    for problem in found.problems:
-        say(f"{place}: {problem}")
-    for line in _in_words(found.findings):
+    for line in (*(f"{place}: {problem}" for problem in found.problems), *_in_words(found.findings), *found.looked_at):
         say(line)
-    for told in found.looked_at:
-        say(told)
-    if settings.json:
-        findings = [finding._asdict() for finding in found.findings]
-        summary = {"run": str(place), "in_order": found.in_order, "only_unscored": found.only_unscored}
-        more = {"division": found.division, "findings": findings, "looked_at": found.looked_at}
-        print(json.dumps({**summary, "problems": found.problems, **more, "unproven": UNPROVEN}))
     if found.in_order:
         say(UNPROVEN)
         say(f"{place}: in order, {found.division} division")
-        return
-    say(f"{place}: {'not scored yet; nothing else makes it invalid' if found.only_unscored else 'NOT in order'}")
-    raise SystemExit(1)
+    else:
+        say(f"{place}: {'not scored yet; nothing else makes it invalid' if found.only_unscored else 'NOT in order'}")
+    findings = [finding._asdict() for finding in found.findings]
+    summary = {"run": str(place), "in_order": found.in_order, "only_unscored": found.only_unscored}
+    more = {"division": found.division, "findings": findings, "looked_at": found.looked_at}
+    return {**summary, "problems": found.problems, **more, "unproven": UNPROVEN}
 
 
 def _in_words(findings: Sequence[Finding]) -> Iterator[str]:

@@ -21,7 +21,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from cramming.bench.tricks import BEST, REFERENCE, TRICKS, Trick, changed, in_force, spelled
+from cramming.bench.tricks import BEST, REFERENCE, TRICKS, Trick, changed, get, in_force, spelled
 from cramming.config import UserError, build, expand_home, require
 from cramming.files import write_atomically
 from cramming.progress import say
@@ -232,7 +232,7 @@ def check(settings: Mapping[str, Any], where: str, device_type: str, mode: str) 
             states[trick.name] = "untested"  # or another stack was: what pays changes with this suite's versions
             continue
         states[trick.name] = "passed" if verdict.passed else "forced"
-        own = {key: trick.settings[key] for key in trick.decisive or trick.settings}
+        own = {key: get(settings, key) for key in trick.decisive or trick.settings}
         distance = "was not finite" if verdict.distance is None else f"strayed by {verdict.distance:.2g} nats"
         require(
             verdict.passed or trick.name in forced,

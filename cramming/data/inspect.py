@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from cramming.config import Natural, UserError, build
+from cramming.config import Natural, UserError, build, require
 from cramming.data.corpus import SPLITS, Corpus, TokenStream, damage
 from cramming.data.manifest import MANIFEST, Manifest, Split, corpus_folder
 from cramming.files import LOCK
@@ -31,17 +31,18 @@ class InspectConfig:
     document: Natural | None
 
 
-def verify(config: Mapping[str, Any]) -> None:
-    """The verb `verify`: prints every problem of `data.corpus`; UserError if there is any."""
-    folder = corpus_folder(config)
-    if not (folder / MANIFEST).is_file():
-        raise UserError(f"{folder}: no finished corpus here, and no run; name the folder of one behind the verb")
+def verify(folder: Path) -> list[str]:
+    """Print every problem of the corpus in `folder`, and return them all; UserError where there is no corpus."""
+    require(
+        (folder / MANIFEST).is_file(),
+        f"{folder}: no finished corpus here, and no run; name the folder of one behind the verb",
+    )
     found = list(problems(folder))
     for problem in found:
         say(problem)
-    if found:
-        raise UserError(f"{folder}: {len(found)} problem(s); delete the folder and run `cramming prepare` again")
-    say(f"{folder}: every file is as `prepare` wrote it")
+    cure = f"{len(found)} problem(s); delete the folder and run `cramming prepare` again"
+    say(f"{folder}: {cure if found else 'every file is as `prepare` wrote it'}")
+    return found
 
 
 def problems(folder: Path) -> Iterator[str]:
@@ -103,7 +104,8 @@ def main(config: Mapping[str, Any]) -> None:
     whole = settings.document is not None
     for number, tokens, text in _texts(shown, corpus.tokenizer_file, numbers):
         shortened = text if whole or len(text) <= BEGINNING else text[:BEGINNING] + " ..."
-        say(f"\n{settings.split} document {number}, {tokens:,} tokens:\n{shortened}")
+        for line in ["", f"{settings.split} document {number}, {tokens:,} tokens:", *shortened.split("\n")]:
+            say(line)
     if altered:
         more = f", and {len(altered) - 1} more" if len(altered) > 1 else ""
         raise UserError(f"shown as it is now, not as it was prepared: {altered[0]}{more}; see `cramming verify`")
@@ -126,8 +128,7 @@ def _lengths(split: str, stream: TokenStream) -> list[str]:
 
 def _texts(stream: TokenStream, tokenizer_file: Path, numbers: list[int]) -> Iterator[tuple[int, int, str]]:
     """Number, count of tokens and text of each document."""
-    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    tokenizer = Tokenizer.from_buffer(tokenizer_file.read_bytes())
     for number in numbers:
         ids = stream.document(number)
-        text = tokenizer.decode(ids.tolist())
-        yield number, len(ids), "".join(c if c.isprintable() or c in "\n\u200c\u200d" else " " for c in text)
+        yield number, len(ids), tokenizer.decode(ids.tolist())

@@ -102,7 +102,7 @@ def _config_node(config: ModelConfig, has_head: bool) -> dict[str, Any]:
 def _special_ids(config: ModelConfig, tokenizer_file: Path, special_tokens: Mapping[str, str]) -> dict[str, int]:
     """The token ids that transformers' configurations carry."""
     try:
-        tokenizer = Tokenizer.from_file(str(tokenizer_file))
+        tokenizer = Tokenizer.from_buffer(tokenizer_file.read_bytes())
     except Exception as error:  # the library raises bare Exception
         raise UserError(f"{tokenizer_file}: not a tokenizer.json ({str(error).splitlines()[0]})") from None
     entries = tokenizer.get_vocab_size()

@@ -70,10 +70,8 @@ def apply(
 ) -> "Spread | None":  # fmt: skip
     """Apply the settings to a model in place; how its steps run on several processes, None on one."""
     if parallel.tp > 1:
-        from cramming.model.heads import MaskedLM
         from cramming.parallel.tensor import cut  # only here: most runs cut no matrix
 
-        assert isinstance(model, MaskedLM)
         cut(model, mesh.dims["tp"], parallel.sequence)
     if memory.offload_activations or memory.offload_weights or memory.checkpoint_every:
         for encoder in model.encoders:

@@ -6,7 +6,7 @@ all parts together; `state` and `load_state` speak of the whole model, in the na
 that a checkpoint does not know how many wrote it. Parameters that are not whole here are DTensors.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain, count, groupby
 from typing import Any
@@ -81,13 +81,17 @@ class Spread:
         options = dcp.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
         dcp.set_optimizer_state_dict(self.model, optimizer, by_name, options=options)
         for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
-            _cut_again(optimizer.state[parameter], saved.get(number, {}))
+            for name, tensor in optimizer.state[parameter].items():
+                # torch's loader (2.13) takes a part of each of several matrices side by side for one stretch of rows
+                if isinstance(tensor, DTensor) and any(isinstance(cut, _StridedShard) for cut in tensor.placements):
+                    _fill(tensor, saved.get(number, {}).get(name))
 
     def load_weights(self, weights: dict[str, Any]) -> None:
-        """From those that rank 0 has."""
-        options = dcp.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-        dcp.set_model_state_dict(self.model, dict(weights), options=options)  # which it changes
-        _cut_again(dict(self.model.named_parameters()), weights)
+        """From those that rank 0 has. Not by torch's loader, which (2.13) knows a shared parameter by one name only."""
+        found = self.model.state_dict()
+        assert weights.keys() == found.keys() or not self.mesh.is_main
+        for name, tensor in found.items():
+            _fill(tensor, weights.get(name))
 
     def names_of(self, optimizer: torch.optim.Optimizer) -> list[list[str]]:
         """The names of the parameters that lie here, in each group of the optimizer."""
@@ -101,16 +105,14 @@ def seed_of(seed: int, stream: int, step: int) -> int:
 
 
 @torch.no_grad()
-def _cut_again(tensors: Mapping[str, Any], whole: Mapping[str, Tensor]) -> None:
-    """Fill those that have a part of each of several matrices side by side, from what rank 0 has: torch's loader (2.13)
-    takes every part for one stretch of rows."""
-    for name, tensor in tensors.items():
-        if isinstance(tensor, DTensor) and any(isinstance(cut, _StridedShard) for cut in tensor.placements):
-            full = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-            if dist.get_rank() == 0:
-                full.copy_(whole[name])
-            dist.broadcast(full, src=0)
-            tensor.copy_(distribute_tensor(full, tensor.device_mesh, tensor.placements, src_data_rank=None))
+def _fill(tensor: DTensor, whole: Tensor | None) -> None:
+    """With this rank's part of the `whole`, which rank 0 has."""
+    full = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device_mesh.device_type)
+    if whole is not None:
+        full.copy_(whole)
+    dist.broadcast(full, src=0)
+    part = distribute_tensor(full, tensor.device_mesh, tensor.placements, src_data_rank=None)
+    tensor.to_local().copy_(part.to_local())
 
 
 def numbered(state: dict[str, Any]) -> dict[str, Any]:

@@ -24,13 +24,14 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from cramming.model.config import ModelConfig
 from cramming.model.encoder import Block, Encoder
-from cramming.model.heads import MaskedLM, Vocabulary
+from cramming.model.heads import MaskedLM, PretrainedModel, Vocabulary
 
 EVERYWHERE, BY_TOKENS, SUMMANDS = Replicate(), Shard(0), Partial()
 
 
-def cut(model: MaskedLM, mesh: DeviceMesh, sequence: bool) -> None:
+def cut(model: PretrainedModel, mesh: DeviceMesh, sequence: bool) -> None:
     """Let each rank of the one-dimensional `mesh` hold and compute its part of `model`, which is the same on all."""
+    assert isinstance(model, MaskedLM)
     encoder, config = model.encoder, model.config
     by_tokens = config.num_layers - config.late_layers if sequence else 0  # layers whose stream is cut
     plan: dict[str, ParallelStyle] = {"encoder.embeddings.tokens": RowwiseParallel(input_layouts=EVERYWHERE)}

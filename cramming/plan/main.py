@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
-from cramming.checks import Config, tiny_defaults
-from cramming.config import UserError, build, require
+from cramming.checks import Config, check, tiny_defaults
+from cramming.config import UserError, build
 from cramming.files import write_atomically
 from cramming.plan.memory import CATEGORIES
 from cramming.plan.roofline import POWER_SHARE, Costs
-from cramming.plan.scaling import NETWORKS, SCALING_HEADERS, Prediction, predictions, scaling_rows, splits
+from cramming.plan.scaling import NETWORKS, SCALING_HEADERS, Prediction, Split, predictions, scaling_rows, splits
 from cramming.plan.search import (
     ALLOCATOR_WASTE,
     CONTEXT_BYTES,
@@ -72,15 +72,15 @@ def main(settings: dict[str, Any]) -> None:
 
 
 def many_devices(plan: PlanConfig, config: Config, target: Target, best: Option | None) -> list[Prediction]:
-    """The table of `plan.devices`, printed, for the proposed section `memory`."""
+    """The table of `plan.devices`, printed, for the proposed section `memory`, of what `pretrain` accepts."""
     if not plan.devices or best is None:
         return []
     network = NETWORKS[plan.network]
+    config = replace(config, memory=best.memory)
     for devices in plan.devices:
-        some = next(splits(config, devices, network), None)
-        batch = config.train.batch_size
-        require(some is not None, f"plan.devices={devices}: train.batch_size={batch} cannot be divided among so many")
-    found = predictions(replace(config, memory=best.memory), target, network, plan.devices)
+        if not splits(config, target.place, devices, network):
+            check(*Split("ddp", devices).as_run(config, target.place, rows=1))  # refuses it, with the reason
+    found = predictions(config, target, network, plan.devices)
     say(f"network: {network.basis}, at 80 % of these rates (assumed); {config.train.batch_size} sequences a step")
     show_table("many devices, predicted", SCALING_HEADERS, scaling_rows(found, best.tokens_per_second))
     return found
@@ -121,6 +121,10 @@ def description(config: Config, target: Target) -> Iterator[str]:
         (on_gpu and offloads, "offloading: copies, and what the CPU computes, are timed as if on the device"),
         (place.mode == "fp8", "fp8: both memory and time are those of bf16"),
         (config.runtime.compile != "off", "compile: memory and time are those of eager execution, which needs more"),
+        (
+            config.parallel.name != "ddp" or config.parallel.tp > 1,
+            "parallel: memory and time are those of one device that has all of the model; plan.devices predicts many",
+        ),
     )
     yield from (note for holds, note in notes if holds)
 

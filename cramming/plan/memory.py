@@ -148,7 +148,8 @@ class Simulation:
             yield
 
     def _executed(self, is_fake: bool) -> Config:
-        """The configuration, uncompiled, in the resolved number format; fp8 as bf16, whose tensors it keeps."""
+        """The configuration, uncompiled, on one device, in the resolved number format; fp8 as bf16, whose tensors it
+        keeps."""
         config, mode = self.config, self.place.mode
         uses_flash = self.place.has_flash and mode != "fp32" and config.model.attention_dropout == 0.0
         kernel = config.attention.kernel
@@ -165,6 +166,7 @@ class Simulation:
             attention=replace(config.attention, kernel=kernel),
             memory=replace(config.memory, activation_budget=None),
             runtime=replace(config.runtime, compile="off", tune="off", cuda_graphs=False),
+            parallel=replace(config.parallel, tp=1),
             precision=precision,
         )
 

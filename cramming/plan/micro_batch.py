@@ -8,6 +8,7 @@ that is free. The result changes speed only.
 
 import copy
 import gc
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -36,7 +37,8 @@ MakeBatch = Callable[[int, int], Batch]  # (first sample, rows) -> a real batch
 def micro_batch_of_run(folder: Path, engine: Engine, make_batch: MakeBatch, config: Config, sequences: int) -> int:
     """The number that `auto` stands for in this run: what its record says (a resume), else found now and recorded.
 
-    It divides `sequences`: of one step in this process, or by which its steps grow.
+    It divides `sequences`: of one step in this process, or by which its steps grow. These may be fewer than when it was
+    found, on fewer processes: then it is the largest number that divides both.
     """
     mesh = engine.mesh
     recorded = load_record(folder).get("pretrain", {}).get("micro_batch", 0) if mesh.is_main else 0
@@ -46,7 +48,7 @@ def micro_batch_of_run(folder: Path, engine: Engine, make_batch: MakeBatch, conf
         if mesh.is_main:
             write_record_section(folder, pretrain={"micro_batch": rows, "micro_batch_found": how})
             say(f"train.micro_batch: {rows} sequences ({how})")
-    return rows
+    return math.gcd(rows, sequences)
 
 
 def find_micro_batch(engine: Engine, make_batch: MakeBatch, config: Config, sequences: int) -> tuple[int, str]:

@@ -13,14 +13,15 @@ data, and what a network with several users takes away.
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from cramming.checks import Config
+from cramming.checks import Config, Place
+from cramming.parallel.mesh import CompressionConfig, ParallelConfig, PipelineConfig, ReplicaConfig, ShardConfig
 from cramming.plan.memory import Simulation, micro_batch_sizes
 from cramming.plan.roofline import Rates
-from cramming.plan.search import GIB, Target
+from cramming.plan.search import GIB, Target, accepts
 from cramming.progress import format_count
 
 WEIGHT_BYTES = 4  # of a parameter, and of its gradient
@@ -101,6 +102,17 @@ class Split:
         sizes = [f"parallel.{name}={size}" for name, size in (("tp", self.tp), ("pp", self.pp)) if size > 1]
         return " ".join([f"parallel={'pp' if self.pp > 1 else self.strategy}", *sizes])
 
+    def as_run(self, config: Config, place: Place, rows: int) -> tuple[Config, Place]:
+        """What `pretrain` is given with these settings and micro-batches of `rows` sequences."""
+        mesh: dict[str, Any] = {"dp": self.dp, "tp": self.tp, "pp": self.pp, "backend": "auto"}
+        parallel: ParallelConfig = ReplicaConfig(name="ddp", compression=CompressionConfig("none"), **mesh)
+        if self.pp > 1:
+            parallel = PipelineConfig(name="pp", schedule="1f1b", **mesh)
+        elif self.strategy != "ddp":
+            parallel = ShardConfig(name=self.strategy, shards=None, **mesh)
+        train = replace(config.train, micro_batch=rows)
+        return replace(config, parallel=parallel, train=train), replace(place, processes=self.devices)
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -121,16 +133,13 @@ class Prediction:
         return self.compute_seconds + self.bubble_seconds + self.exposed_seconds
 
 
-def splits(config: Config, devices: int, network: Network) -> Iterator[Split]:
-    """Those that the batch and the model allow: replicas alone, and replicas on several devices each."""
-    model, sequences = config.model, config.train.batch_size
-    if sequences % devices == 0:
-        yield from (Split(strategy, devices) for strategy in ("ddp", "zero1", "zero2", "zero3"))
-    for share in (s for s in MODEL_SHARES if devices % s == 0 and sequences % (devices // s) == 0):
-        if share <= network.node and model.num_heads % share == 0 and model.intermediate_size % share == 0:
-            yield Split("ddp", devices // share, tp=share)
-        if model.num_layers >= share and sequences // (devices // share) % share == 0:
-            yield Split("ddp", devices // share, pp=share)
+def splits(config: Config, place: Place, devices: int, network: Network) -> list[Split]:
+    """Those that `pretrain` accepts: replicas alone, and replicas on several devices each."""
+    every = [Split(strategy, devices) for strategy in ("ddp", "zero1", "zero2", "zero3")]
+    for share in (share for share in MODEL_SHARES if devices % share == 0):
+        every += [Split("ddp", devices // share, tp=share)] * (share <= network.node)
+        every += [Split("ddp", devices // share, pp=share)]
+    return [split for split in every if accepts(*split.as_run(config, place, rows=1))]
 
 
 class Scaling:
@@ -144,8 +153,9 @@ class Scaling:
 
     def predict(self, split: Split) -> Prediction:
         """With the fastest micro-batch that fits; with the smallest if none does."""
-        sequences = self.config.train.batch_size // split.dp
-        each = [self._with(split, rows) for rows in micro_batch_sizes(sequences) if sequences // rows % split.pp == 0]
+        sizes = micro_batch_sizes(self.config.train.batch_size // split.dp)
+        accepted = [rows for rows in sizes if accepts(*split.as_run(self.config, self.target.place, rows))]
+        each = [self._with(split, rows) for rows in accepted]
         return max((p for p in each if p.fits), key=lambda p: p.tokens_per_second, default=each[0])
 
     def _with(self, split: Split, rows: int) -> Prediction:
@@ -226,9 +236,9 @@ def device_bytes(split: Split, peak: Mapping[str, int], micro_batches: int, num_
 
 
 def predictions(config: Config, target: Target, network: Network, counts: Sequence[int]) -> list[Prediction]:
-    """For each number of devices, every way to split the work that its batch and model allow."""
+    """For each number of devices, every way to split the work that `pretrain` accepts."""
     scaling = Scaling(config, target, network)
-    return [scaling.predict(split) for devices in counts for split in splits(config, devices, network)]
+    return [scaling.predict(split) for devices in counts for split in splits(config, target.place, devices, network)]
 
 
 SCALING_HEADERS = (

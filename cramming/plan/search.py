@@ -110,6 +110,7 @@ def find_target(plan: PlanConfig, device: str, config: Config) -> Target:
         place = Place("cuda", card.name, mode, card.capability)
         check_kernel(config, place)
         memory, rates, here = card.memory_bytes, roofline.by_data_sheet(card, mode, precision.tf32), None
+    place = replace(place, processes=config.parallel.tp * config.parallel.pp)  # the fewest that a run has
     power = power_of(here, place.name)
     memory = plan.memory_gb * GIB if plan.memory_gb else memory
     return Target(place, memory, rates, heap_factor(config, place.kind), *power)
@@ -145,28 +146,36 @@ def explore(config: Config, target: Target) -> Iterator[Option]:
 
     UserError where `pretrain` would refuse the configured section `memory`.
     """
-    sizes = micro_batch_sizes(ramp_step(config.train.batch_ramp, config.train.batch_size))
+    train = config.train
+    sizes = [
+        rows
+        for rows in micro_batch_sizes(ramp_step(train.batch_ramp, train.batch_size))
+        if accepts(replace(config, train=replace(train, micro_batch=rows)), target.place)
+    ]
     for memory in variants(config, target.place):
         simulation = Simulation(replace(config, memory=memory), target.place, target.memory_bytes)
         price = functools.cache(functools.partial(price_of, config, target, simulation))
         wanted = [largest_fitting(sizes, lambda rows: price(rows).fits) or sizes[0]]  # noqa: B023
-        if memory == config.memory and isinstance(config.train.micro_batch, int):
-            wanted.insert(0, config.train.micro_batch)
+        if memory == config.memory and isinstance(train.micro_batch, int):
+            wanted.insert(0, train.micro_batch)
         yield from (price(rows) for rows in dict.fromkeys(wanted))
 
 
 def variants(config: Config, place: Place) -> list[MemoryConfig]:
     """The configured section `memory` and, on top of it, each checkpointing that goes with the rest."""
     check(config, place)
-    found = [config.memory]
-    for changes in CHECKPOINTING:
-        memory = replace(config.memory, **changes)
-        try:
-            check(replace(config, memory=memory), place)
-        except UserError:
-            continue
-        found.append(memory)
-    return list(dict.fromkeys(found))
+    tried = [replace(config.memory, **changes) for changes in CHECKPOINTING]
+    accepted = [memory for memory in tried if accepts(replace(config, memory=memory), place)]
+    return list(dict.fromkeys([config.memory, *accepted]))
+
+
+def accepts(config: Config, place: Place) -> bool:
+    """Whether `pretrain` would run it there."""
+    try:
+        check(config, place)
+    except UserError:
+        return False
+    return True
 
 
 def price_of(config: Config, target: Target, simulation: Simulation, rows: int) -> Option:

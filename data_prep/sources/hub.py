@@ -16,9 +16,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cramming.config import UserError, file_sha256
+from cramming.data.manifest import TokenizerInfo
 from cramming.hub import one_line, why_unreachable
 from data_prep.sources.records import record_text
 from data_prep.sources.source import DataConfig, Document, Source
+from data_prep.tokenizer.load import describe, load
 
 NETWORK_PACKAGES = {"httpx", "httpcore", "aiohttp", "requests", "urllib3", "fsspec"}
 
@@ -131,13 +133,33 @@ class HubSource(Source):
                 self.position, self._was_read = self.position + 1, True
                 place = f"{name}:{self.position:.0f}"
                 if config.ids_field:
-                    yield Document("", place, name, np.asarray(row[config.ids_field], dtype=np.int64))
+                    yield Document("", place, name, self._own_tokens(np.asarray(row[config.ids_field], np.int64)))
                 else:
                     yield Document(record_text(place, config.text_field, row), place, name)
 
     def sample_documents(self) -> Iterator[Document]:
         """Shuffled where a whole pass is hours of download, as only the beginning is read."""
         return self.documents(shuffled=self.costly)
+
+    @cached_property
+    def _tokenizer(self) -> TokenizerInfo:
+        path = self.tokenizer_file()
+        assert path, "ids come with their tokenizer"
+        return describe(load(path), path)
+
+    def _own_tokens(self, ids: np.ndarray) -> np.ndarray:
+        """Ids [n] without padding, a [CLS] in front and a [SEP] at the end: every document gets its own."""
+        entries, special = self._tokenizer.vocab_size, self._tokenizer.special_ids
+        if len(ids) and ids.min() < 0:
+            raise UserError(f"data.ids_field holds {ids.min()}, which is no token; is it a column of labels?")
+        if len(ids) and ids.max() >= entries:
+            raise UserError(
+                f"data.ids_field holds token {ids.max()}, the tokenizer has {entries} entries: it is not the one that"
+                " made these ids; set data.tokenizer_file"
+            )
+        ids = ids[ids != special["pad"]]
+        first, last = ids[:1].tolist() == [special["cls"]], ids[-1:].tolist() == [special["sep"]]
+        return ids[int(first) : len(ids) - last]
 
     def tokenizer_file(self) -> Path | None:
         file = self.config.tokenizer_file

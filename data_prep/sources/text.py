@@ -35,6 +35,7 @@ UNPACKED_HERE = 1 << 20  # bytes of compressed files, for which no process is st
 HASHED_HERE = 1 << 28  # bytes of files, which take about as long as the start of a process
 UNPACKER_DIED = "the process that unpacks files died (out of memory?); run the same command again"
 HASHER_DIED = "a process that hashes files died (out of memory?); run the same command again"
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
 
 
 def _sha256(path: Path) -> str:
@@ -261,8 +262,8 @@ def texts_of(file: TextFile, kind: str, field: str, cut: str, longest: int) -> I
 
 
 def _shown(path: Path) -> str:
-    """The path as text that can be written: bytes of it that are not UTF-8 become escapes."""
-    return str(path).encode(errors="surrogateescape").decode(errors="backslashreplace")
+    """The path as text of one line that can be written: bytes that are not UTF-8 and control characters are escaped."""
+    return str(path).encode(errors="surrogateescape").decode(errors="backslashreplace").translate(_CONTROLS)
 
 
 def _name(file: str, number: int, part: int) -> str:
@@ -288,12 +289,19 @@ def _damage_of(text: str, file: TextFile) -> Damage | None:
 
 
 def _matches(pattern: str) -> list[Path]:
-    """The files that an entry of `data.paths` names."""
+    """The files that an entry of `data.paths` names. Folders in front that are there are no pattern, whatever their
+    name; `**` at the end stands for files too, as from Python 3.13 on."""
     path = expand_home(pattern, "data.paths")
     if path.is_file():
         return [path]
-    root = Path(path.anchor) if path.is_absolute() else Path()
-    found = [path for path in root.glob(str(path.relative_to(root))) if path.is_file()] if path.name else []
+    if path.is_dir():
+        raise UserError(f"data.paths: {path} is a folder; name the files in it, as '{path}/*.txt' or '{path}/**'")
+    root = next(folder for folder in path.parents if folder.is_dir())
+    names = str((path / "*" if path.name == "**" else path).relative_to(root))
+    try:
+        found = [path for path in root.glob(names) if path.is_file()]
+    except ValueError:  # before Python 3.13, where `**` is a part of a name
+        found = []
     if not found:
         raise UserError(
             f"data.paths: {pattern} is no file (relative to {Path.cwd()}); name files or a glob, as 'folder/*.txt'"

@@ -1,4 +1,4 @@
-"""Normalised texts to token ids, as `Tokenizer.encode` gives them.
+"""Normalised texts to token ids, as `Tokenizer.encode` gives them; what spells a special token is text as any other.
 
 Word by word: BERT's normaliser and word splitting (Devlin et al. 2019) look at nothing beyond white space, so each
 different word is encoded once and its ids looked up from then on (half the time of the tokenizer, on Wikipedia). Any
@@ -60,6 +60,7 @@ class ByWords:
 
     def _encoded(self, words: list[str]) -> dict[str, bytes]:
         """The ids of words that are in no table."""
+        self._tokenizer.encode_special_tokens = True  # sent to a worker, it has forgotten that
         # One text, cut at the words' first characters: a call for each would take three times as long.
         encoding = self._tokenizer.encode(" ".join(words), add_special_tokens=False)
         starts_N = np.array([start for start, _ in encoding.offsets], dtype=np.int64)
@@ -82,6 +83,7 @@ class InPieces:
             yield np.concatenate([next(encoded) for _ in pieces])
 
     def _encoded(self, pieces: list[str]) -> Iterator[np.ndarray]:
+        self._tokenizer.encode_special_tokens = True  # as in `ByWords`
         for group in grouped(pieces, GROUP_CHARACTERS, len, GROUP_CHARACTERS):
             for encoding in self._tokenizer.encode_batch_fast(group, add_special_tokens=False):
                 yield np.array(encoding.ids, self._dtype)

@@ -1,7 +1,8 @@
 """Loading and describing the tokenizer: always one `tokenizer.json` with BERT's template.
 
 Whatever its origin, it has five special tokens, the templates `[CLS] a [SEP]` and `[CLS] a [SEP] b [SEP]`, and neither
-truncation nor padding, so that pretraining, fine-tuning and stock `transformers` all read text the same way.
+truncation nor padding, so that pretraining, fine-tuning and stock `transformers` all read text the same way, but for
+text that spells a special token: pretraining reads `[MASK]` as text (data_prep/tokenizer/encode.py), the others do not.
 """
 
 import json

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from cramming.config import UserError
 from data_prep.tokenizer.encode import split_at_whitespace
@@ -99,7 +99,7 @@ def _train_bpe(sample: list[str], config: TokenizerConfig) -> Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=config.vocab_size,
         min_frequency=config.min_frequency,
-        special_tokens=SPECIAL,
+        special_tokens=SPECIAL[:-1] + [AddedToken(SPECIAL_TOKENS["mask"], lstrip=True, special=True)],  # with its space
         initial_alphabet=alphabet,
         show_progress=False,
     )
@@ -116,8 +116,10 @@ def _train_unigram(sample: list[str], config: TokenizerConfig) -> Tokenizer:
     vocabulary = [(token, 0.0) for token in SPECIAL] + _unigram_pieces(lines, config.vocab_size - len(SPECIAL))
     tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=SPECIAL.index(SPECIAL_TOKENS["unk"])))
     tokenizer.normalizer = normalizer
-    # Words first: a line break separates them as a space does.
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    # Words first: a line break separates them as a space does. Special tokens are pieces too, which no text may match.
+    cut = pre_tokenizers.Split(Regex(rf"\[(?=({'|'.join(token[1:-1] for token in SPECIAL)})\])"), "isolated")
+    words = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*words, *[cut] * (not config.lowercase)])
     tokenizer.decoder = decoders.Metaspace()
     tokenizer.add_special_tokens(SPECIAL)
     return tokenizer

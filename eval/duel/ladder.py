@@ -9,6 +9,7 @@ from typing import Any
 
 from cramming.files import write_atomically
 from cramming.progress import say, show_table
+from cramming.record import finite
 from eval.duel.ledger import Duel, Ledger
 from eval.duel.sequential_test import Look
 from eval.report.plots import Interval, Pair, against_seconds, intervals, svg
@@ -19,7 +20,7 @@ SAID = {
     "win": "wins, its {measure} is {better} by {size:.4f}",
     "loss": "loses, its {measure} is {worse} by {size:.4f}",
     "equivalent": "makes no difference above {delta:g}, its {measure} differs by {mean:+.4f}",
-    "undecided": "neither wins nor loses yet, its {measure} differs by {mean:+.4f}",
+    "undecided": "neither wins nor loses, its {measure} differs by {mean:+.4f}",
 }
 MEASURES = {
     "loss": ("pinned validation loss", "nats"),
@@ -33,7 +34,7 @@ def numbers(state: Look, first_look: int) -> str:
     if state.pairs < first_look:
         return f"mean difference {state.mean:+.4f}; the test begins with {first_look} pairs"
     more = "" if state.pairs_needed is None else f", such an effect takes {state.pairs_needed} pairs"
-    return f"mean difference {state.mean:+.4f} [{state.low:+.4f}, {state.high:+.4f}], p {p_text(state.p)}{more}"
+    return f"mean difference {state.mean:+.4f} {interval_text(finite(vars(state)))}, p {p_text(state.p)}{more}"
 
 
 def p_text(p: float) -> str:
@@ -41,9 +42,9 @@ def p_text(p: float) -> str:
     return "<=0.001" if p <= 0.001 else f"{p:.2g}"
 
 
-def interval_text(verdict: Mapping[str, Any]) -> str:
-    """The last look's interval; dashes where two pairs gave none."""
-    low, high = ("–" if (end := verdict[name]) is None else f"{end:+.4f}" for name in ("low", "high"))
+def interval_text(look: Mapping[str, Any]) -> str:
+    """A look's interval; dashes where there is none: after too few pairs, or where the differences have no spread."""
+    low, high = ("–" if (end := look[name]) is None else f"{end:+.4f}" for name in ("low", "high"))
     return f"[{low}, {high}]"
 
 
@@ -144,7 +145,7 @@ def base_label(duel: Duel) -> str:
 def _only(side: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     own = [word for word in side["overrides"] if word not in other["overrides"]]
     named = [word for word in own if not word.startswith("budget.")]  # which `budget_text` says
-    return " ".join(named or own)
+    return " ".join(named or [word for word in own if not word.endswith("=null")])  # the units that a limit replaced
 
 
 def budget_text(duel: Duel) -> str:

@@ -11,6 +11,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -23,7 +24,7 @@ from cramming.data.masking import OBJECTIVES
 from cramming.environment import git_state
 from cramming.files import lock
 from cramming.journal import limits_of
-from cramming.overrides import compose
+from cramming.overrides import compose, given_overrides, with_implied
 from cramming.progress import say, use_stderr
 from cramming.record import finite
 from eval.duel import ladder, sides
@@ -96,7 +97,9 @@ def main(settings: dict[str, Any]) -> None:
     corpora = [Manifest.load(corpus_folder(side) / MANIFEST).sha256() for side in both]
     scored = [side["eval"] for side in both] if config.glue else None
     duel_id = settings_hash(hashes, corpora, judged, scored, device)
-    with lock(config.folder, "fighting a duel"):
+    known = ledger.duels().get(duel_id)
+    over = known is not None and known.verdict is not None  # then it is only shown, also while another is fought
+    with nullcontext() if over else lock(config.folder, "fighting a duel", "wait for it"):
         if duel_id not in ledger.duels():
             check_seeds(ledger, both, corpora, device, range(seed, seed + config.pairs))
             begin(ledger, duel_id, opponents, hashes, {**judged, "corpora": corpora}, device)
@@ -105,9 +108,7 @@ def main(settings: dict[str, Any]) -> None:
 
 def read_opponents(config: DuelConfig) -> Opponents:
     """Both sides' settings: what stands on the command line, and over that what is the side's own."""
-    from hydra.core.hydra_config import HydraConfig
-
-    shared = [word for word in HydraConfig.get().overrides.task if not word.lstrip("+").startswith(OWN)]
+    shared = [word for word in given_overrides() if not word.lstrip("+").startswith(OWN)]
     found = []
     for name, text in (("base", config.base), ("candidate", config.candidate)):
         require(text is not None, f"duel.{name}: missing; for example {name}='experiment=best optim=adamw'")
@@ -125,7 +126,8 @@ def _opponent(name: str, shared: Sequence[str], text: str) -> Opponent:
     except ValueError as error:  # quotes that do not close
         raise UserError(f"duel.{name}={text}: {error}") from None
     try:
-        typed = {word.lstrip("+").partition("=")[0] for word in own}
+        limits = [word for word in with_implied(own) if word.startswith("budget.")]  # with the units that it replaces
+        typed = {word.lstrip("+").partition("=")[0] for word in (*own, *limits)}
         overrides = [word for word in shared if word.lstrip("+").partition("=")[0] not in typed] + own
         forbidden = [word for word in own if word.lstrip("+").startswith(OWN)]
         require(not forbidden, f"{' '.join(forbidden)} is for the whole duel; write it outside")

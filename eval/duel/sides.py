@@ -19,6 +19,7 @@ from typing import Any
 from cramming.children import environment_as_given
 from cramming.config import UserError
 from cramming.files import LOCK, lock, remove
+from cramming.overrides import literal
 from cramming.progress import Progress, say
 from cramming.record import WITHOUT_MODEL, is_run, load_metrics, load_record
 from cramming.record_schema import read_record
@@ -87,8 +88,8 @@ class Side:
         }
 
     def drop_weights(self) -> None:
-        """Remove what takes room and is no result: weights, and the predictions of their fine-tunings."""
-        for name in ("checkpoints", "final", "glue"):
+        """Remove the weights, which take room and are no result. What else the rules ask for stays."""
+        for name in ("checkpoints", "final"):
             remove(self.folder / name)
 
 
@@ -160,7 +161,7 @@ def _start(verb: str, side: Side, core: int | None) -> subprocess.Popen[bytes]:
     if verb == "pretrain":
         remove(side.folder)  # a run that was killed, which a resume would charge for starting twice
     side.folder.parent.mkdir(parents=True, exist_ok=True)
-    place = [f"name={side.folder.name}", f"runs='{side.folder.parent}'"]
+    place = [f"name={side.folder.name}", f"runs={literal(str(side.folder.parent))}"]
     threads = {} if core is None else ONE_THREAD
     with _log(side).open("ab") as log:
         process = subprocess.Popen(

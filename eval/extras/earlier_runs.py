@@ -4,14 +4,13 @@ An earlier study of the same name can have had other settings. What no resume ma
 the same, and where scores are compared, what decides them. A corpus may lie elsewhere, if its manifest is the same.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from cramming.config import UserError, expand_home, shown
 from cramming.data.manifest import MANIFEST, Manifest, corpus_folder
-from cramming.overrides import compose
 from cramming.record import is_run, load_record
 
 # A setting that decides scores -> what a record's scores call it.
@@ -20,13 +19,12 @@ OF_SCORES = {"precision": "precision", "threads": "threads_per_run"}
 Difference = tuple[str, Any, Any]  # a setting, its value in the earlier run, and that in the study
 
 
-def refuse_other(folders: Mapping[int, Path], overrides: Sequence[str], fine_tunes: bool) -> None:
-    """UserError for the first of a variant's runs, by seed, that was made with other settings than these overrides."""
+def refuse_other(folders: Mapping[int, Path], settings: Mapping[str, Any], fine_tunes: bool) -> None:
+    """UserError for the first of a variant's runs, by seed, that was made with other settings than these."""
     found = {seed: load_record(folder) for seed, folder in folders.items() if is_run(folder)}
-    if not (records := {seed: record for seed, record in found.items() if record.get("config")}):
-        return
-    settings = compose(overrides)
-    for seed, record in records.items():
+    for seed, record in found.items():
+        if not record.get("config"):
+            continue
         folder = folders[seed]
         now = {**settings, "name": folder.name, "seed": seed}
         for name, before, wanted in chain(_of_training(record, now), _of_scores(record, now) if fine_tunes else ()):

@@ -45,6 +45,14 @@ def main(settings: Mapping[str, Any], stages: int, seeds: Sequence[int], out: Pa
     """Train, or read what is done already, and write the study."""
     settings = {**settings, "model": {**settings["model"], "tie_embeddings": False}}
     config = Config.of(settings)
+    require(
+        not config.objective.replaces_tokens, "study pipelines: the generator of objective=rtd has no stage; take mlm"
+    )
+    is_plain = config.train.batch_ramp is None and config.train.average is None and config.start.name == "random"
+    require(
+        is_plain and config.objective.by_loss is None,
+        "study pipelines: add train.batch_ramp=null train.average=null start=random objective.by_loss=null",
+    )
     require(config.budget.unit == "steps", "study pipelines: needs a number of steps, such as budget.steps=300")
     require(isinstance(config.train.micro_batch, int), "study pipelines: train.micro_batch=auto; give a number")
     require(
@@ -78,8 +86,6 @@ def _trained(
 
 def _train(settings: Mapping[str, Any], rule: Rule, stages: Stages) -> dict[str, Any]:
     config = Config.of(settings)
-    is_plain = config.train.batch_ramp is None and config.train.average is None and config.start.name == "random"
-    require(is_plain, "study pipelines: add train.batch_ramp=null train.average=null start=random")
     data = RunData.open(settings, config, verify=False)
     config = replace(config, model=fit_to_corpus(config.model, data.corpus))
     device, steps, rows = devices.select(settings["device"]), int(config.budget.limit), config.train.rows
@@ -106,7 +112,7 @@ def _write(out: Path, done: Mapping[str, Sequence[Mapping[str, Any]]], stages: S
     rows = [_row(name, runs, done["synchronous"], stages) for name, runs in done.items()]
     lines += [f"| {' | '.join(row)} |" for row in (HEADER, ["---"] * len(HEADER), *rows)]
     curves = [plots.Curve(name, runs[0]["rows"]) for name, runs in done.items()]
-    if drawing := plots.training(curves):
+    if drawing := plots.training(curves, "training loss"):
         write_atomically(out / "study.svg", plots.svg(drawing, "study"))
         lines += ["", "![losses of the first seed](study.svg)"]
     lines += ["", "Times in forward passes of a rank; a backward pass takes two. Messages take none.", ""]

@@ -5,8 +5,8 @@ tenth of it is not what a run with a tenth of the budget learns (Hoffmann et al.
 language models", section 2): losses within a run are too high for the compute that they took.
 """
 
+import math
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,12 +36,12 @@ class Point(NamedTuple):
 
     @property
     def speed(self) -> float:
-        """ExaFLOPs a second from the first logged row on: what was before, such as the start and the compiler, is paid
-        once, whatever the budget."""
+        """ExaFLOPs a second from the first logged step on: what was before, such as the start and the compiler, is paid
+        once, whatever the budget. Rows of validations are no steps: the last one's time is beyond the budget."""
         rows = [
             (tokens, seconds)
             for row in self.run.metrics
-            if (tokens := number(row.get("tokens"))) and (seconds := number(row.get("seconds")))
+            if "loss" in row and (tokens := number(row.get("tokens"))) and (seconds := number(row.get("seconds")))
         ]
         if len(rows) < 2 or rows[-1][0] <= rows[0][0] or rows[-1][1] <= rows[0][1]:
             return self.exaflops / self.seconds
@@ -124,10 +124,17 @@ def _unit(record: Record) -> str:
 
 
 def budgets_of(points: Sequence[Point]) -> list[list[Point]]:
-    """The points of each budget, seeds together, in order of their compute."""
-    ordered = sorted(points, key=lambda point: (point.budget, point.exaflops))
-    groups = [list(group) for _, group in groupby(ordered, key=lambda point: point.budget)]
-    return sorted(groups, key=lambda group: group[0].exaflops)
+    """The points of each budget, seeds together, in order of their compute. Budgets in different units whose runs took
+    the same compute, such as 20 steps and their number of tokens, are one."""
+    ordered = sorted(points, key=lambda point: point.exaflops)
+    most = {point.budget: point.exaflops for point in ordered}
+    groups, end = list[list[Point]](), -math.inf
+    for point in ordered:
+        if point.exaflops > end:
+            groups.append([])
+        groups[-1].append(point)
+        end = max(end, most[point.budget])
+    return groups
 
 
 def difference(one: Record, other: Record) -> str:

@@ -9,6 +9,7 @@ runs over one tokenizer and one text only: where they differ (`vocab`, `data`), 
 no study of runs, but of update rules, and has a module of its own (eval/extras/pipelines.py).
 """
 
+import re
 import statistics
 import sys
 from collections import Counter
@@ -22,7 +23,7 @@ from cramming.config import Count, UserError, build, expand_home, folder_name, r
 from cramming.data.manifest import MANIFEST, corpus_folder
 from cramming.data.task_files import ENTRIES
 from cramming.files import write_atomically
-from cramming.overrides import CHECK
+from cramming.overrides import CHECK, compose, given_overrides
 from cramming.progress import say
 from cramming.record import WITHOUT_MODEL
 from eval.extras.earlier_runs import refuse_other
@@ -31,6 +32,7 @@ from eval.report.ranking import columns_of, trained_row
 from eval.rules.load import Run, load_run
 
 OWN = ("study.", "name=", "seed=", "resume=")  # of the study, not of its runs
+MULTIPLE = re.compile(r"([\w.]+)\*=(.*)")
 HEADER = ("variant", "seeds", "vocabulary", "score", "std over seeds", "validation loss", "tokens seen")
 
 
@@ -49,6 +51,7 @@ class StudyConfig:
     def __post_init__(self) -> None:
         known = sorted({*self.variants, "vocab", "pipelines"})
         require(self.what in known, f"what={self.what!r}: choose one of {', '.join(known)}")
+        require(self.seeds, "seeds=[]: nothing to run; name at least one")
         for name, values in {"seeds": self.seeds, "vocab_sizes": self.vocab_sizes}.items():
             require(len(values) == len(set(values)), f"{name}={values}: name each once")
 
@@ -57,10 +60,10 @@ class StudyConfig:
         """Whether runs are fine-tuned as well: unless it is set, where their losses are not on one text."""
         return self.what in ("vocab", "data") if self.glue is None else self.glue
 
-    def overrides_of(self, settings: Mapping[str, Any]) -> dict[str, list[str]]:
-        """Each variant's name and overrides, for runs that have these settings otherwise; UserError for none."""
-        found = {name: [multiplied(one, settings) for one in changes] for name, changes in self._table.items()}
-        require(self.seeds and found, f"study: nothing to run: seeds={self.seeds}, variants={sorted(found)}")
+    def overrides_of(self, shared: Sequence[str]) -> dict[str, list[str]]:
+        """Each variant's name and overrides, for runs that all have those of `shared`; UserError for none."""
+        found = {name: self._without_multiples(name, changes, shared) for name, changes in self._table.items()}
+        require(found, f"study: nothing to run: {self.what} has no variants")
         for name, changes in found.items():
             folder_name(name, f"study.variants.{self.what}", "runs")
             forbidden = [one for one in changes if one.lstrip("+").startswith((*OWN, "runs="))]
@@ -76,21 +79,39 @@ class StudyConfig:
             return {f"vocab{size}": [f"tokenizer.vocab_size={size}"] for size in self.vocab_sizes}
         return self.variants[self.what]
 
+    def composed(self, variant: str, overrides: Sequence[str]) -> dict[str, Any]:
+        """All settings of a variant; a UserError names it."""
+        try:
+            return compose(overrides)
+        except UserError as error:
+            raise UserError(f"study.variants.{self.what}.{variant}: {error}") from None
 
-def multiplied(override: str, settings: Mapping[str, Any]) -> str:
+    def _without_multiples(self, variant: str, changes: Sequence[str], shared: Sequence[str]) -> list[str]:
+        """Multiples are of what the variant has without them, its own values included."""
+        multiples = [one for one in changes if MULTIPLE.fullmatch(one)]
+        plain = [one for one in changes if one not in multiples]
+        settings = self.composed(variant, [*shared, *plain]) if multiples else {}
+        return plain + [product for one in multiples if (product := multiplied(one, settings))]
+
+
+def multiplied(override: str, settings: Mapping[str, Any]) -> str | None:
     """`train.batch_size*=0.5` with half of the batch that is set, rounded where that is a whole number.
 
-    So a table of variants is right for any size. Other overrides stay; UserError where nothing can be multiplied.
+    So a table of variants is right for any size. None for a setting of a section that is null; UserError where nothing
+    can be multiplied.
     """
-    name, is_multiple, times = override.partition("*=")
-    if not is_multiple:
-        return override
+    name, _, times = override.partition("*=")
     value: Any = settings
     for key in name.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
+        if value is None:
+            return None
+        value = value.get(key, "nothing") if isinstance(value, Mapping) else "nothing"
     require(isinstance(value, int | float), f"study: {override}: {name}={value} is no number to multiply")
-    product = value * float(times)
-    return f"{name}={round(product) if isinstance(value, int) else product}"
+    try:
+        product = value * float(times)
+        return f"{name}={round(product) if isinstance(value, int) else product}"
+    except (ValueError, OverflowError):  # no number, or no finite one
+        raise UserError(f"study: {override}: {times} is no number to multiply with") from None
 
 
 def main(settings: dict[str, Any]) -> None:
@@ -98,7 +119,7 @@ def main(settings: dict[str, Any]) -> None:
     config = build(StudyConfig, settings["study"], "study")
     runs = expand_home(settings["runs"], "runs")
     out = config.out or runs / f"{settings['name']}-{config.what}-study"
-    shared = [o for o in _given_overrides() if not o.lstrip("+").startswith(OWN)]
+    shared = shared_overrides(given_overrides())
     if config.what == "pipelines":
         from eval.extras import pipelines  # it trains in this process, so it needs torch
 
@@ -106,10 +127,11 @@ def main(settings: dict[str, Any]) -> None:
             _verb("prepare", shared)
         pipelines.main(settings, config.stages, config.seeds, out)
         return
-    variants = config.overrides_of(settings)
+    variants = config.overrides_of(shared)
     folders = {v: [runs / f"{settings['name']}-{v}-{seed}" for seed in config.seeds] for v in variants}
     for variant, changes in variants.items():
-        refuse_other(dict(zip(config.seeds, folders[variant])), [*shared, *changes], config.fine_tunes)
+        composed = config.composed(variant, [*shared, *changes])
+        refuse_other(dict(zip(config.seeds, folders[variant])), composed, config.fine_tunes)
     for variant, changes in variants.items():
         lacking = {verb: folder.name for folder in folders[variant] for verb in _missing(folder, config.fine_tunes)}
         for verb, name in sorted(lacking.items()):
@@ -123,11 +145,13 @@ def main(settings: dict[str, Any]) -> None:
     say(f"{out / 'study.md'}: {len(variants)} variants with {len(config.seeds)} seeds")
 
 
-def _given_overrides() -> Sequence[str]:
-    """What the user wrote behind the verb, for the verbs of the single runs."""
-    from hydra.core.hydra_config import HydraConfig
-
-    return list(HydraConfig.get().overrides.task)
+def shared_overrides(given: Sequence[str]) -> list[str]:
+    """Those of the single runs; UserError for what the study decides by itself."""
+    for word in given:
+        name, _, value = word.lstrip("+").partition("=")
+        require(name != "seed", f"study: {word}: each run has a seed of study.seeds; give study.seeds=[{value}]")
+        require(name != "resume", f"study: {word}: the same command goes on by itself; leave it out")
+    return [word for word in given if not word.lstrip("+").startswith(OWN)]
 
 
 def _missing(folder: Path, glue: bool) -> list[str]:
@@ -201,13 +225,14 @@ def write(out: Path, what: str, runs: dict[str, list[Run]]) -> None:
     scored = "; or ".join(sorted({", ".join(titles) for titles in entries if titles})) or "nothing"
     losses = "are all on one text" if compare else "of different rows are not comparable"
     notes = [f"Scores are means in percent of: {scored}. Validation losses {losses}."]
-    if drawing := plots.training([plots.Curve(run.label, run.metrics) for run in every]):
+    curves = [plots.Curve(variant, run.metrics) for variant, found in runs.items() for run in found]
+    if drawing := plots.training(curves, "training loss"):
         write_atomically(out / "study.svg", plots.svg(drawing, "study"))
         notes += [
             "",
             "![losses](study.svg)",
             "",
-            "Lines are training losses, each of its own objective; circles are validation.",
+            "Lines are training losses, one for each seed, each of its own objective; circles are validation.",
         ]
     write_atomically(out / "study.md", "\n".join([f"# Study: {what}", "", *lines, "", *notes, ""]))
 

@@ -52,7 +52,8 @@ def choose(glue: Path, inits: Sequence[str]) -> dict[str, dict[str, Any]]:
     }
     chosen_by = f"mean of the dev scores of {judge} over {', '.join(points[best]['tasks'])}"
     mark = {"points": list(listed.values()), "chosen_by": chosen_by, "mean": means[best]}
-    say(f"sweep: {len(points)} points, best {listed[best]['hyperparameters']}: {means[best]:.2f}")
+    compared = f"{len(points)} points, best {listed[best]['hyperparameters']}" if varied else "1 point"
+    say(f"sweep: {compared}: {means[best]:.2f}")
     chosen = {}
     for init, found in by_init.items():
         only_here = shutil.ignore_patterns("section.json")

@@ -30,23 +30,29 @@ SETTINGS: dict[str, Any] = {
 def score_baseline(
     section: str, store: RunStore, suite: SuiteName, data: Sequence[TaskData], absent: dict[str, str]
 ) -> dict[str, Any]:
-    """The record's `section` (see `WITHOUT_ENCODER`); tasks that are stored with the same data are not done again."""
+    """The record's `section` (see `WITHOUT_ENCODER`); tasks that are stored with the same data are not done again.
+
+    Nothing is stored before all tasks are done: what the record says of other data agrees with its files until then.
+    """
     import sklearn
 
     name, (settings, predict) = WITHOUT_ENCODER[section], METHODS[section]
-    results, seconds = {}, {}
+    results, made = dict[tuple[str, int], dict[str, Any]](), list[tuple[TaskData, str, Predictions]]()
     for task_data in data:
         task, started = task_data.task, time.perf_counter()
         key, other = (
             settings_hash(each.sha256, settings, sklearn.__version__) for each in (task_data, task_data.whole)
         )
-        result = store.load(task_data, 0, key) or store.load(task_data, 0, other)
-        if result is None:
-            scored = {s.source.entry: found for s, found in zip(task_data.scored, predict(task_data))}
-            spent = time.perf_counter() - started
-            result = store.save(task_data, 0, key, Predictions(scored, {}, float("nan"), spent, 0))
-            say(f"{task.title:<8} {name}: {result['seconds']:.0f} s")
-        results[task.name, 0], seconds[f"{task.name}-seed0"] = result, result["seconds"]
+        if stored := store.load(task_data, 0, key) or store.load(task_data, 0, other):
+            results[task.name, 0] = stored
+            continue
+        scored = {s.source.entry: found for s, found in zip(task_data.scored, predict(task_data))}
+        spent = time.perf_counter() - started
+        made.append((task_data, key, Predictions(scored, {}, float("nan"), spent, 0)))
+        say(f"{task.title:<8} {name}: {spent:.0f} s")
+    for task_data, key, predictions in made:
+        results[task_data.task.name, 0] = store.save(task_data, 0, key, predictions)
+    seconds = {f"{task}-seed{seed}": result["seconds"] for (task, seed), result in results.items()}
     model = {"init": name, "model": name}
     summary = summarise(model, suite, data, results, [0], settings, absent)
     write_json(store.folder / "glue.json", summary)

@@ -125,7 +125,7 @@ def _fast_tokenizer(folder: Path) -> Any:
     from tokenizers import Tokenizer
 
     try:
-        return Tokenizer.from_file(str(folder / "tokenizer.json"))
+        return Tokenizer.from_buffer((folder / "tokenizer.json").read_bytes())
     except Exception as error:  # the library raises this bare type
         raise UserError(f"{folder / 'tokenizer.json'}: not a usable tokenizer ({error})") from None
 

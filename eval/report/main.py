@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from cramming.config import UserError, build, expand_home, require
+from cramming.config import UserError, build, expand_home, printable, require
 from cramming.files import overwrite_atomically, sweep
 from cramming.progress import say
 from eval.duel.ledger import Ledger
@@ -218,5 +218,5 @@ def _print_board(board: Board) -> None:
             board.columns[i], overflow="fold", justify="left" if i in names else "right", no_wrap=i in shown
         )
     for row in rows:
-        grid.add_row(*(Text(row[i].text) for i in (*names, *shown)))
+        grid.add_row(*(Text(printable(row[i].text)) for i in (*names, *shown)))
     Console(highlight=False).print(grid)

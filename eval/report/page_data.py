@@ -7,6 +7,7 @@ than 5 MB.
 
 import base64
 import json
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -72,8 +73,11 @@ def data_of(sections: Sequence[Section]) -> Data:
 
 def curve(rows: Sequence[Mapping[str, Any]], record: Record) -> dict[str, Any]:
     """Columns of at most POINTS points each: `train` and `validation` have `tokens`, `hours` and `loss` (nats), `train`
-    also `lr`; `flops` is exaFLOPs per token, on average over the run, None where that is not on record."""
+    also `lr`; `flops` is exaFLOPs per token, on average over the run, None where that is not on record. The validation
+    of the final weights is after the last step, and counts at that step's time."""
     flops, tokens = record.training.exaflops, record.training.tokens
+    end = max((seconds for row in rows if "loss" in row and (seconds := number(row.get("seconds")))), default=math.inf)
+    rows = [row if (number(row.get("seconds")) or 0.0) <= end else {**row, "seconds": end} for row in rows]
     return {
         "train": _columns(rows, {"tokens": "tokens", "seconds": "hours", "loss": "loss", "lr": "lr"}),
         "validation": _columns(rows, {"tokens": "tokens", "seconds": "hours", "validation_loss": "loss"}),

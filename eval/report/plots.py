@@ -10,7 +10,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import cycle
+from itertools import cycle, product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cramming.record_schema import number
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # After Okabe and Ito's palette, which colour-blind readers can tell apart too, ordered so that neighbours differ most.
 COLOURS = ("#2f86c9", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7b61c4")
+# Of lines: another dash where the colours are used up.
+LINES = [{"color": colour, "linestyle": dash} for dash, colour in product(("-", "--", ":", "-."), COLOURS)]
 INK = "#010203"  # near black, and a colour that nothing else has: in the SVG it is replaced by currentColor
 STYLE = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
@@ -36,7 +38,7 @@ _COUNTS = ((1e9, " (billions)"), (1e6, " (millions)"), (1e3, " (thousands)"), (1
 
 
 class Curve(NamedTuple):
-    """One run's metrics rows under its name."""
+    """One run's metrics rows under its name, or that of several runs that are drawn alike."""
 
     label: str
     rows: Sequence[Mapping[str, Any]]
@@ -68,27 +70,29 @@ class Pair(NamedTuple):
     candidate: Sequence[tuple[float, float]]
 
 
-def training(curves: Sequence[Curve]) -> "Figure | None":
-    """Loss over the budget, loss over tokens, learning rate over the budget; None where no run has any of them."""
+def training(curves: Sequence[Curve], loss: str = "MLM loss") -> "Figure | None":
+    """Loss over the budget, loss over tokens, learning rate over the budget; None where no run has any of them. `loss`:
+    what the loss is called."""
     most = max((x for c in curves for x, _ in _points(c.rows, "tokens", "loss")), default=0.0)
     unit, words = next((u for u in _COUNTS if most >= u[0]), _COUNTS[-1])
     panels = (
-        ("progress", "loss", 0.01, "budget spent (%)", "MLM loss"),
-        ("tokens", "loss", unit, f"tokens{words}", "MLM loss"),
+        ("progress", "loss", 0.01, "budget spent (%)", loss),
+        ("tokens", "loss", unit, f"tokens{words}", loss),
         ("progress", "lr", 0.01, "budget spent (%)", "learning rate"),
     )
     if not any(_points(c.rows, x, y) for c in curves for x, y, *_ in panels):
         return None
-    legend_inches = 0.24 * -(-(len(curves) + 1) // LEGEND_COLUMNS) + 0.12
+    styles = dict(zip(dict.fromkeys(curve.label for curve in curves), cycle(LINES)))
+    legend_inches = 0.24 * -(-(len(styles) + 1) // LEGEND_COLUMNS) + 0.12
     with _styled():
         figure = _figure(12.0, 3.2 + legend_inches, left=0.62, right=0.15, top=0.28, bottom=0.52 + legend_inches)
         for index, (x, y, scale, x_title, y_title) in enumerate(panels):
             axes = figure.add_subplot(1, len(panels), index + 1, xlabel=x_title, ylabel=y_title)
-            for colour, curve in zip(cycle(COLOURS), curves):
-                _draw(axes, curve, x, y, scale, colour)
+            for curve in curves:
+                _draw(axes, curve, x, y, scale, styles[curve.label])
             if y == "lr":
                 axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
-        labels, handles = _legend(curves)
+        labels, handles = _legend(curves, styles)
         figure.legend(handles, labels, loc="lower center", ncols=LEGEND_COLUMNS)
     return figure
 
@@ -219,13 +223,13 @@ def thinned(points: Sequence[Sequence[float]], most: int) -> list[list[float]]:
     return [[sum(values) / len(values) for values in zip(*group)] for group in groups]
 
 
-def _draw(axes: "Axes", curve: Curve, x: str, y: str, scale: float, colour: str) -> None:
+def _draw(axes: "Axes", curve: Curve, x: str, y: str, scale: float, style: Mapping[str, Any]) -> None:
     """The line, of at most POINTS points, and the validations as circles."""
     if points := thinned(_points(curve.rows, x, y), POINTS):
-        axes.plot([a / scale for a, _ in points], [b for _, b in points], color=colour, linewidth=1.5)
+        axes.plot([a / scale for a, _ in points], [b for _, b in points], **style, linewidth=1.5)
     if held_out := _points(curve.rows, x, "validation_loss") if y == "loss" else []:
         xs, ys = [a / scale for a, _ in held_out], [b for _, b in held_out]
-        axes.plot(xs, ys, "o", color=colour, markersize=4.5, markerfacecolor="none")
+        axes.plot(xs, ys, "o", color=style["color"], markersize=4.5, markerfacecolor="none")
 
 
 def _figure(width: float, height: float, *, left: float, right: float, top: float, bottom: float) -> "Figure":
@@ -239,12 +243,12 @@ def _figure(width: float, height: float, *, left: float, right: float, top: floa
     return figure
 
 
-def _legend(curves: Sequence[Curve]) -> tuple[list[str], list[Any]]:
-    """Label and line of each run, and the validation points' sign where there are any."""
+def _legend(curves: Sequence[Curve], styles: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[Any]]:
+    """The labels with their lines, and the validation points' sign where there are any."""
     from matplotlib.lines import Line2D
 
-    labels = [_label(curve.label) for curve in curves] if len(curves) > 1 else ["training loss"]
-    lines = [Line2D([], [], color=colour) for colour, _ in zip(cycle(COLOURS), curves)]
+    labels = [_label(label) for label in styles] if len(styles) > 1 else ["training loss"]
+    lines = [Line2D([], [], **style) for style in styles.values()]
     if any(_points(curve.rows, "progress", "validation_loss") for curve in curves):
         labels.append("validation loss")
         lines.append(Line2D([], [], marker="o", linestyle="", color=INK, markerfacecolor="none", markersize=4.5))

@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from cramming.config import UserError, file_sha256, require
+from cramming.config import UserError, file_sha256, printable, require
 from cramming.journal import JOURNAL, read_journal
 from cramming.process_pool import Map, parallel_map, serial_map, usable_cores
 from cramming.record import load_metrics, load_record
@@ -54,7 +54,7 @@ class Run:
     def name(self) -> str:
         """Its record's, which several runs of one report may have; else its folder's."""
         name = self.record.name or ""
-        return _printable(name if name.strip() else self.folder.name)
+        return printable(name if name.strip() else self.folder.name)
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -87,7 +87,7 @@ def load_runs(runs: Path, run_map: Map = serial_map) -> list[Run]:
         raise UserError(f"runs={runs}: no run folder inside; pretrain or score something first, or give another folder")
     labels = [run.label for run in loaded]
     named = [
-        run if labels.count(run.label) == 1 else replace(run, label=_printable(f"{run.label} ({run.folder.name})"))
+        run if labels.count(run.label) == 1 else replace(run, label=printable(f"{run.label} ({run.folder.name})"))
         for run in loaded
     ]
     return [
@@ -124,18 +124,18 @@ def load_run(folder: Path) -> Run:
         return _unread(folder, str(error))
     except OSError as error:
         return _unread(folder, f"{error.filename or folder}: {error.strerror}")
-    except Exception as error:  # whatever the files of a stranger make of the code that reads them
-        return _unread(folder, f"{folder}: cannot be judged ({type(error).__name__}: {str(error)[:80]})")
+    except Exception as error:
+        return _unread(folder, not_judged(folder, error))
     return run
 
 
 def _unread(place: Path, problem: str) -> Run:
-    return Run(place, _printable(place.name), problem=_printable(problem))
+    return Run(place, printable(place.name), problem=printable(problem))
 
 
-def _printable(text: str) -> str:
-    """Without what no terminal and no plot can show: control characters, halves of a surrogate pair."""
-    return "".join(c if c.isprintable() else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in text)
+def not_judged(what: object, error: Exception) -> str:
+    """The problem of files that make the code that looks at them fail, whatever a stranger has put into them."""
+    return f"{what}: cannot be judged ({type(error).__name__}: {str(error)[:80]})"
 
 
 def _read(folder: Path) -> Run:
@@ -184,6 +184,8 @@ def load_archive(archive: Path) -> Run:
             run, altered = load_run(folder), altered_since(folder)
     except UserError as error:
         return _unread(archive, str(error))
+    except Exception as error:
+        return _unread(archive, not_judged(archive, error))
     if problem := run.problem or few(altered):
         return _unread(archive, f"{archive}: {problem.replace(str(folder), 'in it')}")
     return replace(run, folder=archive)

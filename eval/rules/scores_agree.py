@@ -109,7 +109,8 @@ def _pieces(place: Path, section: Scores, raw: Mapping[str, Any], later: Sequenc
 
 
 def _predictions(file: Path, piece: Mapping[str, Any], entry: str, task: TaskScore) -> Iterator[str]:
-    """As many as there are examples, of the task's classes; without the labels no more can be said."""
+    """As many as there are examples, of the task's classes, and no score for a model whose output was not finite (NaN);
+    without the labels no more can be said."""
     if file_sha256(file) != piece["predictions_sha256"]:
         yield f"{file.name} is not what its piece was made of"
         return
@@ -117,8 +118,11 @@ def _predictions(file: Path, piece: Mapping[str, Any], entry: str, task: TaskSco
     if len(values) != task.eval_examples:
         yield f"{file.name} has {len(values)} predictions for {task.eval_examples} examples of {entry}"
     labels = ENTRIES[entry][0].labels if entry in ENTRIES else ()
-    if labels and not np.isin(values, np.arange(len(labels))).all():
+    finite = values[np.isfinite(values)]
+    if labels and not np.isin(finite, np.arange(len(labels))).all():
         yield f"{file.name} has predictions of {entry} that are no class of it"
+    if len(finite) < len(values) and any(value is not None for value in piece["entries"][entry]["metrics"].values()):
+        yield f"{file.name} has predictions of {entry} that are not finite, and a score"
 
 
 def _history(record: Record, init: str, section: Scores, place: Path, later: Sequence[FineTuning]) -> Iterator[str]:

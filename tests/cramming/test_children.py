@@ -25,22 +25,25 @@ sys.exit(run_process([sys.executable, "-c", {code!r}]))
 def test_a_child_gets_our_sigterm() -> None:
     """As when a job scheduler ends `cramming run`: the verb that runs must hear of it."""
     code = (
-        "import sys, signal, time; signal.signal(15, lambda *_: sys.exit(7)); print('on', flush=True); time.sleep(30)"
+        "import os, signal, time; signal.signal(15, lambda *_: (os.write(1, b'told'), os._exit(7)));"
+        " print('on', flush=True); time.sleep(30)"
     )
     with parent_of(code) as process:
         time.sleep(0.1)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 7
+        assert process.wait(10) == -signal.SIGTERM
+        assert process.stdout and process.stdout.read() == "told"
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, -signal.SIGINT)])
-def test_a_signal_that_a_child_outlives_in_peace_is_ours(sent: int, code: int) -> None:
-    """As when Ctrl-C comes while a verb finishes: what would come next was not asked for."""
-    child = "import signal, time; [signal.signal(s, lambda *_: None) for s in (2, 15)]; print('on', flush=True)"
-    with parent_of(child + "; time.sleep(0.5)") as process:
+@pytest.mark.parametrize("ended", [0, 2, 143])
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_ours_however_the_child_ends(sent: signal.Signals, ended: int) -> None:
+    """As when Ctrl-C comes while a verb finishes, or ends in order: what would come next was not asked for."""
+    child = "import os, signal, time; [signal.signal(s, lambda *_: None) for s in (2, 15)]; print('on', flush=True)"
+    with parent_of(f"{child}; time.sleep(0.5); os._exit({ended})") as process:
         time.sleep(0.1)
         process.send_signal(sent)
-        assert process.wait(10) == code
+        assert process.wait(10) == -sent
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel must tell the child")

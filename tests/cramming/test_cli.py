@@ -14,7 +14,8 @@ import pytest
 
 from cramming import __version__, children, cli, completion
 from cramming.config import UserError
-from cramming.overrides import with_quotes
+from cramming.overrides import compose, with_quotes
+from cramming.record import write_record_section
 
 
 class Ended(NamedTuple):
@@ -149,6 +150,7 @@ def test_mistakes_are_one_line_and_code_2(
     [
         (UserError("model.x: is wrong"), 2, "model.x: is wrong"),
         (UserError("two\nlines"), 2, "two lines"),
+        (UserError("a stranger's \x1b[2J"), 2, "a stranger's \ufffd[2J"),
         (PermissionError(13, "Permission denied", "runs"), 2, "runs: Permission denied; get the right"),
         (NotADirectoryError(20, "Not a directory", "a.txt/b"), 2, "a.txt/b: Not a directory"),
         (KeyboardInterrupt(), 130, "interrupted"),
@@ -220,9 +222,42 @@ class TestChildren:
         assert [path.name for path in tmp_path.iterdir()] == ["multirun"], "which .gitignore has: the checkout is clean"
 
     def test_a_mistake_in_any_point_is_found_before_the_first_begins(self, run: Run, commands: list[list[str]]) -> None:
-        ended = run("pretrain", "-m", "name=a,b", "train.micro_batch=8,3")
+        ended = run("pretrain", "-m", "name=a,b", "budget.steps=5", "train.micro_batch=8,3")
         assert ended.code == 2 and is_one_line(ended.err) and not commands
-        assert "name=a train.micro_batch=3: train.batch_size" in ended.err
+        assert ended.err.startswith("cramming: name=a train.micro_batch=3: train.batch_size"), "only what varies"
+
+    @pytest.mark.parametrize("status", ["diverged", "exhausted"])
+    def test_a_point_that_left_no_model_does_not_hold_up_the_others(
+        self, run: Run, commands: list[list[str]], tmp_path: Path, status: str
+    ) -> None:
+        """Once they are to go on; `glue` has nothing to score of it."""
+        write_record_section(tmp_path / "runs" / "a", pretrain={"status": status})
+        ended = run("pretrain", "-m", "name=a,b")
+        assert ended.code == 2 and ended.err.startswith("cramming: name=a: ") and not commands
+        for words in (["pretrain", "resume=true"], ["run", "resume=true"], ["glue"]):
+            ended = run(*words, "-m", "name=a,b")
+            assert ended.code == 0 and f"name=a: its run ended without a model ({status})" in ended.out
+            assert [(command[0], command[-1]) for command in commands] == [(words[0], "name=b")]
+            commands.clear()
+
+    @pytest.mark.parametrize("flag", ["--config-dir=my", "hydra.searchpath=[file://my]"])
+    def test_children_find_what_is_in_a_folder_of_the_users(
+        self, run: Run, commands: list[list[str]], tmp_path: Path, flag: str
+    ) -> None:
+        (tmp_path / "my" / "experiment").mkdir(parents=True)
+        (tmp_path / "my" / "experiment" / "mine.yaml").write_text("# @package _global_\nseed: 5\n")
+        for words, verbs in ((["run"], ["run", *cli.PIPELINE]), (["pretrain", "-m", "name=a,b"], ["pretrain"] * 2)):
+            assert run(*words, flag, "experiment=mine").code == 0
+            assert [command[0] for command in commands] == verbs
+            for command in commands:
+                assert compose(word for word in command[1:] if word != "--check")["seed"] == 5
+            commands.clear()
+
+    def test_a_file_of_the_users_that_ours_would_hide_is_refused(self, run: Run, tmp_path: Path) -> None:
+        (tmp_path / "my" / "model").mkdir(parents=True)
+        (tmp_path / "my" / "model" / "tiny.yaml").touch()
+        ended = run("pretrain", "--config-dir", "my", "--check")
+        assert ended.code == 2 and is_one_line(ended.err) and "my: model/tiny.yaml is in conf/ too" in ended.err
 
     def test_two_points_of_one_name_are_refused_before_the_first_begins(
         self, run: Run, commands: list[list[str]]
@@ -518,12 +553,22 @@ def test_a_multirun_goes_with_hydras_launcher_plugins(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout.splitlines()) == (0, [*jobs[0], *jobs[1]]), done.stderr
 
 
-def test_a_process_whose_neighbour_has_ended_says_so_in_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Connection closed by peer [127.0.0.1]:1234",
+        "Read error [127.0.0.1]:1234: Connection reset by peer. This is typically caused by a remote worker hanging",
+        "writev [127.0.0.1]:1234: Broken pipe",
+    ],
+)
+def test_a_process_whose_neighbour_has_ended_says_so_in_one_line(
+    run: Run, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
     """What gloo raises there names no cause: that stands in what the other process said."""
     stub = ModuleType("stub_verb")
 
     def main(settings: dict[str, Any]) -> None:
-        raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1234")
+        raise RuntimeError(f"[gloo/transport/tcp/pair.cc:553] {said}")
 
     stub.main = main  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "stub_verb", stub)

@@ -1,13 +1,14 @@
 """Settings become dataclasses strictly."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
-from cramming.config import Count, RootConfig, Share, UserError, build, settings_hash
+from cramming.config import Count, RootConfig, Share, UserError, build, settings_hash, shown
+from cramming.schedule import AverageConfig
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,14 @@ def test_nested_places_are_named(node: Any, path: str) -> None:
 def test_a_section_must_be_a_mapping() -> None:
     for node in (None, 3, [1]):
         assert error_of(node).startswith(f"top={node}: is a section")
+
+
+def test_what_is_shown_can_be_typed(compose: Callable[..., dict[str, Any]]) -> None:
+    average = AverageConfig(start=0.3, every=0.1)
+    assert shown(average) == "{start: 0.3, every: 0.1}"
+    assert compose(f"train.average={shown(average)}")["train"]["average"] == asdict(average)
+    values = (None, True, 3, 1e-5, 'é"', Path("a b"), (0.0, 0.5), ["a", None])
+    assert list(map(shown, values)) == ["null", "true", "3", "1e-05", 'é"', "a b", "[0.0, 0.5]", "[a, null]"]
 
 
 def test_settings_hash_ignores_order_and_sees_values() -> None:

@@ -32,8 +32,8 @@ class TestLock:
         folder = tmp_path / "a"
         with (
             lock(folder, "at work"),
-            pytest.raises(UserError, match=r"a: another process is at work"),
-            lock(folder, "at work"),
+            pytest.raises(UserError, match=r"a: another process is at work; wait$"),
+            lock(folder, "at work", "wait"),
         ):
             pass
         assert not folder.exists()

@@ -1,5 +1,6 @@
 """Where the output goes may end or be full: the exit code and one line say whether the work was done."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -30,3 +31,19 @@ def test_an_output_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "cramming", "prepare", f"data.corpus={tmp_path}/c"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "standard output: No space left" in done.stderr
+
+
+def test_what_is_not_in_the_encoding_of_the_output_is_escaped(tmp_path: Path) -> None:
+    """Texts, and names that are no text at all; the folder with such a name is one as any other."""
+    (tmp_path / "a.txt").write_text("\n\n".join(f"Ωμέγα {number} " + "word " * number for number in range(60)))
+    folder = os.fsdecode(b"caf\xe9")
+
+    def said(*words: str) -> str:
+        command = [sys.executable, "-m", "cramming", *words, f"data.corpus={folder}"]
+        settings = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+        done = subprocess.run(command, capture_output=True, encoding="latin-1", cwd=tmp_path, env=settings, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    said("prepare", "data=text", "data.paths=[a.txt]", "tokenizer.vocab_size=300")
+    assert r"\u03c9\u03bc" in said("inspect", "inspect.documents=1")

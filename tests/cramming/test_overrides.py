@@ -101,6 +101,19 @@ def test_of_a_setting_that_is_given_twice_in_a_multirun_the_last_one_counts() ->
     assert points_of(["seed=1,2", "name=a,b", "seed=3"]) == [["seed=3", "name=a"], ["seed=3", "name=b"]]
 
 
+def test_a_multirun_takes_the_files_of_a_group_by_a_pattern() -> None:
+    assert points_of(["name=x-${model.num_layers}", "model=glob(t*)"]) == [
+        [r"name=x-$\{model.num_layers\}", "model=tiny"]
+    ]
+
+
+def test_precisions_are_swept_by_their_mode() -> None:
+    """fp32 is a file as well, which says more than its mode: a list cannot mean both."""
+    assert with_implied(["precision=bf16,fp16"]) == ["precision.mode=bf16,fp16"]
+    with pytest.raises(UserError, match=r"precision=bf16,fp32: .* sweep precision\.mode=bf16,fp32"):
+        with_implied(["precision=bf16,fp32"])
+
+
 def test_a_setting_of_another_choice_is_refused() -> None:
     with pytest.raises(UserError, match=r"Could not override 'schedule\.decay'"):
         compose(["schedule=linear", "schedule.decay=0.3"])

@@ -56,3 +56,13 @@ def test_the_remaining_time_goes_by_what_was_done_since_the_bar_began(
 
 def test_a_day_is_not_counted_in_seconds() -> None:
     assert [progress.duration(seconds) for seconds in (45.3, 750, 79302)] == ["45 s", "12.5 min", "22.0 h"]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_what_is_said_is_one_line_that_steers_no_terminal(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    """Text may come from a stranger; letters that are joined by an invisible sign stay so."""
+    window = Console(file=io.StringIO(), force_terminal=terminal, width=40, soft_wrap=True, highlight=False)
+    monkeypatch.setattr(progress, "_console", window)
+    progress.say("a\x1b[2J\nb: in order\r\u202e\ud800 \u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645")
+    said = window.file.getvalue()  # type: ignore[attr-defined]
+    assert said == "a\ufffd[2J b: in order \ufffd\ufffd \u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645\n"

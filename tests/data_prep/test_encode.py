@@ -1,5 +1,6 @@
-"""Ids come out as the tokenizer itself gives them, whichever way they are made."""
+"""Ids come out as the tokenizer itself gives them of plain text, whichever way they are made."""
 
+import pickle
 import random
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +12,8 @@ from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 from data_prep.filters.normalise import CleanConfig, normalize
 from data_prep.tokenizer import encode as encoding
 from data_prep.tokenizer.encode import ByWords, InPieces, text_encoder
-from data_prep.tokenizer.load import TokenizerConfig
-from data_prep.tokenizer.train import train
+from data_prep.tokenizer.load import SPECIAL_TOKENS, TokenizerConfig
+from data_prep.tokenizer.train import TRAINERS, train
 
 DTYPE = np.dtype("<u2")
 ODD = "aZ09.'’-—_$é\u0301ßİſΣς漢カ한🙂\u00ad\u200b\x1c\u00a0\u2028ﬁ½ \n"
@@ -37,6 +38,7 @@ def odd_texts(sample: list[str]) -> list[str]:
 
 
 def plain(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
+    tokenizer.encode_special_tokens = True
     return [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
 
 
@@ -91,3 +93,18 @@ def test_a_tokenizer_that_looks_across_white_space_reads_the_text_itself(
     assert isinstance(encode, InPieces)
     texts = [*made_up(20), "Oh kalo mi rentas"]
     assert [ids.tolist() for ids in encode(texts)] == plain(tokenizer, texts)
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+@pytest.mark.parametrize("kind", TRAINERS)
+def test_text_that_spells_a_special_token_is_text(
+    kind: Any, lowercase: bool, made_up: Callable[..., list[str]]
+) -> None:
+    """In a worker too, to which the tokenizer is sent; it stands in the middle of a word, and in all the vocabulary."""
+    if kind == "unigram":
+        pytest.importorskip("sentencepiece")
+    texts = [f"kalo {token} mi x{token}y {token}{token}." for token in SPECIAL_TOKENS.values()]
+    config = TokenizerConfig(kind=kind, vocab_size=500, lowercase=lowercase)
+    encode = text_encoder(train([*made_up(100), *texts * 30], config), DTYPE)
+    for encoder in (pickle.loads(pickle.dumps(encode)), encode):
+        assert all(ids.min() >= len(SPECIAL_TOKENS) for ids in encoder(texts))

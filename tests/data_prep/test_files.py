@@ -136,6 +136,21 @@ def test_globs_are_sorted_and_files_keep_their_order(tmp_path: Path, monkeypatch
     assert texts_of(Path("z.txt"), Path("wiki/*.xz")) == ["z", "wiki/a.txt.xz", "wiki/b.00.xz"]
 
 
+def test_a_folder_that_is_there_is_no_pattern(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    paths = [Path(place) for place in ("a.txt", "b/sp ace, [br] (x)/c.txt", "b/sp ace, [br] (x)/d/e.txt")]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("text")
+    (tmp_path / "b/sp ace, b (x)").mkdir()
+    for root in ("", f"{tmp_path}/", "b/../"):
+        for pattern, found in (
+            ("b/sp ace, [br] (x)/*.txt", paths[1:2]), ("b/*/*.txt", paths[1:2]), ("b/sp ace, [br] (x)/*/*", paths[2:]),
+            ("b/**", paths[1:]), ("b/**/*.txt", paths[1:]), ("**", paths),
+        ):  # fmt: skip
+            assert source_of(root + pattern).paths == [Path(root + str(path)) for path in found], root + pattern
+
+
 def test_lines_of_any_length_come_whole_or_in_parts_that_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain_text, "BLOCK_BYTES", 64)
     for text in ("word " * 100, "é" * 300, "x" * 255 + "\n" + "y" * 10, "a\n" * 200):
@@ -331,13 +346,16 @@ def test_an_escape_in_json_is_no_damage_of_the_file(tmp_path: Path) -> None:
         ([], "data.paths is empty"),
         (["nothing.txt"], "nothing.txt is no file"),
         (["*.nothing"], r"\*.nothing is no file"),
-        (["."], "is no file .* name files or a glob"),
+        (["."], r"data\.paths: \. is a folder; name the files in it"),
+        (["folder"], r"folder is a folder; .*'folder/\*\.txt' or 'folder/\*\*'"),
+        (["f**/a.txt"], r"f\*\*/a\.txt is no file"),
         (["pipe.txt"], "pipe.txt is no file"),
     ],
 )
 def test_bad_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paths: list[str], message: str) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe.txt")
     with pytest.raises(UserError, match=message):
         source_of(*paths)

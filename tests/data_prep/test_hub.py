@@ -91,7 +91,8 @@ def test_tokenized_data_set_keeps_its_ids_and_tokenizer(
     own = run(text_config(text_file))
     model = Tokenizer.from_file(str(own.tokenizer_file))
     rows = [[5 + i % 90, 6, 7, 3, 8 + i // 90, *([3] if i % 2 else []), *[0] * (i % 4)] for i in range(150)]
-    folder = write_set(tmp_path / "set", rows, "input_ids")
+    empty, again = [[], [2, 3], [2, 3, 0, 0], [0]], [[2, *rows[0]], [*rows[0], 3, 0]]
+    folder = write_set(tmp_path / "set", [*rows, *empty, *again], "input_ids")
     (folder / "tokenizer").mkdir()
     model.save(str(folder / "tokenizer" / "tokenizer.json"))
     fields = {"ids_field": "input_ids", "tokenizer_file": "tokenizer/tokenizer.json"}
@@ -99,6 +100,8 @@ def test_tokenized_data_set_keeps_its_ids_and_tokenizer(
     streams = corpus.stream("train"), corpus.stream("validation")
     found = {tuple(stream.document(n)) for stream in streams for n in range(stream.num_documents)}
     assert found == {(2, *row[:5], 3) for row in rows}
+    assert corpus.manifest.removed == {"duplicate": len(again), "too_short": len(empty)}
+    assert corpus.manifest.counts["documents"] == sum(stream.num_documents for stream in streams) == len(rows)
     said = capsys.readouterr().out
     assert "no order files for sentence_length, compressibility: ready-made ids have no text to measure" in said
     with pytest.raises(UserError, match=r"only: shuffled, source; ready-made ids have no text to order by"):
@@ -115,6 +118,9 @@ def test_tokenized_data_set_keeps_its_ids_and_tokenizer(
     main(hub_config(folder, **fields))  # a no-op: the inventory compares equal
     (folder / "train.jsonl").write_text(json.dumps({"input_ids": [5, 100_000]}))
     with pytest.raises(UserError, match="holds token 100000, the tokenizer has 300 entries"):
+        main(hub_config(folder, **fields, seed=1))
+    (folder / "train.jsonl").write_text(json.dumps({"input_ids": [5, 6, -100]}))
+    with pytest.raises(UserError, match=r"holds -100, .* labels"):
         main(hub_config(folder, **fields, seed=1))
     with pytest.raises(UserError, match="belong together"):
         main(hub_config(folder, ids_field="input_ids"))

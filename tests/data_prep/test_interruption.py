@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -13,12 +14,13 @@ from typing import Any
 
 import pytest
 
+from cramming import files
 from cramming.config import UserError
 from cramming.data import manifest
 from cramming.data.corpus import Corpus
 from cramming.data.manifest import corpus_folder
 from cramming.files import lock
-from data_prep import prepare, shard_writer
+from data_prep import document_stats, prepare, shard_writer
 from data_prep.prepare import UNFINISHED, main
 from data_prep.resume_state import NEAR
 from data_prep.sources import plain_text
@@ -85,6 +87,27 @@ def test_text_made_by_other_rules_is_neither_gone_on_with_nor_found_by_its_setti
     monkeypatch.setattr(manifest, "TEXT_VERSION", manifest.TEXT_VERSION + 1)
     main(config)
     assert "by an earlier version's rules for text" in capsys.readouterr().out and Corpus.open(tmp_path / "c")
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "train-00000.idx", "order-compressibility.npy"])
+def test_a_disk_that_is_full_at_any_file_is_one_line_that_names_it(
+    text_file: Path, text_config: Config, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Whoever writes it: the libraries' own writing loses what the system said."""
+    overwrite, (soft, hard) = files.overwrite_atomically, resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def with_little_room(path: Path, *arguments: Any, **options: Any) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200 if path.name == name else soft, hard))
+        try:
+            overwrite(path, *arguments, **options)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    for module in (files, prepare, shard_writer, document_stats):
+        if hasattr(module, "overwrite_atomically"):
+            monkeypatch.setattr(module, "overwrite_atomically", with_little_room)
+    with pytest.raises(UserError, match=rf"{re.escape(name)}: File too large; .*then run the same command again"):
+        main(text_config(text_file))
 
 
 def test_resuming_does_not_tokenize_finished_shards_again(

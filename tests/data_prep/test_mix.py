@@ -93,7 +93,7 @@ def test_a_tokenizer_sample_does_not_read_a_whole_hub_part(
     config = mixed([1, 3, 1], tokenizer={"sample_mb": 0.04})
     hub = {"weight": 3, "source": "hub", "dataset": str(folder)}
     config["data"]["parts"] = [*config["data"]["parts"][:1], hub]
-    sample = list(_sample_texts(parse(config)))
+    sample = list(_sample_texts(parse(config), Counter()))
     assert 40_000 <= sum(map(len, sample)) < 42_000
     in_set = [json.loads(line)["text"] for line in (folder / "train.jsonl").read_text().splitlines()]
     of_hub = [text for text in sample if text in in_set]
@@ -101,7 +101,7 @@ def test_a_tokenizer_sample_does_not_read_a_whole_hub_part(
     assert set(of_hub) != set(in_set[: len(of_hub)])  # shuffled, as the hub's own sample is
     config["data"]["parts"][1]["max_documents"] = 150  # then it is small enough to be read twice
     whole = [document.text for document in parse(config).source.documents()]
-    assert list(_sample_texts(parse(config))) == whole and sum(map(len, whole)) > 50_000
+    assert list(_sample_texts(parse(config), Counter())) == whole and sum(map(len, whole)) > 50_000
 
 
 def test_mistakes_in_parts_name_the_part(mixed: Config, tmp_path: Path) -> None:

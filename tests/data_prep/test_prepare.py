@@ -162,6 +162,27 @@ def test_no_tokenizer_is_trained_on_what_is_left_out_as_damaged(
     assert sample == made_up(50, 1)
 
 
+@pytest.mark.parametrize("limit", [None, 1000])
+def test_text_that_is_missing_for_damage_is_said_to_be_damaged(
+    tmp_path: Path, text_config: Config, limit: int | None
+) -> None:
+    (tmp_path / "a.txt").write_bytes(bytes(range(256)) * 100)
+    (tmp_path / "b.txt").write_bytes(b"A few words.\n\nCaf\xe9.")
+    config = text_config(tmp_path / "*.txt", damaged="drop", max_documents=limit)
+    with pytest.raises(
+        UserError, match=r"too little text to train .*; left out as damaged: 1 binary_file, 1 not_utf8$"
+    ):
+        main(config)
+
+
+def test_a_name_breaks_no_table(tmp_path: Path, text_config: Config, made_up: MadeUp, run: Run) -> None:
+    (tmp_path / "a|b\nc.txt").write_text("\n\n".join(made_up(50)))
+    corpus = run(text_config(tmp_path / "*.txt"))
+    assert list(corpus.manifest.statistics["by_source"]) == [rf"{tmp_path}/a|b\x0ac.txt"]
+    rows = [line for line in (corpus.folder / "corpus_card.md").read_text().splitlines() if "c.txt |" in line]
+    assert [row.count("|") - row.count(r"\|") for row in rows] == [5]
+
+
 def test_a_file_may_have_a_name_that_is_no_text(
     tmp_path: Path, text_config: Config, made_up: MadeUp, run: Run, capsys: Captured
 ) -> None:

@@ -15,7 +15,15 @@ from tokenizers import Tokenizer, models
 from cramming.config import UserError, build
 from cramming.data.manifest import SpecialIds
 from data_prep import prepare
-from data_prep.tokenizer.load import SPECIAL_TOKENS, TokenizerConfig, characters_by_entry, describe, load
+from data_prep.tokenizer.load import (
+    SPECIAL_TOKENS,
+    TOKENIZER_CONFIG,
+    TokenizerConfig,
+    characters_by_entry,
+    describe,
+    describe_for_transformers,
+    load,
+)
 from data_prep.tokenizer.train import TRAINERS, sample_text, train
 
 Config = Callable[..., dict[str, Any]]
@@ -74,6 +82,22 @@ def test_loads_in_stock_transformers_and_encodes_pairs(tmp_path: Path, kind: Any
     words = "Kalo mi, rentas!".split()
     spaced = [words[0], *(" " + word for word in words[1:])]  # as README.md has it for byte-level BPE
     assert fast(spaced, is_split_into_words=True)["input_ids"] == fast(" ".join(words))["input_ids"]
+
+
+@pytest.mark.parametrize("kind", TRAINERS)
+def test_a_masked_word_takes_its_space_with_it(tmp_path: Path, kind: Any, made_up: MadeUp) -> None:
+    """In `kalo [MASK] mi` the mask stands for a word as in pretraining, for byte-level BPE with the space before it."""
+    from transformers import AutoTokenizer
+
+    require(kind)
+    tokenizer = train(made_up(100), TokenizerConfig(kind=kind, vocab_size=400))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / TOKENIZER_CONFIG).write_text(describe_for_transformers(SPECIAL_TOKENS))
+    masked = tokenizer.encode("Kalo", add_special_tokens=False).ids + [4]
+    masked += tokenizer.encode(" rentas", add_special_tokens=False).ids
+    assert tokenizer.encode("Kalo [MASK] rentas", add_special_tokens=False).ids == masked
+    fast = AutoTokenizer.from_pretrained(tmp_path)
+    assert fast("Kalo [MASK] rentas", add_special_tokens=False)["input_ids"] == masked
 
 
 @pytest.mark.parametrize("lacks", ["", "é", "Ω"])

@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -104,6 +105,13 @@ def test_every_change_is_named(run: Path, tmp_path: Path) -> None:
     assert altered_since(folder) == ["config.yaml is missing", f"README.md is not in {LIST}"]
 
 
+@pytest.mark.parametrize("files", [[[1, 2], ["a", "b"]], [], None, "abc"])
+def test_a_list_of_another_form_is_not_as_it_was_written(run: Path, files: Any) -> None:
+    """However well it is signed."""
+    (run / LIST).write_bytes(archive._text(archive._signed({**archive.list_of(run), "files": files})))
+    assert altered_since(run) == [f"{LIST} is not as it was written"]
+
+
 def test_a_list_that_was_made_to_agree_is_another(run: Path, tmp_path: Path) -> None:
     """The SHA-256 at its end stands for the whole run."""
     before = pack(run, tmp_path / "a.zip")
@@ -155,6 +163,22 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (tmp_path / "a.zip").write_bytes(content)
         with pytest.raises(UserError, match=reason):
             unpack(tmp_path / "a.zip", tmp_path / "out")
+
+
+def beyond_any_file(content: bytes) -> bytes:
+    """Of an archive of one file: its entry, in the form for large archives, begins behind byte 2^63."""
+    begins, end = content.rfind(b"PK\x01\x02"), content.rfind(b"PK\x05\x06")
+    entry, more = bytearray(content[begins:end]), struct.pack("<HHQ", 1, 8, 2**63 + 5)
+    entry[30:32], entry[42:46] = struct.pack("<H", len(more)), b"\xff" * 4
+    last = bytearray(content[end:])
+    last[12:16] = struct.pack("<I", len(entry) + len(more))
+    return content[:begins] + entry + more + last
+
+
+def test_an_entry_beyond_any_file_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a.zip").write_bytes(beyond_any_file(packed({f"a/{LIST}": b"{}"})))
+    with pytest.raises(UserError, match="not an archive that can be unpacked"):
+        unpack(tmp_path / "a.zip", tmp_path / "out")
 
 
 def test_a_damaged_archive_is_refused_in_one_line_or_its_file_is_named(run: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ averages, too. `MISSED` are those that no check can see in the folder alone (doc
 
 import hashlib
 import json
+import math
 import shutil
 import statistics
 from collections.abc import Callable, Collection, Mapping
@@ -22,6 +23,7 @@ from cramming.journal import first_line_sha256
 from eval.archive import _signed, _text, list_of
 from eval.finetune.history import stamp
 from eval.rules.load import load_run
+from eval.rules.scores_agree import scores_disagree
 from eval.tasks.metrics import spread
 from eval.tasks.readers import read_file
 from eval.verify import Means, verify_run
@@ -558,6 +560,9 @@ FORGERIES: dict[str, Change] = {
     "another generator, and scores raised": both(
         record(lambda r: [source.update(sha256="ab" * 32) for source in r["corpus"]["sources"]]), raised()
     ),
+    "predictions that are not finite, and their scores": predictions(
+        lambda task, seed, arrays: arrays[f"dev.{task}"].put(0, math.nan) if task in ("sst2", "stsb") else None
+    ),
     "predictions made from the labels": made_from_labels,
     # training, in every file
     "a checkpoint exchanged on the disk": file("checkpoints/step-00000050.pt", flip),
@@ -608,6 +613,13 @@ def test_a_forged_run_is_not_of_the_closed_division(name: str, copied: Path, mea
     FORGERIES[name](copied)
     found = verify_run(copied, means)
     assert (bool(found.problems) or found.division != "closed") == (name not in MISSED)
+
+
+def test_no_score_is_of_predictions_that_are_not_finite(copied: Path) -> None:
+    """Of classes or numbers, whether the labels are at hand or not."""
+    FORGERIES["predictions that are not finite, and their scores"](copied)
+    found = " ".join(scores_disagree(copied, load_run(copied).record))
+    assert all(f"{task}-seed0.npz has predictions of {task} that are not finite" in found for task in ("sst2", "stsb"))
 
 
 def test_each_word_of_the_record_on_its_corpus_has_a_witness(copied: Path) -> None:

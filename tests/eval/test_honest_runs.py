@@ -72,6 +72,12 @@ SHAPES: dict[str, tuple[str, ...]] = {
     ),
     "the open division": (*STEPS, "division=open"),
     "two tasks, five seeds": (*STEPS, "eval.tasks=[rte,stsb]", "eval.seeds=[0,1,2,3,4]"),
+    "scored by weights that diverged": (
+        *STEPS,
+        "eval.tasks=[rte,stsb]",
+        "eval.hyperparameters.learning_rate=1e30",
+        "eval.hyperparameters.max_grad_norm=null",
+    ),
     "from random weights too, and baselines": (*STEPS, "eval.init=[pretrained,random]", "eval.baselines=true"),
 }
 
@@ -192,16 +198,17 @@ def test_a_run_by_the_clock_that_was_killed_is_in_order(settings: Compose, asser
 
 def test_further_scorings_are_in_order(train: Run, settings: Compose, assert_in_order: Check) -> None:
     """The same once more, more seeds, another task, other hyperparameters, and those that were broken off: between two
-    results, and with settings whose first results have taken the place of the record's."""
-    run = train(*STEPS)
-    more = ("eval.seeds=[0,1]", "eval.tasks=[rte,cola]")
-    for overrides in ((), ("eval.seeds=[0,1]",), more, (*more, "eval.hyperparameters.learning_rate=1e-4")):
-        glue.main(settings(*STEPS, *overrides))
+    results, with one task more, and with settings whose first results have taken the place of the record's."""
+    always, two = (*STEPS, "eval.baselines=true"), ("eval.seeds=[0,1]", "eval.tasks=[rte,cola]")
+    run = train(*always)
+    for overrides in ((), ("eval.seeds=[0,1]",), two, (*two, "eval.hyperparameters.learning_rate=1e-4")):
+        glue.main(settings(*always, *overrides))
         assert_in_order(run)
-    for seeds, rate in (("[0,1,2]", "1e-4"), ("[0,1]", "1e-3")):
+    three = ("eval.seeds=[0,1]", "eval.tasks=[rte,cola,mrpc]")
+    for tasks, rate in ((("eval.seeds=[0,1,2]", two[1]), "1e-4"), (three, "1e-4"), (two, "1e-3")):
         with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr("eval.finetune.scoring.show_result", interrupt)
-            glue.main(settings(*STEPS, *more, f"eval.seeds={seeds}", f"eval.hyperparameters.learning_rate={rate}"))
+            glue.main(settings(*always, *tasks, f"eval.hyperparameters.learning_rate={rate}"))
         assert_in_order(run)
 
 

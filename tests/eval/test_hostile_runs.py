@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from cramming.config import file_sha256
+from eval.archive import SUFFIX, pack
 from eval.report.main import main
 from eval.rules import load
 from eval.rules.evidence import predicted
@@ -144,6 +145,29 @@ def test_what_no_reader_foresaw_is_listed_too(
         write_run(tmp_path / name, make_record() | {"name": name})
     text = leaderboard(tmp_path)
     assert "| good<br>" in text and "| bad | " in text and "cannot be judged (MemoryError: )" in text
+
+
+def test_what_no_reader_of_archives_foresaw_is_listed_too(
+    tmp_path: Path, make_record: Any, write_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(folder: Path) -> list[str]:
+        raise OverflowError(folder.name)
+
+    pack(write_run(tmp_path / "good", make_record() | {"name": "good"}), tmp_path / f"bad{SUFFIX}")
+    monkeypatch.setattr(load, "altered_since", fail)
+    text = leaderboard(tmp_path)
+    assert "| good<br>" in text and f"| bad{SUFFIX} | " in text and "cannot be judged (OverflowError: good)" in text
+
+
+def test_what_an_initialisation_is_called_does_not_reach_the_terminal_raw(
+    tmp_path: Path, make_record: Any, write_run: Any, make_section: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = make_record()
+    record["glue"]["\x1b[2J\u202e::error::"] = make_section("random")
+    write_run(tmp_path / "a", record)
+    leaderboard(tmp_path)
+    said = capsys.readouterr().out
+    assert "[2J" in said and all(line.isprintable() for line in said.splitlines())
 
 
 @pytest.mark.parametrize("name", PREDICTIONS)

@@ -25,6 +25,16 @@ def test_missing_and_odd_values_are_left_out() -> None:
     assert all(math.isfinite(value) for line in lines for value in [*line.get_xdata(), *line.get_ydata()])
 
 
+def test_runs_of_one_label_are_drawn_alike_and_labels_differ_beyond_the_colours() -> None:
+    labels = [f"variant {place}" for place in range(20)]
+    figure = training([Curve(label, ROWS) for label in labels for _ in range(3)], "training loss")
+    assert figure is not None
+    styles = [(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines]
+    assert len(styles) == 60 and len(set(styles)) == 20 and styles[::3] == styles[1::3] == styles[2::3]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == labels
+    assert figure.axes[0].get_ylabel() == "training loss"
+
+
 def test_long_runs_are_thinned_without_moving_them() -> None:
     rows = [{"progress": i / 20_000, "loss": 5.0} for i in range(20_000)]
     figure = training([Curve("long", rows)])

@@ -110,9 +110,11 @@ def test_hours_are_those_after_the_start(write_budget: Write, verb: Any, capsys:
     """Which takes ten seconds of each run, however long it is."""
     for exaflops in BUDGETS[:4]:
         write_budget(exaflops)
-        rows = [{"step": k, "tokens": 1e6 * exaflops * k / 2, "seconds": 10 + 100 * exaflops * k / 2} for k in (1, 2)]
+        steps = ((k, 1e6 * exaflops * k / 2, 10 + 100 * exaflops * k / 2) for k in (1, 2))
+        rows = [{"step": k, "tokens": tokens, "seconds": seconds, "loss": 3.0} for k, tokens, seconds in steps]
+        end = {"step": 2, "tokens": 1e6 * exaflops, "seconds": 9e4, "validation_loss": 3.0}  # off the clock
         log = tmp_path / "runs" / f"{exaflops:g}-0-0.001" / "metrics.jsonl"
-        log.write_text("".join(json.dumps(row | {"loss": 3.0}) + "\n" for row in rows))
+        log.write_text("".join(json.dumps(row) + "\n" for row in (*rows, end)))
     verb(hours=1.0)
     assert "(60.0 min, x" in capsys.readouterr().out
     verb(hours=1.0, json=True)
@@ -142,6 +144,23 @@ def test_the_same_hours_are_another_budget_on_another_device(
     assert len(groups) == budgets and sum(map(len, groups)) == 6
     shown = {_budget(point.budget) for point in points}
     assert len(shown) == budgets and ("60.0 min on Slow GPU" in shown) == (unit == "hours")
+
+
+def test_equal_work_is_one_budget_whatever_its_unit(write_budget: Write, verb: Any, tmp_path: Path) -> None:
+    """Of hours as well, where other runs' compute lies between those of their seeds."""
+    for place, (exaflops, unit, limit) in enumerate(
+        [(1.0, "steps", 20), (1.0, "tokens", 40_960), (2.0, "hours", 1), (2.2, "hours", 1), (2.1, "steps", 42)]
+    ):
+        write_budget(exaflops, seed=place)
+        path = tmp_path / "runs" / f"{exaflops:g}-{place}-0.001" / "record.json"
+        record = json.loads(path.read_text())
+        record["pretrain"]["budget"] |= {"unit": unit, "limit": limit}
+        path.write_text(json.dumps(record))
+    with pytest.raises(UserError, match="2 finished budgets of one recipe, a law takes 3"):
+        verb()
+    write_budget(4.0)
+    groups = budgets_of(read_runs(tmp_path / "runs", None).points)
+    assert [[point.exaflops for point in group] for group in groups] == [[1.0, 1.0], [2.0, 2.1, 2.2], [4.0]]
 
 
 @pytest.mark.parametrize("count", [3, 4])

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
+from cramming.record_schema import read_record
 from eval.recipe import SECTIONS
 from eval.report import plots
 from eval.report.main import main
-from eval.report.page_data import packed
+from eval.report.page_data import curve, packed
 
 pytestmark = pytest.mark.usefixtures("records_only")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -282,3 +283,15 @@ def test_a_page_of_500_runs_stays_below_5_megabytes(
         main({"runs": str(runs), "report": SETTINGS | {"each_run": False}})
         sizes[count] = (runs / "report" / "leaderboard.html").stat().st_size
     assert sizes[8] + 492 * (sizes[8] - sizes[2]) / 6 < 5e6
+
+
+def test_no_point_of_a_curve_is_beyond_the_last_step() -> None:
+    """The validation of the final weights is off the clock, which goes on."""
+    rows = [{"tokens": 10 * k, "seconds": 36.0 * k, "loss": 3.0, "lr": 0.1} for k in (1, 2)]
+    ends = [
+        {"tokens": 10, "seconds": 40.0, "validation_loss": 3.0},
+        {"tokens": 20, "seconds": 720.0, "validation_loss": 2.0},
+    ]
+    found = curve([*rows, *ends], read_record({}))
+    assert found["train"]["hours"] == [0.01, 0.02]
+    assert found["validation"] == {"tokens": [10.0, 20.0], "hours": [0.01111, 0.02], "loss": [3.0, 2.0]}

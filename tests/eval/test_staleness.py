@@ -140,6 +140,22 @@ def test_the_study_is_written_and_continued(
         pipelines.main(settings, 3, [0], tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("objective=rtd", "generator of objective=rtd"),
+        ("objective=mlm-by-loss", "objective.by_loss=null"),
+        ("start=cooccurrence", "start=random"),
+    ],
+)
+def test_what_is_not_simulated_is_refused(
+    tmp_path: Path, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str], override: str, problem: str
+) -> None:
+    settings = compose(*tiny_overrides, "budget.steps=3", "train.micro_batch=2", override)
+    with pytest.raises(UserError, match=rf"study pipelines: .*{problem}"):
+        pipelines.main(settings, 2, [0], tmp_path)
+
+
 @pytest.mark.parametrize("lost", [["2bw"], ["synchronous"], ["synchronous", "2bw"]])
 def test_a_run_that_diverged_says_so(
     tmp_path: Path, compose: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, lost: list[str]

@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from cramming.checks import Config, Place, check
-from cramming.config import UserError, build
+from cramming.config import UserError, build, config_folder
 from cramming.data.manifest import Manifest
 from cramming.model.config import ModelConfig, count_parameters
 from cramming.record_schema import read_record
@@ -50,7 +51,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calls:
         path.write_text(json.dumps(record))
 
     monkeypatch.setattr(study, "_verb", verb)
-    monkeypatch.setattr(study, "_given_overrides", lambda: ["study.what=vocab", "name=x", "seed=5", "budget.hours=1"])
+    monkeypatch.setattr(study, "given_overrides", lambda: ["study.what=vocab", "name=x", "budget.hours=1"])
     return made
 
 
@@ -162,7 +163,7 @@ def test_a_corpus_may_lie_elsewhere_and_must_be_the_same(
         ),
     ):  # fmt: skip
         given = ["budget.hours=1", f"{key}={folders[0]}"]
-        monkeypatch.setattr(study, "_given_overrides", lambda given=given: given)
+        monkeypatch.setattr(study, "given_overrides", lambda given=given: given)
         for folder, sha256, problem in (
             (folders[1], hashes[1], None),
             (folders[2], hashes[2], other),
@@ -227,7 +228,7 @@ def test_a_run_that_ends_without_a_model_does_not_end_the_study(
         return 2 if record is ended else 0
 
     monkeypatch.setattr(study, "run_process", run)
-    monkeypatch.setattr(study, "_given_overrides", list)
+    monkeypatch.setattr(study, "given_overrides", list)
     main(settings(tmp_path, glue=True))
     table = (tmp_path / "x-vocab-study" / "study.md").read_text()
     assert f"| vocab512 | 2 (1 {status}) | – | – | – | 2.500 | 1,000 |" in table and "| vocab1024 | 2 |" in table
@@ -279,6 +280,37 @@ def test_what_is_the_studys_own_is_no_variants(calls: Calls, settings: Settings,
     assert not calls
 
 
+@pytest.mark.parametrize("has_run", [False, True])
+def test_a_variants_mistake_names_the_variant_before_anything_runs(
+    calls: Calls, settings: Settings, tmp_path: Path, has_run: bool
+) -> None:
+    if has_run:
+        (tmp_path / "x-b-0").mkdir()
+        (tmp_path / "x-b-0" / "record.json").write_text(json.dumps({"format": 1, "config": {"name": "x-b-0"}}))
+    with pytest.raises(UserError, match=r"^study\.variants\.data\.b: Could not override 'optim\.rate'"):
+        main(settings(tmp_path, what="data", variants={"data": {"a": [], "b": ["optim.rate=1"]}}))
+    assert not calls
+
+
+@pytest.mark.parametrize("what", ["vocab", "pipelines"])
+@pytest.mark.parametrize(
+    ("word", "problem"), [("seed=5", r"give study\.seeds=\[5\]"), ("resume=true", "goes on by itself; leave it out")]
+)
+def test_what_the_study_decides_is_refused(
+    calls: Calls,
+    settings: Settings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+    word: str,
+    problem: str,
+) -> None:
+    monkeypatch.setattr(study, "given_overrides", lambda: ["budget.hours=1", word])
+    with pytest.raises(UserError, match=f"study: {word}: .*{problem}"):
+        main(settings(tmp_path, what=what))
+    assert not calls
+
+
 def test_a_failing_verb_ends_the_study(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study.sys, "executable", "false")
     with pytest.raises(UserError, match=r"`cramming prepare` ended with code 1"):
@@ -292,12 +324,12 @@ def test_a_study_that_is_ended_ends_its_training_in_order(tmp_path: Path) -> Non
     child.write_text(f"#!/bin/sh\ntrap '{end}' TERM\necho on\nfor _ in $(seq 600); do sleep 0.05; done\n")
     child.chmod(0o755)
     code = f"import sys; from eval.extras import study; sys.executable = {str(child)!r}; study._verb('pretrain', [])"
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         assert process.stdout
         assert [process.stdout.readline() for _ in range(2)] == [b"cramming pretrain \n", b"on\n"]
         process.terminate()
-        said = process.communicate(timeout=30)[1].decode()
-    assert (tmp_path / "ended").exists() and "`cramming pretrain` ended with code 143" in said
+        assert process.wait(30) == -signal.SIGTERM
+    assert (tmp_path / "ended").exists()
 
 
 def test_a_study_of_one_variant_end_to_end(tiny_overrides: list[str], tmp_path: Path) -> None:
@@ -320,22 +352,30 @@ def test_a_study_of_one_variant_end_to_end(tiny_overrides: list[str], tmp_path: 
 
 def test_a_figure_of_the_losses_stands_beside_the_table(tmp_path: Path) -> None:
     rows = [{"progress": step / 4, "tokens": 10 * step, "loss": 5.0 - step, "lr": 0.1} for step in range(4)]
-    runs = {name: [replace(scored(name), label=f"x-{name}-0", metrics=rows)] for name in ("a", "b")}
+    runs = {name: [replace(scored(name), metrics=rows) for _ in range(3)] for name in ("one", "other")}
     write(tmp_path, "masking", runs)
     drawn = (tmp_path / "study.svg").read_text()
-    assert drawn.startswith("<svg") and "x-a-0" in drawn and "x-b-0" in drawn
+    assert drawn.startswith("<svg") and all(drawn.count(f">{name}<") == 1 for name in runs)
+    assert drawn.count(">training loss<") == 2 and "MLM loss" not in drawn
     assert "![losses](study.svg)" in (tmp_path / "study.md").read_text()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch, compose: Callable[..., dict[str, Any]]) -> None:
+    """Variants are composed as `compose` does it, which has Hydra compose each choice of groups once."""
+    monkeypatch.setattr(study, "compose", lambda overrides: compose(*overrides))
 
 
 STUDIES = ("architectures", "batch", "data", "masking", "schedules")
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("what", STUDIES)
 def test_every_variant_is_a_run_at_any_size(compose: Callable[..., dict[str, Any]], what: str) -> None:
     """Names are of one study only: the runs of all studies with one name lie in one folder."""
     given = ["experiment=crammed-bert-day", "scale=30M"]
     settings = compose(*given)
-    variants = build(StudyConfig, {**settings["study"], "what": what}, "study").overrides_of(settings)
+    variants = build(StudyConfig, {**settings["study"], "what": what}, "study").overrides_of(given)
     others = [name for study, table in settings["study"]["variants"].items() if study != what for name in table]
     assert len(variants) > 1 and not variants.keys() & set(others)
     seen = []
@@ -346,11 +386,12 @@ def test_every_variant_is_a_run_at_any_size(compose: Callable[..., dict[str, Any
     assert all(one != other for i, one in enumerate(seen) for other in seen[:i])
 
 
+@pytest.mark.usefixtures("quick")
 def test_shapes_have_the_parameters_of_the_model(compose: Callable[..., dict[str, Any]]) -> None:
     for given in ("scale=10M", "scale=30M", "scale=110M", "scale=350M"):
         settings = compose("model=crammed-bert", given)
         config = build(StudyConfig, {**settings["study"], "what": "architectures"}, "study")
-        variants, counts = config.overrides_of(settings), {}
+        variants, counts = config.overrides_of(["model=crammed-bert", given]), {}
         for name in ("as-chosen", "deep-narrow", "shallow-wide", "plain-mlp"):
             model = compose("model=crammed-bert", given, *variants[name])["model"] | {"vocab_size": 32768}
             counts[name] = count_parameters(build(ModelConfig, model, "")).without_embeddings
@@ -361,16 +402,68 @@ def test_a_multiple_of_what_is_set() -> None:
     settings = {"train": {"batch_size": 10, "batch_ramp": None}, "optim": {"lr": 1e-3}}
     assert multiplied("train.batch_size*=0.25", settings) == "train.batch_size=2"
     assert float(multiplied("optim.lr*=0.5", settings).removeprefix("optim.lr=")) == 5e-4
-    assert multiplied("schedule=linear", settings) == "schedule=linear"
-    for name in ("train.batch_ramp", "train.rows", "lr"):
-        with pytest.raises(UserError, match=f"{name}=None is no number to multiply"):
+    assert multiplied("train.batch_ramp.until*=0.5", settings) is None
+    for name in ("train.batch_ramp", "train.rows", "lr", "train.batch_size.x", "optm.lr"):
+        with pytest.raises(UserError, match=f"{name}=(None|nothing) is no number to multiply"):
             multiplied(f"{name}*=2", settings)
+    for times in ("half", "", "nan", "inf"):
+        with pytest.raises(
+            UserError, match=rf"study: train\.batch_size\*={times}: {times} is no number to multiply with"
+        ):
+            multiplied(f"train.batch_size*={times}", settings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (["optim.lr*=0.5", "optim=lamb"], ["optim=lamb", "optim.lr=0.0003125"]),
+        (["scale=30M", "model.num_layers*=0.5"], ["scale=30M", "model.num_layers=4"]),
+        (["train.batch_size*=2", "tokenizer.path='a*=b'"], ["tokenizer.path='a*=b'", "train.batch_size=64"]),
+    ],
+)
+def test_a_multiple_is_of_what_the_variant_has_otherwise(changes: list[str], expected: list[str]) -> None:
+    config = StudyConfig("mine", {"mine": {"a": changes}})
+    assert config.overrides_of(["train.batch_size=32"]) == {"a": expected}
+
+
+@pytest.mark.usefixtures("quick")
+def test_learning_rates_follow_the_batch_by_the_square_root(compose: Callable[..., dict[str, Any]]) -> None:
+    """Of every optimizer, with a rule of its own (`optim.lr_scale`) or without."""
+    for name in sorted(file.stem for file in (config_folder() / "optim").glob("*.yaml")):
+        for batch in (16, 256):
+            shared = [f"optim={name}", f"train.batch_size={batch}"]
+            config = build(StudyConfig, compose(*shared)["study"] | {"what": "batch"}, "study")
+            peaks = {
+                variant: Config.of(compose(*shared, *changes)).peak_learning_rate
+                for variant, changes in config.overrides_of(shared).items()
+            }
+            assert peaks["whole-batch"] == Config.of(compose(*shared)).peak_learning_rate, name
+            shares = {variant: peak / peaks["whole-batch"] for variant, peak in peaks.items()}
+            expected = {"quarter-batch": 0.25, "half-batch": 0.5, "double-batch": 2}
+            assert shares == pytest.approx({v: expected.get(v, 1) ** 0.5 for v in shares}, rel=1e-3), (name, batch)
+
+
+@pytest.mark.usefixtures("quick")
+def test_masked_variants_are_masked_whatever_the_objective(compose: Callable[..., dict[str, Any]]) -> None:
+    shared = ["objective=causal-then-mlm"]
+    variants = build(StudyConfig, compose(*shared)["study"] | {"what": "masking"}, "study").overrides_of(shared)
+    assert {Config.of(compose(*shared, *changes)).objective.kinds for changes in variants.values()} == {"mlm"}
+
+
+@pytest.mark.usefixtures("quick")
+def test_shapes_keep_late_layers(compose: Callable[..., dict[str, Any]]) -> None:
+    for model, late in (("tiny", 3), ("tiny", 2), ("best", 1), ("best", 5)):
+        shared = [f"model={model}", f"model.late_layers={late}"]
+        config = build(StudyConfig, compose(*shared)["study"] | {"what": "architectures"}, "study")
+        for name, changes in config.overrides_of(shared).items():
+            shape = Config.of(compose(*shared, *changes)).model
+            assert shape.late_layers == late or name == "shallow-wide"
 
 
 def test_settings(compose: Callable[..., dict[str, Any]]) -> None:
     settings = compose()
     config = build(StudyConfig, settings["study"], "study")
-    assert config.overrides_of(settings)["vocab1024"] == ["tokenizer.vocab_size=1024"]
+    assert config.overrides_of([])["vocab1024"] == ["tokenizer.vocab_size=1024"]
     scored = {
         what for what in ("vocab", *STUDIES) if build(StudyConfig, settings["study"] | {"what": what}, "").fine_tunes
     }
@@ -378,4 +471,6 @@ def test_settings(compose: Callable[..., dict[str, Any]]) -> None:
     with pytest.raises(UserError, match=r"study: what='all': choose one of architectures, batch, .*vocab"):
         build(StudyConfig, settings["study"] | {"what": "all"}, "study")
     with pytest.raises(UserError, match="study: nothing to run"):
-        build(StudyConfig, {"vocab_sizes": []}, "study").overrides_of(settings)
+        build(StudyConfig, {"vocab_sizes": []}, "study").overrides_of([])
+    with pytest.raises(UserError, match=r"study: seeds=\[\]: nothing to run"):
+        build(StudyConfig, {"what": "pipelines", "seeds": []}, "study")

@@ -54,7 +54,9 @@ def test_the_best_mean_wins_for_every_initialisation_and_is_marked(tmp_path: Pat
     )
 
 
-def test_results_of_other_tasks_and_seeds_stay(tmp_path: Path, make_section: Any) -> None:
+def test_results_of_other_tasks_and_seeds_stay(
+    tmp_path: Path, make_section: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     others = [tmp_path / "pretrained" / kind / "cola-seed1" for kind in ("pieces", "predictions")]
     for other in others:
         other.parent.mkdir(parents=True)
@@ -62,6 +64,7 @@ def test_results_of_other_tasks_and_seeds_stay(tmp_path: Path, make_section: Any
         other.with_name("rte-seed0").write_text("of a scoring before")
     write_point(tmp_path, "pretrained", "a", make_section("pretrained", "glue", 0.7), 1e-5, [])
     sweep.choose(tmp_path, ["pretrained"])
+    assert capsys.readouterr().out.startswith("sweep: 1 point: "), "a single one is no best"
     assert [other.read_text() for other in others] == ["of a scoring before"] * 2
     assert [other.with_name("rte-seed0").read_text() for other in others] == ["a"] * 2
 

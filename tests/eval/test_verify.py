@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 
 from cramming.cli import VERBS, _load
+from cramming.config import file_sha256
 from eval import glue, verify
-from eval.archive import LIST, SUFFIX, opened, pack
+from eval.archive import LIST, SUFFIX, _signed, _text, list_of, opened, pack
+from eval.rules.table import RULES
 from eval.verify import Means, verify_run
 
 RECORDS = Path(__file__).parents[2] / "eval" / "records"
@@ -64,6 +67,99 @@ def test_tasks_of_an_unknown_seed_are_not_generated(
     found = verify_run(run, replace(means, make_tasks=lambda *_: pytest.fail("of which seed?")))
     assert "not computed again: the record does not say with which seed" in found.looked_at[0]
     assert not [problem for problem in found.problems if problem.startswith("scores")]
+
+
+def hostile(honest: Path, place: Path, change: Callable[[dict[str, Any], dict[str, Any]], object]) -> Path:
+    """A copy of the run after a change of its record and of the list of its files, which is signed anew."""
+    run = shutil.copytree(honest, place / "hostile")
+    record, listed = json.loads((run / "record.json").read_text()), list_of(run)
+    change(record, listed)
+    (run / "record.json").write_text(json.dumps(record))
+    listed["files"]["record.json"] = {
+        "bytes": (run / "record.json").stat().st_size,
+        "sha256": file_sha256(run / "record.json"),
+    }
+    (run / LIST).write_bytes(_text(_signed(listed)))
+    return run
+
+
+LONG_STEP = f"checkpoints/step-{'9' * 5000}.pt"
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda _, listed: listed["outside"].update({LONG_STEP: {"sha256": "0"}}), "checkpoints: "),
+        (lambda record, _: record["corpus"].update(folder="a\0b"), "corpus: "),
+        (lambda record, _: record["corpus"].update(folder="\ud800"), "corpus: "),
+        (lambda record, _: record["glue"]["pretrained"]["seeds"].__setitem__(0, "x" * 300), "scores: "),
+        (lambda record, _: record["glue"].update({"x" * 300: record["glue"]["pretrained"]}), "scores: "),
+    ],
+)
+def test_what_a_check_stumbles_over_is_a_problem_and_hides_no_finding(
+    change: Callable[[dict[str, Any], dict[str, Any]], object],
+    told: str,
+    honest_run: Path,
+    tmp_path: Path,
+    compose: Callable[..., dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+    means: Means,
+) -> None:
+    run = hostile(honest_run, tmp_path, change)
+    with pytest.raises(SystemExit) as ended:
+        verify.main(compose(f"data.corpus={run}", "verify.json=true"), means.make_tasks, means.search)
+    found = json.loads(capsys.readouterr().out)
+    assert ended.value.code == 1 and not found["in_order"] and len(found["findings"]) == len(RULES)
+    (problem,) = [problem for problem in found["problems"] if problem.startswith(f"{told}cannot be judged (")]
+    assert len(problem) < 150
+
+
+FORGED = "glue\x1b[2J\n::error::x\nruns/a: in order, closed division\x1b[8m\ud800"
+
+
+def test_the_text_of_a_stranger_neither_steers_the_terminal_nor_begins_a_line(
+    honest_run: Path,
+    tmp_path: Path,
+    compose: Callable[..., dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+    means: Means,
+) -> None:
+    """A program gets it as it is."""
+
+    def change(record: dict[str, Any], listed: dict[str, Any]) -> None:
+        record["corpus"]["sources"][0]["name"] = FORGED
+        record["rules_version"] = record["glue"]["pretrained"]["suite"] = FORGED
+        listed["files"][FORGED] = {"bytes": 1, "sha256": "0"}
+
+    run = hostile(honest_run, tmp_path, change)
+    for more in ([], ["verify.json=true"]):
+        with pytest.raises(SystemExit):
+            verify.main(compose(f"data.corpus={run}", *more), means.make_tasks, means.search)
+        out, err = capsys.readouterr()
+        said = (err or out).splitlines()
+        assert len([line for line in said if "::error::x" in line]) >= 3 and all(map(str.isprintable, said))
+        assert not [line for line in said if line.startswith(("::", "runs/a"))]
+    assert any(FORGED in problem for problem in json.loads(out)["problems"])
+
+
+@pytest.mark.parametrize("altered", [False, True])
+def test_a_corpus_as_json(
+    altered: bool,
+    tmp_path: Path,
+    make_corpus: Callable[..., Path],
+    compose: Callable[..., dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+    means: Means,
+) -> None:
+    corpus = make_corpus(tmp_path / "corpus", documents=60)
+    if altered:
+        (corpus / "train-00000.bin").write_bytes(b"")
+    ended = pytest.raises(SystemExit, match=r"^1$") if altered else nullcontext()
+    with ended:
+        verify.main(compose(f"data.corpus={corpus}", "verify.json=true"), means.make_tasks, means.search)
+    found = json.loads(capsys.readouterr().out)
+    assert (found["corpus"], found["in_order"]) == (str(corpus), not altered)
+    assert ["train-00000.bin: its SHA-256" in problem for problem in found["problems"]] == [True] * altered
 
 
 @pytest.mark.parametrize("name", ["honest.zip", "honest.record (1).zip", "honest"])

@@ -88,6 +88,14 @@ def test_what_a_pull_request_changes_is_verified(change: Change, verified: list[
     assert asked == [f"verify {RECORDS}/{name}" for name in verified or []]
 
 
+def test_no_text_of_a_record_is_a_command_to_the_runner() -> None:
+    """Where it may be printed, commands are stopped before, until a word that nobody can know."""
+    before = [step["run"].partition("cramming ")[0] for step in JOB["steps"] if "cramming " in step.get("run", "")]
+    assert len(before) == 2 and all(
+        'echo "::stop-commands::$(cat /proc/sys/kernel/random/uuid)"' in one for one in before
+    )
+
+
 def test_a_commit_that_is_not_there_is_no_empty_change(tmp_path: Path) -> None:
     (tmp_path / "proposed").mkdir()
     git(tmp_path / "proposed", "init", "-q")

@@ -81,6 +81,8 @@ def test_a_failed_trick_is_refused_unless_forced(compose: Compose, tmp_path: Pat
     gate.save(gates, "here", [FAILED])
     with pytest.raises(UserError, match=r"checkpoint_every=1: .*strayed by 0.4 nats .*step 30.*\['checkpoint all'\]"):
         gate.check(settings, "here", "cpu", "fp32")
+    with pytest.raises(UserError, match=r"^memory\.checkpoint_every=3: the trick 'checkpoint all' failed"):
+        gate.check(compose(f"gates={gates}", "memory.checkpoint_every=3"), "here", "cpu", "fp32")
     forced = settings | {"forced": ["checkpoint all"]}
     assert gate.check(forced, "here", "cpu", "fp32")["checkpoint all"] == "forced"
     assert "checkpoint all" not in gate.check(compose(f"gates={gates}"), "here", "cpu", "fp32")

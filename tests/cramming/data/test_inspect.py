@@ -9,6 +9,7 @@ import pytest
 
 from cramming.cli import with_positional
 from cramming.config import UserError
+from cramming.data import inspect
 from cramming.data.corpus import Corpus
 from cramming.data.inspect import main
 from data_prep import prepare
@@ -53,6 +54,14 @@ def test_one_document_is_shown_whole(corpus: Corpus, capsys: pytest.CaptureFixtu
     assert len(shown) > 400 and shown in (corpus.folder.parent / "a.txt").read_text()
     with pytest.raises(UserError, match=rf"inspect\.document={last + 1}: the train split .* documents 0 to {last}"):
         main(config(corpus.folder, document=last + 1))
+
+
+def test_the_lines_of_a_document_stay_lines_and_steer_no_terminal(
+    corpus: Corpus, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspect, "_texts", lambda *_: [(0, 3, "one\n\ntwo\x1b[2J")])
+    main(config(corpus.folder, documents=1))
+    assert capsys.readouterr().out.endswith(" tokens:\none\n\ntwo\ufffd[2J\n")
 
 
 def test_a_corpus_that_was_altered_is_shown_and_named(

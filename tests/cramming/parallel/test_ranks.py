@@ -22,10 +22,11 @@ from cramming.optim.build import NEED_WHOLE_MATRICES, OPTIMIZERS
 from cramming.parallel.mesh import COMPRESSIONS, data_size
 from cramming.record import load_metrics, load_record, run_lock
 
-from .rank_worker import assert_same, launch, run_cases
+from .rank_worker import assert_same, launch, run_cases, train
 
 TOLERANCE = 1e-5
 ONE = ["model=tiny", "model.num_layers=1", "train.micro_batch=8"]
+SHARED = [*ONE, "objective=rtd"]
 CUTTABLE = sorted(OPTIMIZERS.keys() - {*NEED_WHOLE_MATRICES, "adamw"})
 # On how many processes, and how; a step's eight sequences are two micro-batches in each of two processes, one in four.
 PLAIN = {
@@ -47,19 +48,21 @@ COMPRESSED = {name: [*PLAIN["ddp-4"][1], f"parallel.compression={name}"] for nam
 @pytest.fixture(scope="module")
 def spread(case: Callable[..., dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Of each case what every rank found. Two copies of two shards leave a checkpoint of step 3, from which others go
-    on; there copies are also cut by `tp`."""
+    on; there copies are also cut by `tp`. So do two models that share a table, from one strategy to another."""
     folder = tmp_path_factory.mktemp("spread")
-    three, six = str(folder / "three.pt"), str(folder / "six.pt")
+    three, six, shared = (str(folder / f"{name}.pt") for name in ("three", "six", "shared"))
     cut_twice = ["parallel=zero3", "train.micro_batch=4", "parallel.tp=2", "parallel.shards=2"]
     cases = {
         **{name: case(ONE + how, ranks) for name, (ranks, how) in SPREAD.items()},
         "to 3": case(ONE + HYBRID["zero3-2x2"][1], 4, steps=3, save=three),
         "to 6": case(ONE + cut_twice, 4, steps=3, load=three, save=six),
         "to 9": case([*ONE, *PLAIN["zero1-2"][1], "parallel.shards=1"], 2, steps=3, load=six),
+        "shared to 3": case(SHARED + PLAIN["zero3-2"][1], 2, steps=3, save=shared),
+        "shared to 6": case([*SHARED, *PLAIN["zero1-2"][1], "memory.offload_optimizer=true"], 2, steps=3, load=shared),
         **{name: case(ONE + how, 4, steps=14) for name, how in COMPRESSED.items()},
         **{name: case([*ONE, *PLAIN["zero3-2"][1], f"optim={name}"], 2, steps=4) for name in CUTTABLE},
     }
-    return run_cases(folder, cases)
+    return {**run_cases(folder, cases), "shared": shared}
 
 
 @pytest.mark.parametrize("name", SPREAD)
@@ -89,6 +92,14 @@ def test_optimizers_that_are_not_refused_work_on_cut_weights(spread: Any, alone:
 def test_a_checkpoint_of_copies_of_shards_goes_on_in_others(spread: Any, alone: Any) -> None:
     found = [step for name in ("to 3", "to 6", "to 9") for step in spread[name][0]["steps"]]
     assert_same("2 x 2, 1 x 2 x 2, 2 x 1", found, alone(ONE)["steps"][:9])
+
+
+def test_a_parameter_with_two_names_is_loaded_by_both(spread: Any, alone: Any, case: Callable[..., Any]) -> None:
+    """The generator of objective=rtd has the encoder's token table."""
+    found = [step for name in ("shared to 3", "shared to 6") for step in spread[name][0]["steps"]]
+    one = train(case(SHARED, steps=3, load=spread["shared"]))["steps"]
+    assert_same("zero3 to zero1", found, alone(SHARED, steps=6)["steps"])
+    assert_same("zero3 to one", one, found[3:])
 
 
 @pytest.mark.parametrize("name", [*PLAIN, *HYBRID])

@@ -106,6 +106,7 @@ def test_where_nothing_fits_it_says_what_is_missing(
         (["precision=fp8", "plan.device=A100"], "(compute capability 8.9 or newer), this is A100 40GB"),
         (["precision=fp8", "plan.device=cpu"], "precision.mode=fp8: needs an Ada or Hopper GPU"),
         (["memory=offload-all"], "memory.offload_weights=true: fp16"),
+        (["parallel=tp", "memory.offload_weights=true"], "works in one process only, this run has 2"),
         (["precision.residual=bf16"], "they are in fp16"),
         (["memory.offload_weights=true", "runtime.compile=model", "precision=bf16"], "works uncompiled only"),
     ],
@@ -213,6 +214,18 @@ def test_a_growing_batch_is_planned_in_micro_batches_that_divide_its_steps(compo
     assert found["proposed"]["micro_batch"] == 16  # of 32
     with pytest.raises(UserError, match=r"train\.batch_ramp lets the batch grow by"):
         planned(compose, tmp_path, *ramp, "train.micro_batch=32")
+
+
+@pytest.mark.parametrize("parallel", ["zero3", "tp", "pp"])
+def test_a_model_that_will_be_spread_is_planned_on_one_device(
+    compose: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str], parallel: str
+) -> None:
+    """Which is said; and no micro-batch is proposed that a pipeline of two stages could not be filled with."""
+    card = ("plan.device=A100", "precision=bf16")
+    found, one = (planned(compose, tmp_path, *card, f"parallel={name}") for name in (parallel, "ddp"))
+    assert found["options"][0] == one["options"][0]
+    assert found["proposed"]["micro_batch"] == (16 if parallel == "pp" else 32)
+    assert capsys.readouterr().out.count("parallel: memory and time are those of one device") == 1
 
 
 @pytest.mark.parametrize(

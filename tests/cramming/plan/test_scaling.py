@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from cramming.checks import Config
-from cramming.config import build
+from cramming.checks import Config, check
+from cramming.config import UserError, build
 from cramming.plan.main import main
-from cramming.plan.scaling import NETWORKS, Link, Network, Split, device_bytes, gradient_seconds, predictions
+from cramming.plan.scaling import NETWORKS, Link, Network, Split, device_bytes, gradient_seconds, predictions, splits
 from cramming.plan.search import PlanConfig, Target, explore, find_target, planned_config
 
 NETWORK = Network(4, Link(100.0, 0.0), Link(10.0, 0.0), "")
@@ -86,6 +86,40 @@ def test_a_batch_that_does_not_divide_has_no_replicas_alone(planned):
     assert {(p.split.dp, p.split.tp, p.split.pp) for p in predictions(config, target, NETWORKS["pcie"], [4])} == {
         (2, 2, 1), (1, 4, 1),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("overrides", "strategies"),
+    [
+        (["train.micro_batch=auto"], {"ddp", "zero1", "zero2", "zero3", "tp", "pp"}),
+        (["optim=muon"], {"ddp"}),
+        (["optim=adamw8bit"], {"ddp"}),
+        (["train.average={start: 0.3, every: 0.1}"], {"ddp"}),
+        (["start=cooccurrence"], {"ddp", "zero1", "zero2", "zero3", "tp"}),
+        (["runtime.compile=blocks"], {"ddp", "zero1", "zero2", "zero3", "pp"}),
+        (["tokenizer.vocab_size=961", "model.vocab_size=961"], {"ddp", "zero1", "zero2", "zero3", "pp"}),
+        (["parallel=tp"], {"ddp", "zero1", "zero2", "zero3", "tp", "pp"}),
+    ],
+)
+def test_only_what_pretrain_accepts_is_predicted(compose, planned, overrides, strategies):
+    config = planned_config(compose(*SMALL, *overrides))
+    found = splits(config, planned[1].place, 2, NETWORKS["nvlink"])
+    assert {"tp" if s.tp > 1 else "pp" if s.pp > 1 else s.strategy for s in found} == strategies
+
+
+def test_a_batch_that_grows_is_predicted_in_micro_batches_that_pretrain_accepts(compose, planned):
+    config, target = planned_config(compose(*SMALL, "train.batch_ramp={start: 0.5, until: 0.5}")), planned[1]
+    found = predictions(config, target, NETWORKS["nvlink"], [2])
+    assert {p.split.pp for p in found} == {1, 2}
+    for p in found:
+        check(*p.split.as_run(config, target.place, p.micro_batch))
+
+
+def test_settings_that_cannot_be_spread_are_refused_with_the_reason(compose):
+    with pytest.raises(UserError, match=r"train\.batch_size=16 is not a multiple .* x 3 process"):
+        main(compose(*SMALL, "plan.devices=[2,3]"))
+    with pytest.raises(UserError, match=r"memory\.offload_weights=true: works in one process only, this run has 2"):
+        main(compose(*SMALL, "plan.devices=[2]", "memory.offload_weights=true"))
 
 
 def test_the_verb_shows_and_writes_them(compose, tmp_path, capsys):

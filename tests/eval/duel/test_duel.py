@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from typing import Any
 import pytest
 
 from cramming.config import UserError, build
+from cramming.files import lock
+from cramming.journal import limits_of
 from cramming.overrides import compose as compose_settings
 from cramming.overrides import with_implied, with_quotes
 from eval.duel import ladder, main, sides
@@ -21,6 +24,7 @@ from eval.duel.ledger import TERMS, Duel, Ledger
 from eval.duel.main import DuelConfig, Opponent, fight, measure_of, needs_scores, on_the_clock
 from eval.duel.sequential_test import SequentialTest
 from eval.duel.sides import Side
+from eval.verify import Means, verify_run
 
 Compose = Callable[..., dict[str, Any]]
 
@@ -296,11 +300,23 @@ def test_scores_decide_where_a_side_has_no_masked_lm_loss(
     ladder.show(ledger, as_json=False)
 
 
+def test_a_candidate_that_changes_nothing_is_undecided_for_good_and_has_no_interval(
+    begin: Any, config: DuelConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Fought(monkeypatch, lambda name: 5.0 + int(name[-1]))
+    ledger, opponents = begin()
+    fight(ledger, "d0", [0, 1], opponents, config, seed=0)
+    *_, last_pair, verdict = capsys.readouterr().out.splitlines()
+    assert "mean difference +0.0000 [–, –], p 1" in last_pair
+    assert "neither wins nor loses, its pinned validation loss differs by +0.0000 nats [–, –], p 1" in verdict
+
+
 @pytest.mark.parametrize(
     ("base", "candidate", "labels"),
     [
         (["a=1", "budget.minutes=8"], ["a=2", "budget.minutes=4"], ("a=2", "a=1")),
         (["a=1", "budget.minutes=8"], ["a=1", "budget.minutes=4"], ("budget.minutes=4", "budget.minutes=8")),
+        (["budget.hours=null", "budget.minutes=8"], ["budget.minutes=4"], ("budget.minutes=4", "budget.minutes=8")),
         (["a=1"], ["a=1", "b=2"], ("b=2", "the same without it")),
         (["a=1", "b=2"], ["a=1"], ("without what the base sets", "b=2")),
     ],
@@ -331,11 +347,41 @@ def test_both_sides_need_the_same_text_and_one_budget(compose: Compose, make_cor
             on_the_clock(against(less, candidate), [])
 
 
+def test_a_sides_budget_replaces_the_shared_one_in_whichever_unit() -> None:
+    shared = with_implied(["budget.minutes=1", "budget.clock=cpu"])
+    for text, limits in (
+        ("", {"hours": 1 / 60}),
+        ("budget.minutes=0.5", {"hours": 0.5 / 60}),
+        ("budget.hours=0.001", {"hours": 0.001}),
+        ("+budget.steps=20", {"steps": 20}),
+    ):
+        found = main._opponent("candidate", shared, text).settings["budget"]
+        assert limits_of(found) == limits and found["clock"] == "cpu"
+
+
 def test_a_run_that_is_no_side_decides_nothing(compose: Compose, config: DuelConfig, tmp_path: Path) -> None:
     """One of the default name, whose model could not be scored."""
     (tmp_path / "runs" / "default" / "final").mkdir(parents=True)
     side = compose("model=tiny", "eval=embedded", "device=cpu", f"runs={tmp_path / 'runs'}")
     main.check_sides(against(side, side), replace(config, glue=True))
+
+
+@pytest.mark.parametrize("name", ["o'b", "a\\", "${seed}"])
+def test_a_side_is_started_in_a_folder_of_any_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **_: commands.append(command))
+    sides._start("pretrain", Side(tmp_path / name / "base-0", []), None)
+    (command,) = commands
+    assert compose_settings(with_quotes(command[command.index("pretrain") + 1 :]))["runs"] == str(tmp_path / name)
+
+
+def test_of_a_scored_side_only_the_weights_are_missing(honest_run: Path, means: Means, tmp_path: Path) -> None:
+    run = shutil.copytree(honest_run, tmp_path / "base-0")
+    Side(run, []).drop_weights()
+    found = verify_run(run, means)
+    assert found.in_order and found.division == "closed" and "39 values of 9 tasks" in found.looked_at[0]
+    gone = {path.relative_to(honest_run).parts[0] for path in honest_run.rglob("*")} - {p.name for p in run.iterdir()}
+    assert gone == {"checkpoints", "final"}
 
 
 @pytest.fixture
@@ -372,8 +418,9 @@ def test_after_kill_9_the_sides_train_on_and_the_duel_goes_on(
     starts, ends = ([json.loads(lines[k])["wall"] for lines in journals] for k in (0, -1))
     assert max(starts) < killed < max(ends) and len(starts) == 2, "begun before, ended after, not begun again"
     assert not list(tmp_path.glob("duels/*/*/final")), "weights are no result"
-    again, _ = duel(*words, "--json").communicate(timeout=60)
-    assert json.loads(again) == found
+    with lock(tmp_path / "duels", "fighting another duel"):
+        again, err = duel(*words, "--json").communicate(timeout=60)
+    assert again and json.loads(again) == found, err
     longer = duel(*words, "duel.pairs=4")
     assert "with seeds 0 to 2, under another rule" in longer.communicate(timeout=60)[1] and longer.returncode
 
