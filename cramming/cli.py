@@ -6,6 +6,7 @@ that escapes is a defect of ours and keeps its traceback.
 """
 
 import importlib
+import io
 import os
 import platform
 import signal
@@ -123,7 +124,8 @@ def main() -> None:
     """The console script: dispatch to a verb; exit code 0, 2 for a user's mistake, 130 for Ctrl-C, 143 for SIGTERM."""
     if (system := platform.system()) not in SYSTEMS:
         _fail(f"{system}: runs on {' and '.join(SYSTEMS.values())} only; on Windows take WSL2, which is Linux")
-    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # as stderr is: any text can be shown
+    if isinstance(sys.stdout, io.TextIOWrapper):  # it may be closed
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr is: any text can be shown
     verb, *rest = sys.argv[1:] or ["help"]
     by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     if verb in ("-h", "--help", "help"):
@@ -218,7 +220,9 @@ def run_verb(verb: str, arguments: Sequence[str]) -> None:
             if HydraConfig.get().mode != RunMode.MULTIRUN:
                 _call_verb(verb, settings, words)
             elif ended := without_model(verb, settings):
-                print(f"name={settings['name']}: its run ended without a model ({ended}), so it is left out")
+                from cramming.progress import say
+
+                say(f"name={settings['name']}: its run ended without a model ({ended}), so it is left out")
             else:  # each job in a process of its own: its budget clock counts from the start of its process
                 run_or_exit([verb, *given_overrides(), *[CHECK] * words.check])
 
@@ -246,10 +250,11 @@ def check_points(verb: str, points: Sequence[list[str]]) -> None:
     for point in points:
         settings = compose(point)
         try:
-            if not without_model(verb, settings):
+            ended = without_model(verb, settings)
+            if trains or not ended:
                 check(verb, settings)
-                if trains:
-                    refuse_finished_run(settings)
+            if trains and not ended:
+                refuse_finished_run(settings)
         except UserError as error:
             varied = [word for word in point if any(word not in other for other in points)]
             raise UserError(f"{' '.join(varied) or 'every point'}: {error}") from None
@@ -262,14 +267,20 @@ def check_points(verb: str, points: Sequence[list[str]]) -> None:
 
 
 def without_model(verb: str, settings: Mapping[str, Any]) -> str:
-    """How a point of a multirun has ended that left no model, where the others are to go on; empty for all else."""
+    """How a point of a multirun has ended that left no model, where the others are to go on; empty for all else, and
+    where the run was another one, with other settings."""
     from cramming.record import WITHOUT_MODEL, is_run, load_record, run_folder
 
-    if verb != "glue" and not (verb in ("run", "pretrain") and settings["resume"]):
+    scores_it = verb == "glue" and not settings["model_path"]
+    if not scores_it and not (verb in ("run", "pretrain") and settings["resume"]):
         return ""
     folder = run_folder(settings)
-    status = load_record(folder).get("pretrain", {}).get("status") if is_run(folder) else None
-    return str(status) if status in WITHOUT_MODEL else ""
+    record = load_record(folder) if is_run(folder) else {}
+    status = record.get("pretrain", {}).get("status")
+    if status not in WITHOUT_MODEL:
+        return ""
+    is_another = not scores_it and any(_load("cramming.resume:other_settings")(record, settings))
+    return "" if is_another else str(status)
 
 
 def with_positional(verb: str, arguments: Sequence[str]) -> list[str]:

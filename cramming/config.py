@@ -12,6 +12,7 @@ import json
 import math
 import re
 import types
+import unicodedata
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -204,15 +205,24 @@ def _describe(kind: Any) -> str:
 
 def shown(value: Any) -> str:
     """As a user types it: null, true, `[a, b]`, and a section as `{start: 0.3, every: 0.1}`."""
-    if isinstance(value, str | Path):
-        return str(value)
-    return json.dumps(value, default=dataclasses.asdict, ensure_ascii=False).replace('"', "")
+    value = dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name}: {shown(one)}' for name, one in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(shown, value))}]"
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
 def printable(text: str) -> str:
-    """One line, without control characters and halves of a surrogate pair; signs that part or join letters stay."""
-    signs = (c if c.isprintable() or c in "\u200c\u200d" else " " if c.isspace() else "\ufffd" for c in text)
-    return "".join(signs)
+    """One line, without control characters, halves of a surrogate pair and what turns the direction of all that
+    follows; other signs without a shape of their own stay."""
+    shown = (c if c.isprintable() or _is_format(c) else " " if c.isspace() else "\ufffd" for c in text)
+    return "".join(shown)
+
+
+def _is_format(sign: str) -> bool:
+    turns = "\u202a" <= sign <= "\u202e" or "\u2066" <= sign <= "\u2069"
+    return unicodedata.category(sign) == "Cf" and not turns
 
 
 def plain_numbers(node: Any) -> Any:

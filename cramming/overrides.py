@@ -51,6 +51,8 @@ def parse(verb: str, words: Sequence[str]) -> Words:
     require(not found.json or verb in WITH_JSON, f"{JSON}: is for the verbs {' and '.join(WITH_JSON)}")
     overrides = [*found.overrides, *[f"{verb}.json=true"] * found.json]
     if found.config_dir is not None:
+        typed = [word for word in overrides if word.startswith("hydra.searchpath=")]
+        require(not typed, f"--config-dir={found.config_dir} {' '.join(typed)}: give one of the two, with all folders")
         overrides.insert(0, searchpath(found.config_dir))
     flags = [word for word in words if word not in (CHECK, JSON, *found.overrides)]
     return Words(with_quotes(with_implied(overrides)), flags, found.check, found.multirun)
@@ -59,7 +61,7 @@ def parse(verb: str, words: Sequence[str]) -> Words:
 def searchpath(config_dir: str) -> str:
     """`--config-dir`, a folder of groups beside ours, as an override, which goes to child processes as well.
 
-    Hydra looks there after our own files, not before them as for the flag: a name that both have is refused.
+    Ours come first in Hydra's search, so that a name that both have would be ignored: it is refused.
     """
     folder = Path(config_dir).absolute()
     require(folder.is_dir(), f"--config-dir={config_dir}: no such folder")
@@ -121,7 +123,7 @@ def _written_out(override: str) -> str:
     if re.fullmatch(r"\d[\d.]*|true|false|null", value) and (config_folder() / name).is_dir():
         return f"{name}='{value}'"  # the name of a file, which Hydra says that there is not
     if name.lstrip("+") == "precision" and "," in value and "fp32" in value.split(","):
-        raise UserError(f"{override}: fp32 is no mode alone, but without TF32 too; sweep precision.mode={value}")
+        raise UserError(f"{override}: precision=fp32 also switches TF32 off; sweep precision.mode={value}")
     for form, meant in SHORT:
         if re.fullmatch(rf"\+{{0,2}}{form}", override):
             return re.sub(rf"^\+{{0,2}}{form}$", meant, override)

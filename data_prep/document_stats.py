@@ -114,5 +114,5 @@ def write_orders(
         order_D = np.argsort(stats.sort_key(name, stream, token_use), kind="stable").astype("<u4")
         written[name] = f"order-{name}.npy"
         np.save(buffer := io.BytesIO(), order_D)  # numpy's own writing to a file loses the system's errors
-        overwrite_atomically(folder / written[name], partial(Path.write_bytes, data=buffer.getvalue()))
+        overwrite_atomically(folder / written[name], partial(Path.write_bytes, data=buffer.getbuffer()))
     return written

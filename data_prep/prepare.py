@@ -217,10 +217,10 @@ def _trained_tokenizer(preparation: Preparation) -> Tokenizer:
         try:
             model = training.train(sample, config)
         except UserError as error:
-            if damage:
-                left_out = ", ".join(f"{count} {reason}" for reason, count in sorted(damage.items()))
-                error.args = (f"{error}; left out as damaged: {left_out}",)
-            raise
+            if not damage:
+                raise
+            left_out = ", ".join(f"{count} {reason}" for reason, count in sorted(damage.items()))
+            raise UserError(f"{error}; left out as damaged: {left_out}") from None
     else:  # in a process of its own: the libraries answer no Ctrl-C, and abort for want of memory
         with process_pool(1, TRAINER_DIED) as submit:
             model = submit(training.train, sample, config).result()

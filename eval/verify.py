@@ -7,6 +7,7 @@ the tasks' text (data_prep/again.py), where both are there. What all this cannot
 "What no check here can show").
 """
 
+import errno
 import json
 import os
 import re
@@ -112,11 +113,16 @@ def verify_run(folder: Path, means: Means) -> Verification:
 
 @contextmanager
 def _problem_of(what: str, problems: list[str]) -> Iterator[None]:
-    """A check that fails inside is one of the run's problems; a UserError is about the verifier's own files."""
+    """A check that fails inside is one of the run's problems; a UserError, a full disk, memory or rights are the
+    verifier's own. A run can only name a file that no system has."""
     try:
         yield
-    except UserError:
+    except (UserError, MemoryError):
         raise
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        problems.append(not_judged(what, error))
     except Exception as error:
         problems.append(not_judged(what, error))
 

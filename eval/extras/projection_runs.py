@@ -5,8 +5,8 @@ tenth of it is not what a run with a tenth of the budget learns (Hoffmann et al.
 language models", section 2): losses within a run are too high for the compute that they took.
 """
 
-import math
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -126,14 +126,16 @@ def _unit(record: Record) -> str:
 def budgets_of(points: Sequence[Point]) -> list[list[Point]]:
     """The points of each budget, seeds together, in order of their compute. Budgets in different units whose runs took
     the same compute, such as 20 steps and their number of tokens, are one."""
-    ordered = sorted(points, key=lambda point: point.exaflops)
-    most = {point.budget: point.exaflops for point in ordered}
-    groups, end = list[list[Point]](), -math.inf
-    for point in ordered:
-        if point.exaflops > end:
-            groups.append([])
-        groups[-1].append(point)
-        end = max(end, most[point.budget])
+    compute, own = attrgetter("exaflops"), dict[tuple[str, float], list[Point]]()
+    for point in sorted(points, key=compute):
+        own.setdefault(point.budget, []).append(point)
+    groups = list[list[Point]]()
+    for (unit, _), found in own.items():
+        overlaps = groups and found[0].exaflops <= groups[-1][-1].exaflops
+        if overlaps and unit not in {point.budget[0] for point in groups[-1]}:
+            groups[-1] = sorted([*groups[-1], *found], key=compute)
+        else:
+            groups.append(found)
     return groups
 
 

@@ -9,6 +9,7 @@ runs over one tokenizer and one text only: where they differ (`vocab`, `data`), 
 no study of runs, but of update rules, and has a module of its own (eval/extras/pipelines.py).
 """
 
+import math
 import re
 import statistics
 import sys
@@ -108,10 +109,12 @@ def multiplied(override: str, settings: Mapping[str, Any]) -> str | None:
         value = value.get(key, "nothing") if isinstance(value, Mapping) else "nothing"
     require(isinstance(value, int | float), f"study: {override}: {name}={value} is no number to multiply")
     try:
-        product = value * float(times)
-        return f"{name}={round(product) if isinstance(value, int) else product}"
-    except (ValueError, OverflowError):  # no number, or no finite one
-        raise UserError(f"study: {override}: {times} is no number to multiply with") from None
+        factor = float(times)
+    except ValueError:
+        factor = math.nan
+    require(math.isfinite(factor), f"study: {override}: {times} is no number to multiply with")
+    product = value * factor
+    return f"{name}={round(product) if isinstance(value, int) else product}"
 
 
 def main(settings: dict[str, Any]) -> None:

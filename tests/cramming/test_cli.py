@@ -231,7 +231,7 @@ class TestChildren:
         self, run: Run, commands: list[list[str]], tmp_path: Path, status: str
     ) -> None:
         """Once they are to go on; `glue` has nothing to score of it."""
-        write_record_section(tmp_path / "runs" / "a", pretrain={"status": status})
+        write_record_section(tmp_path / "runs" / "a", pretrain={"status": status}, config=compose(["name=a"]))
         ended = run("pretrain", "-m", "name=a,b")
         assert ended.code == 2 and ended.err.startswith("cramming: name=a: ") and not commands
         for words in (["pretrain", "resume=true"], ["run", "resume=true"], ["glue"]):
@@ -239,6 +239,8 @@ class TestChildren:
             assert ended.code == 0 and f"name=a: its run ended without a model ({status})" in ended.out
             assert [(command[0], command[-1]) for command in commands] == [(words[0], "name=b")]
             commands.clear()
+        other = run("pretrain", "resume=true", "-m", "name=a,b", "optim.lr=1")
+        assert other.code == 2 and other.err.startswith("cramming: name=a: "), "of other settings it is another run's"
 
     @pytest.mark.parametrize("flag", ["--config-dir=my", "hydra.searchpath=[file://my]"])
     def test_children_find_what_is_in_a_folder_of_the_users(
