@@ -19,6 +19,12 @@ def test_a_closed_pipe_is_not_an_error() -> None:
     assert done.stderr == ""
 
 
+def test_a_closed_output_is_not_an_error() -> None:
+    """As some daemons start a program."""
+    done = subprocess.run(["sh", "-c", f"{sys.executable} -m cramming help >&-"], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_work_that_a_closed_pipe_ends_is_not_taken_for_done(tmp_path: Path) -> None:
     shell = f"set -o pipefail; {sys.executable} -m cramming prepare data.corpus={tmp_path}/c | true"
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False, cwd=tmp_path)

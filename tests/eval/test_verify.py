@@ -1,5 +1,6 @@
 """`cramming verify`: a run, its archive and the records that are shipped are in order; one changed byte is named."""
 
+import errno
 import json
 import shutil
 from collections.abc import Callable
@@ -84,6 +85,17 @@ def hostile(honest: Path, place: Path, change: Callable[[dict[str, Any], dict[st
 
 
 LONG_STEP = f"checkpoints/step-{'9' * 5000}.pt"
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), MemoryError()])
+def test_the_verifiers_own_troubles_are_no_problems_of_the_run(
+    honest_run: Path, means: Means, error: Exception
+) -> None:
+    def fail(*_: object) -> bool:
+        raise error
+
+    with pytest.raises(type(error)):
+        verify_run(honest_run, replace(means, make_tasks=fail))
 
 
 @pytest.mark.parametrize(
