@@ -27,7 +27,9 @@ SIZES = [4 * 4**k for k in range(2, 12)]  # bytes in all, 64 B to 16 MiB
 SECONDS_EACH = 0.6
 
 
-def collectives(rank: int, world: int, device: torch.device) -> dict[str, Callable[[int], Callable[[], object]]]:
+def collectives(
+    rank: int, world: int, device: torch.device
+) -> dict[str, Callable[[int], Callable[[], object]]]:
     """By name: what makes, for a number of bytes, the call that is timed."""
 
     def whole(num_bytes: int) -> Tensor:
@@ -60,7 +62,12 @@ def collectives(rank: int, world: int, device: torch.device) -> dict[str, Callab
 
         return there_and_back
 
-    return {"all_reduce": all_reduce, "all_gather": all_gather, "reduce_scatter": reduce_scatter, "message": message}
+    return {
+        "all_reduce": all_reduce,
+        "all_gather": all_gather,
+        "reduce_scatter": reduce_scatter,
+        "message": message,
+    }
 
 
 def fastest(call: Callable[[], object], device: torch.device) -> float:
@@ -73,7 +80,9 @@ def fastest(call: Callable[[], object], device: torch.device) -> float:
         call()
         if device.type == "cuda":
             torch.cuda.synchronize()
-        report = torch.tensor([time.perf_counter() - began, float(time.perf_counter() > until)], device=device)
+        report = torch.tensor(
+            [time.perf_counter() - began, float(time.perf_counter() > until)], device=device
+        )
         dist.all_reduce(report, dist.ReduceOp.MAX)
         if repeat > 2:
             times.append(float(report[0]))
@@ -82,7 +91,9 @@ def fastest(call: Callable[[], object], device: torch.device) -> float:
     return min(times)
 
 
-def fit(sizes: list[int], seconds: list[float], rounds: float, moved: float) -> tuple[Link, list[float]]:
+def fit(
+    sizes: list[int], seconds: list[float], rounds: float, moved: float
+) -> tuple[Link, list[float]]:
     """The link, and the errors at all sizes. A call takes `rounds` latencies, moves `moved` of its bytes."""
     size_N, second_N = np.array(sizes), np.array(seconds)
     design_N2 = np.stack([np.full(len(sizes), rounds), moved * size_N], axis=1) / second_N[:, None]
@@ -93,7 +104,9 @@ def fit(sizes: list[int], seconds: list[float], rounds: float, moved: float) -> 
 
 def main() -> None:
     """One process of torchrun."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True)
     out = parser.parse_args().out
     on_gpu = torch.cuda.is_available()
@@ -103,15 +116,24 @@ def main() -> None:
     dist.init_process_group("nccl" if on_gpu else "gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     half = rounds_of(world), (world - 1) / world
-    costs = {"all_reduce": (2 * half[0], 2 * half[1]), "all_gather": half, "reduce_scatter": half, "message": (2, 2)}
+    costs = {
+        "all_reduce": (2 * half[0], 2 * half[1]),
+        "all_gather": half,
+        "reduce_scatter": half,
+        "message": (2, 2),
+    }
     found = {}
     for name, make in collectives(rank, world, device).items():
         seconds = [fastest(make(size), device) for size in SIZES]
         link, errors = fit(SIZES, seconds, *costs[name])
         found[name] = {
-            "bytes": SIZES, "seconds": seconds, "bandwidth": link.bandwidth, "latency": link.latency,
-            "errors": errors, "worst_held_out_error": max(map(abs, errors[1::2])),
-        }  # fmt: skip
+            "bytes": SIZES,
+            "seconds": seconds,
+            "bandwidth": link.bandwidth,
+            "latency": link.latency,
+            "errors": errors,
+            "worst_held_out_error": max(map(abs, errors[1::2])),
+        }
         if rank == 0:
             print(
                 f"{name}: {link.bandwidth / 1e9:.3g} GB/s, {link.latency * 1e6:.3g} us; held-out sizes within"
@@ -119,7 +141,9 @@ def main() -> None:
             )
     if rank == 0:
         about = {"world_size": world, "backend": dist.get_backend(), "torch": torch.__version__}
-        about["device"] = torch.cuda.get_device_name() if on_gpu else platform.processor() or platform.machine()
+        about["device"] = (
+            torch.cuda.get_device_name() if on_gpu else platform.processor() or platform.machine()
+        )
         write_atomically(out, json.dumps({**about, "collectives": found}, indent=1) + "\n")
     dist.destroy_process_group()
 

@@ -25,18 +25,24 @@ from cramming.record import load_record
 CPU = torch.device("cpu")
 ROOT = Path(__file__).resolve().parent.parent
 CASES = {
-    "none": [], "bf16": ["parallel.compression=bf16"],
+    "none": [],
+    "bf16": ["parallel.compression=bf16"],
     "powersgd, rank 4": ["parallel.compression=powersgd"],
     "powersgd, rank 1": ["parallel.compression=powersgd", "parallel.compression.rank=1"],
     "topk, a tenth": ["parallel.compression=topk", "parallel.compression.density=0.1"],
     "topk, a hundredth": ["parallel.compression=topk"],
     "qsgd": ["parallel.compression=qsgd"],
-}  # fmt: skip
+}
 
 
 def settings_of(folder: Path, name: str, overrides: list[str], steps: int) -> dict[str, Any]:
     """Of one run; all read one corpus, which the first verb prepares."""
-    here = [f"runs={folder}/runs", f"corpora={folder}/corpora", f"name={name}", f"budget.steps={steps}"]
+    here = [
+        f"runs={folder}/runs",
+        f"corpora={folder}/corpora",
+        f"name={name}",
+        f"budget.steps={steps}",
+    ]
     rest = ["train.micro_batch=4", "device=cpu", "precision=fp32", "runtime.compile=off"]
     return compose([*here, *rest, *overrides])
 
@@ -61,30 +67,48 @@ def main() -> None:
         train_all(json.loads(asked.jobs.read_text()))
         return
     with tempfile.TemporaryDirectory() as name:
-        folder, environment = Path(name), {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        folder, environment = (
+            Path(name),
+            {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        )
         prepare = [sys.executable, "-m", "cramming", "prepare", f"corpora={folder}/corpora"]
         subprocess.run(prepare, check=True, env=environment, stdout=sys.stderr)
         jobs = {
-            f"{number}-{seed}": settings_of(folder, f"{number}-{seed}", [*overrides, f"seed={seed}"], asked.steps)
+            f"{number}-{seed}": settings_of(
+                folder, f"{number}-{seed}", [*overrides, f"seed={seed}"], asked.steps
+            )
             for number, overrides in enumerate(CASES.values())
             for seed in asked.seeds
         }
         (folder / "jobs.json").write_text(json.dumps(list(jobs.values()), default=str))
-        launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={asked.processes}", __file__]
+        launch = [
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={asked.processes}",
+            __file__,
+        ]
         command = [sys.executable, *launch, "--jobs", str(folder / "jobs.json")]
         subprocess.run(command, check=True, env=environment, stdout=sys.stderr)
-        losses = {run: load_record(folder / "runs" / run)["pretrain"]["validation"]["loss"] for run in jobs}
+        losses = {
+            run: load_record(folder / "runs" / run)["pretrain"]["validation"]["loss"]
+            for run in jobs
+        }
     print(
         f"`python benchmarks/compression.py {' '.join(sys.argv[1:])}`, torch {torch.__version__}, {describe(CPU).name}"
     )
     print(f"\n{asked.processes} processes, {asked.steps} steps, seeds {asked.seeds}\n")
-    print("| gradients | validation loss | beside exact sums of the same seed | spread of it |\n|---|---|---|---|")
+    print(
+        "| gradients | validation loss | beside exact sums of the same seed | spread of it |\n|---|---|---|---|"
+    )
     for number, case in enumerate(CASES):
         found = [losses[f"{number}-{seed}"] for seed in asked.seeds]
         beside = [losses[f"{number}-{seed}"] - losses[f"0-{seed}"] for seed in asked.seeds]
         spread = statistics.stdev(beside if number else found) if len(found) > 1 else float("nan")
         label = "of the loss over seeds: " * (number == 0)
-        print(f"| {case} | {statistics.mean(found):.4f} | {statistics.mean(beside):+.4f} | {label}{spread:.4f} |")
+        print(
+            f"| {case} | {statistics.mean(found):.4f} | {statistics.mean(beside):+.4f} | {label}{spread:.4f} |"
+        )
     print(f"\nRaw, number of the row and seed:\n\n```json\n{json.dumps(losses)}\n```")
 
 

@@ -34,10 +34,20 @@ from eval.duel.sequential_test import RULE, SequentialTest
 from eval.duel.sides import Side
 
 SETTINGS = [
-    "data.size=200000", "tokenizer.vocab_size=1024", "device=cpu", "precision=fp32", "model=tiny",
-    "model.hidden_size=32", "model.num_layers=2", "model.num_heads=2", "model.intermediate_size=48",
-    "train.sequence_length=32", "train.validations=0", "train.validation_tokens=2048", "budget.clock=cpu",
-]  # fmt: skip
+    "data.size=200000",
+    "tokenizer.vocab_size=1024",
+    "device=cpu",
+    "precision=fp32",
+    "model=tiny",
+    "model.hidden_size=32",
+    "model.num_layers=2",
+    "model.num_heads=2",
+    "model.intermediate_size=48",
+    "train.sequence_length=32",
+    "train.validations=0",
+    "train.validation_tokens=2048",
+    "budget.clock=cpu",
+]
 TEST, LONGER, PLANTED = SequentialTest(4, 0.05, 0.0), SequentialTest(8, 0.05, 0.0), 2.0
 
 
@@ -87,7 +97,11 @@ def main() -> None:
 
     rows, found = [], 0
     with tempfile.TemporaryDirectory() as temporary:
-        overrides = [*SETTINGS, f"budget.hours={args.seconds / 3600}", f"corpora={temporary}/corpora"]
+        overrides = [
+            *SETTINGS,
+            f"budget.hours={args.seconds / 3600}",
+            f"corpora={temporary}/corpora",
+        ]
         run_or_exit(["prepare", *overrides], stdout=sys.stderr.fileno())
         settings = compose(overrides)
         sides.train = fork_train(settings)
@@ -99,7 +113,14 @@ def main() -> None:
         opponents = [Opponent(overrides, settings)] * 2
         for number in range(args.duels):
             name = f"self-{number}"
-            duel_main.begin(ledger, name, opponents, ["same", "same"], {**judged, "seed": 1000 * number}, cpu_name())
+            duel_main.begin(
+                ledger,
+                name,
+                opponents,
+                ["same", "same"],
+                {**judged, "seed": 1000 * number},
+                cpu_name(),
+            )
             duel_main.fight(ledger, name, cores, opponents, config, 1000 * number)
             duel = ledger.duels()[name]
             assert duel.verdict is not None
@@ -109,7 +130,9 @@ def main() -> None:
     text, raw = report(rows, found, args.seconds)
     about = f"{cpu_name()}, torch {versions()['torch']}"
     command = f"python benchmarks/duel_honesty.py --duels {args.duels} --seconds {args.seconds}"
-    args.out.with_suffix(".md").write_text(f"# Duels of a recipe against itself\n\n`{command}`: {about}\n\n{text}\n")
+    args.out.with_suffix(".md").write_text(
+        f"# Duels of a recipe against itself\n\n`{command}`: {about}\n\n{text}\n"
+    )
     args.out.with_suffix(".json").write_text(json.dumps({**raw, "differences": rows}) + "\n")
     print(text)
 
@@ -121,15 +144,27 @@ def report(rows: list[list[float]], found: int, seconds: float) -> tuple[str, di
     normal = len(winners(np.random.default_rng(1).normal(0.0, sd, (20_000, TEST.pairs)), TEST))
     predicted = LONGER.pairs_needed(PLANTED)
     assert predicted is not None
-    shuffled = np.random.default_rng(2).permutation(real)[: len(real) // LONGER.pairs * LONGER.pairs]
+    shuffled = np.random.default_rng(2).permutation(real)[
+        : len(real) // LONGER.pairs * LONGER.pairs
+    ]
     ends = winners(shuffled.reshape(-1, LONGER.pairs) - PLANTED * real.std(), LONGER)
     planted = len(shuffled) // LONGER.pairs
     in_time = sum(end <= predicted for end in ends) / planted
     raw = {
-        "duels": len(rows), "seconds": seconds, **asdict(TEST), "with_a_winner": found / len(rows),
-        "normal_with_a_winner": normal / 20_000, "sd_nats": sd, "mean_nats": float(real.mean()),
-        "planted": {"sd": PLANTED, "predicted_pairs": predicted, "duels": planted, "found_in_time": in_time},
-    }  # fmt: skip
+        "duels": len(rows),
+        "seconds": seconds,
+        **asdict(TEST),
+        "with_a_winner": found / len(rows),
+        "normal_with_a_winner": normal / 20_000,
+        "sd_nats": sd,
+        "mean_nats": float(real.mean()),
+        "planted": {
+            "sd": PLANTED,
+            "predicted_pairs": predicted,
+            "duels": planted,
+            "found_in_time": in_time,
+        },
+    }
     lines = [
         f"- {len(rows)} duels of up to {TEST.pairs} pairs, {seconds} s of CPU time a side, error {TEST.error}:"
         f" {found} ended with a winner ({found / len(rows):.1%}); of 20,000 with normal numbers {normal / 20_000:.1%}.",

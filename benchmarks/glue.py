@@ -49,10 +49,22 @@ def hyperparameters(arguments: argparse.Namespace) -> Any:
     from eval.finetune.config import Hyperparameters
 
     return Hyperparameters(
-        epochs=arguments.epochs, batch_size=16, learning_rate=arguments.rate, schedule="cosine", warmup=0.1,
-        weight_decay=0.0, beta1=0.9, beta2=0.98, eps=1e-6, max_grad_norm=None, dropout=0.1, attention_dropout=0.0,
-        pooling="cls", pooler=True, max_length=128,
-    )  # fmt: skip
+        epochs=arguments.epochs,
+        batch_size=16,
+        learning_rate=arguments.rate,
+        schedule="cosine",
+        warmup=0.1,
+        weight_decay=0.0,
+        beta1=0.9,
+        beta2=0.98,
+        eps=1e-6,
+        max_grad_norm=None,
+        dropout=0.1,
+        attention_dropout=0.0,
+        pooling="cls",
+        pooler=True,
+        max_length=128,
+    )
 
 
 def run_cramming(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -65,11 +77,16 @@ def run_cramming(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     encode = load_encoder(source.folder, source.own, hyper.max_length, source.vocab_size)
     encoded = {name: encode_task(task_data, encode) for name, task_data in data.items()}
     how = (source, hyper, arguments.precision, arguments.device)
-    runs = [TaskRun(n, seed, "pretrained", encoded[n], *how) for n in data for seed in arguments.seeds]
+    runs = [
+        TaskRun(n, seed, "pretrained", encoded[n], *how) for n in data for seed in arguments.seeds
+    ]
     runs.sort(key=lambda run: -len(run.data.train.ids_T))
     workers = len(arguments.seeds) if arguments.device == "cuda" else arguments.cores
     found = run_all(runs, min(workers, len(runs)), lambda count: None)
-    return [result(data[r.task], r.seed, p.scored[data[r.task].scored[0].source.entry], p.seconds) for r, p in found]
+    return [
+        result(data[r.task], r.seed, p.scored[data[r.task].scored[0].source.entry], p.seconds)
+        for r, p in found
+    ]
 
 
 def run_trainer(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -80,7 +97,9 @@ def run_trainer(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     tokenizer, data = AutoTokenizer.from_pretrained(arguments.model), read(arguments)
     found = []
     for task_data in data.values():
-        train, dev = (tokenized(tokenizer, split) for split in (task_data.train, task_data.scored[0]))
+        train, dev = (
+            tokenized(tokenizer, split) for split in (task_data.train, task_data.scored[0])
+        )
         for seed in arguments.seeds:
             started = time.perf_counter()
             predictions = train_and_predict(arguments, tokenizer, task_data.task, train, dev, seed)
@@ -94,7 +113,9 @@ def tokenized(tokenizer: Any, split: Any) -> Any:
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def train_and_predict(arguments: argparse.Namespace, tokenizer: Any, task: Any, train: Any, dev: Any, seed: int) -> Any:
+def train_and_predict(
+    arguments: argparse.Namespace, tokenizer: Any, task: Any, train: Any, dev: Any, seed: int
+) -> Any:
     import torch
     from transformers import (
         AutoModelForSequenceClassification,
@@ -105,19 +126,40 @@ def train_and_predict(arguments: argparse.Namespace, tokenizer: Any, task: Any, 
     )
 
     hyper = hyperparameters(arguments)
-    torch.backends.cuda.enable_cudnn_sdp(False)  # as eval/finetune/workers.py does, for both sides alike
+    torch.backends.cuda.enable_cudnn_sdp(
+        False
+    )  # as eval/finetune/workers.py does, for both sides alike
     set_seed(seed)
-    rates = {"hidden_dropout_prob": hyper.dropout, "attention_probs_dropout_prob": hyper.attention_dropout}
-    model = AutoModelForSequenceClassification.from_pretrained(arguments.model, num_labels=task.outputs, **rates)
+    rates = {
+        "hidden_dropout_prob": hyper.dropout,
+        "attention_probs_dropout_prob": hyper.attention_dropout,
+    }
+    model = AutoModelForSequenceClassification.from_pretrained(
+        arguments.model, num_labels=task.outputs, **rates
+    )
     with tempfile.TemporaryDirectory() as folder:
         settings = TrainingArguments(
-            output_dir=folder, num_train_epochs=hyper.epochs, per_device_train_batch_size=hyper.batch_size,
-            per_device_eval_batch_size=hyper.batch_size, learning_rate=hyper.learning_rate, lr_scheduler_type="cosine",
-            warmup_steps=hyper.warmup, weight_decay=hyper.weight_decay, adam_beta1=hyper.beta1, adam_beta2=hyper.beta2,
-            adam_epsilon=hyper.eps, max_grad_norm=0.0, seed=seed, use_cpu=arguments.device == "cpu", report_to="none",
-            save_strategy="no", logging_strategy="no", disable_tqdm=True, bf16=arguments.precision == "bf16",
+            output_dir=folder,
+            num_train_epochs=hyper.epochs,
+            per_device_train_batch_size=hyper.batch_size,
+            per_device_eval_batch_size=hyper.batch_size,
+            learning_rate=hyper.learning_rate,
+            lr_scheduler_type="cosine",
+            warmup_steps=hyper.warmup,
+            weight_decay=hyper.weight_decay,
+            adam_beta1=hyper.beta1,
+            adam_beta2=hyper.beta2,
+            adam_epsilon=hyper.eps,
+            max_grad_norm=0.0,
+            seed=seed,
+            use_cpu=arguments.device == "cpu",
+            report_to="none",
+            save_strategy="no",
+            logging_strategy="no",
+            disable_tqdm=True,
+            bf16=arguments.precision == "bf16",
             dataloader_pin_memory=arguments.device == "cuda",
-        )  # fmt: skip
+        )
         trainer = Trainer(model, settings, DataCollatorWithPadding(tokenizer), train_dataset=train)
         trainer.train()
         logits = trainer.predict(dev).predictions
@@ -130,30 +172,65 @@ def result(data: Any, seed: int, predictions: Any, seconds: float) -> dict[str, 
     from eval.tasks.metrics import score
 
     task = data.task
-    values = score((task.main_metric,), np.asarray(predictions, np.float64), data.scored[0].labels).values
-    return {"task": task.name, "seed": seed, "seconds": round(seconds, 2), "score": 100 * values[task.main_metric]}
+    values = score(
+        (task.main_metric,), np.asarray(predictions, np.float64), data.scored[0].labels
+    ).values
+    return {
+        "task": task.name,
+        "seed": seed,
+        "seconds": round(seconds, 2),
+        "score": 100 * values[task.main_metric],
+    }
 
 
 def measure(side: str, arguments: argparse.Namespace, seeds: list[int]) -> dict[str, Any]:
     """One process of one side, timed from outside. RuntimeError with the end of what it said if it fails."""
-    command = [sys.executable, __file__, "--side", side, "--model", str(arguments.model), "--data", str(arguments.data)]
-    command += ["--epochs", str(arguments.epochs), "--rate", str(arguments.rate), "--cores", str(arguments.cores)]
+    command = [
+        sys.executable,
+        __file__,
+        "--side",
+        side,
+        "--model",
+        str(arguments.model),
+        "--data",
+        str(arguments.data),
+    ]
+    command += [
+        "--epochs",
+        str(arguments.epochs),
+        "--rate",
+        str(arguments.rate),
+        "--cores",
+        str(arguments.cores),
+    ]
     command += ["--precision", arguments.precision, "--device", arguments.device]
     command += ["--tasks", *arguments.tasks, "--seeds", *map(str, seeds)]
     command += ["--examples", str(arguments.examples)] if arguments.examples else []
-    threads = {"OMP_NUM_THREADS": str(arguments.cores if side == "trainer" else 1), "HF_HUB_OFFLINE": "1"}
+    threads = {
+        "OMP_NUM_THREADS": str(arguments.cores if side == "trainer" else 1),
+        "HF_HUB_OFFLINE": "1",
+    }
     here = str(Path(__file__).resolve().parent.parent)
     path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
     begun = time.perf_counter()
     env = {**os.environ, "PYTHONPATH": path, **threads}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, preexec_fn=end_with_parent)
+    done = subprocess.run(
+        command, env=env, capture_output=True, text=True, check=False, preexec_fn=end_with_parent
+    )
     if done.returncode:
         raise RuntimeError(f"{side} ended with code {done.returncode}: {done.stderr[-1500:]}")
     runs = json.loads(done.stdout.splitlines()[-1])
-    return {"side": side, "seeds": seeds, "seconds": round(time.perf_counter() - begun, 2), "runs": runs}
+    return {
+        "side": side,
+        "seeds": seeds,
+        "seconds": round(time.perf_counter() - begun, 2),
+        "runs": runs,
+    }
 
 
-def report(arguments: argparse.Namespace, found: list[dict[str, Any]], examples: dict[str, int]) -> str:
+def report(
+    arguments: argparse.Namespace, found: list[dict[str, Any]], examples: dict[str, int]
+) -> str:
     import torch
     import transformers
 
@@ -175,7 +252,9 @@ def report(arguments: argparse.Namespace, found: list[dict[str, Any]], examples:
         f" {cpu_name()} ({torch.backends.cpu.get_cpu_capability()}); {arguments.precision}, batches of 16, training"
         f" examples: {sizes}. Load average at the end: {os.getloadavg()[0]:.1f}.",
         "",
-        "| side | s in all | examples/s | ratio | " + " | ".join(f"{t}: score, median (all)" for t in examples) + " |",
+        "| side | s in all | examples/s | ratio | "
+        + " | ".join(f"{t}: score, median (all)" for t in examples)
+        + " |",
         "|---|---|---|---|" + "---|" * len(examples),
     ]
     work = arguments.epochs * sum(examples.values()) * len(arguments.seeds)
@@ -186,24 +265,48 @@ def report(arguments: argparse.Namespace, found: list[dict[str, Any]], examples:
         for task in examples:
             runs = [r for f in found if f["side"] == side for r in f["runs"] if r["task"] == task]
             scores = sorted(r["score"] for r in runs)
-            cells.append(f"{statistics.median(scores):.1f} ({', '.join(f'{s:.1f}' for s in scores)})")
+            cells.append(
+                f"{statistics.median(scores):.1f} ({', '.join(f'{s:.1f}' for s in scores)})"
+            )
         lines.append(f"| {' | '.join(cells)} |")
     pairs = ({f["side"]: f["seconds"] for f in found[i : i + 2]} for i in range(0, len(found), 2))
     ratios = [f"{pair['trainer'] / pair['cramming']:.2f}" for pair in pairs]
-    lines += ["", f"Ratio of each pair: {', '.join(ratios)}.", "", "Raw:", "```json", json.dumps(found), "```", ""]
+    lines += [
+        "",
+        f"Ratio of each pair: {', '.join(ratios)}.",
+        "",
+        "Raw:",
+        "```json",
+        json.dumps(found),
+        "```",
+        "",
+    ]
     return "\n".join(lines)
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True, help="folder of a BERT that both sides load")
-    parser.add_argument("--data", type=Path, required=True, help="folder with the official RTE/, MRPC/, CoLA/")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--model", type=Path, required=True, help="folder of a BERT that both sides load"
+    )
+    parser.add_argument(
+        "--data", type=Path, required=True, help="folder with the official RTE/, MRPC/, CoLA/"
+    )
     parser.add_argument("--tasks", nargs="+", default=list(TASKS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--rate", type=float, default=4e-5)
-    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of matrix products, both sides")
-    parser.add_argument("--examples", type=int, help="take this many training examples of each task (a try-out)")
+    parser.add_argument(
+        "--precision",
+        choices=("fp32", "bf16"),
+        default="fp32",
+        help="of matrix products, both sides",
+    )
+    parser.add_argument(
+        "--examples", type=int, help="take this many training examples of each task (a try-out)"
+    )
     parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=Path)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -219,7 +322,10 @@ def main() -> None:
         return
     assert arguments.out, "--out"
     found: list[dict[str, Any]] = []
-    groups = [arguments.seeds[i : i + arguments.cores] for i in range(0, len(arguments.seeds), arguments.cores)]
+    groups = [
+        arguments.seeds[i : i + arguments.cores]
+        for i in range(0, len(arguments.seeds), arguments.cores)
+    ]
     for index, seeds in enumerate(groups):
         for side in SIDES if index % 2 == 0 else SIDES[::-1]:
             found.append(measure(side, arguments, seeds))

@@ -19,7 +19,9 @@ def main() -> None:
     out = parser.parse_args().out
     ledgers = [Ledger(path.parent) for path in sorted(RESULTS.glob("duels*/ledger.jsonl"))]
     duels = [duel for ledger in ledgers for duel in ledger.duels().values() if duel.verdict]
-    figure = intervals([with_scale(duel) for duel in duels], "candidate minus base, pinned validation loss (nats)")
+    figure = intervals(
+        [with_scale(duel) for duel in duels], "candidate minus base, pinned validation loss (nats)"
+    )
     assert figure, f"{RESULTS}: no duel that has ended"
     figure.savefig(out, dpi=110)
     print(f"{out}: {len(duels)} duels of {len(ledgers)} ledgers")
@@ -27,7 +29,11 @@ def main() -> None:
 
 def with_scale(duel: Duel) -> Interval:
     """The duel's line, with the size of its models first."""
-    scale = next(word.partition("=")[2] for word in duel.terms["base"]["overrides"] if word.startswith("scale="))
+    scale = next(
+        word.partition("=")[2]
+        for word in duel.terms["base"]["overrides"]
+        if word.startswith("scale=")
+    )
     line = ladder.interval(duel)
     return line._replace(label=f"{scale}, {line.label}")
 

@@ -45,30 +45,51 @@ OTHER_POWERS = [0.0, 0.25]
 SEEDS = [1, 2]  # other than the one that has chosen the rates
 
 
-def overrides(optimizer: str, batch: int, rate: float, rule: str | None, sequences: int, seed: int) -> list[str]:
+def overrides(
+    optimizer: str, batch: int, rate: float, rule: str | None, sequences: int, seed: int
+) -> list[str]:
     """Of one run. `rate` is for the smallest batch where there is a rule."""
     scale = f"{{rule: {rule}, base_batch: {BASE}}}" if rule else "null"
     return [
-        f"optim={optimizer}", f"optim.lr={rate:.4g}", f"optim.lr_scale={scale}", f"train.batch_size={batch}",
-        f"train.micro_batch={min(batch, MICRO_BATCH)}", f"budget.tokens={sequences * LENGTH}", f"seed={seed}",
-    ]  # fmt: skip
+        f"optim={optimizer}",
+        f"optim.lr={rate:.4g}",
+        f"optim.lr_scale={scale}",
+        f"train.batch_size={batch}",
+        f"train.micro_batch={min(batch, MICRO_BATCH)}",
+        f"budget.tokens={sequences * LENGTH}",
+        f"seed={seed}",
+    ]
 
 
 class Runs:
     """On a corpus, `jobs` at a time with a thread each; none is done twice, and with no jobs none is done."""
 
     def __init__(self, corpus: Path, folder: Path, jobs: int) -> None:
-        self.folder, self.jobs, self.ledger, self.lock = folder.resolve(), jobs, folder / "found.jsonl", Lock()
+        self.folder, self.jobs, self.ledger, self.lock = (
+            folder.resolve(),
+            jobs,
+            folder / "found.jsonl",
+            Lock(),
+        )
         vocab_size = Corpus.open(corpus).vocab_size
-        self.common = [*SETTINGS, f"data.corpus={corpus.resolve()}", f"tokenizer.vocab_size={vocab_size}"]
+        self.common = [
+            *SETTINGS,
+            f"data.corpus={corpus.resolve()}",
+            f"tokenizer.vocab_size={vocab_size}",
+        ]
         folder.mkdir(parents=True, exist_ok=True)
         lines = self.ledger.read_text(encoding="utf-8").splitlines() if self.ledger.exists() else []
         self.done = {" ".join(found["overrides"]): found for found in map(json.loads, lines)}
 
     def loss(
-        self, optimizer: str, batch: int, rate: float, rule: str | None = None, sequences: int = SEQUENCES,
+        self,
+        optimizer: str,
+        batch: int,
+        rate: float,
+        rule: str | None = None,
+        sequences: int = SEQUENCES,
         seed: int = 0,
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> dict[str, Any]:
         """`loss` (None: diverged), `steps` and `peak` of the learning rate; nothing for a run that is not done."""
         own = overrides(optimizer, batch, rate, rule, sequences, seed)
         if " ".join(own) not in self.done and self.jobs:
@@ -92,8 +113,11 @@ class Runs:
         print(f"{name}: {loss}", file=sys.stderr, flush=True)
         shutil.rmtree(folder)
         return {
-            "overrides": own, "steps": pretrain.get("steps"), "peak": pretrain.get("peak_learning_rate"), "loss": loss,
-        }  # fmt: skip
+            "overrides": own,
+            "steps": pretrain.get("steps"),
+            "peak": pretrain.get("peak_learning_rate"),
+            "loss": loss,
+        }
 
     def all(self, cases: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
         """`loss` of each."""
@@ -113,7 +137,11 @@ def entropy(corpus: Corpus) -> float:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    print("\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rows]) + "\n", flush=True)
+    print(
+        "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rows])
+        + "\n",
+        flush=True,
+    )
 
 
 def cell(found: dict[str, Any]) -> str:
@@ -129,19 +157,33 @@ def order(found: dict[str, Any]) -> float:
 
 def tune(runs: Runs) -> dict[str, float]:
     """Each optimizer's best rate of its grid at the smallest batch, with a quarter of the samples."""
-    cases = [(optimizer, BASE, rate, None, SEQUENCES // 4) for optimizer, grid in GRIDS.items() for rate in grid]
+    cases = [
+        (optimizer, BASE, rate, None, SEQUENCES // 4)
+        for optimizer, grid in GRIDS.items()
+        for rate in grid
+    ]
     found = dict(zip(cases, runs.all(cases)))
     print(f"Rates at {BASE} sequences, {SEQUENCES // 4:,} samples: validation loss (rate)\n")
-    table(["optimizer", "", "", ""], [[o, *(cell(found[case]) for case in cases if case[0] == o)] for o in GRIDS])
-    return {o: min((case for case in cases if case[0] == o), key=lambda case: order(found[case]))[2] for o in GRIDS}
+    table(
+        ["optimizer", "", "", ""],
+        [[o, *(cell(found[case]) for case in cases if case[0] == o)] for o in GRIDS],
+    )
+    return {
+        o: min((case for case in cases if case[0] == o), key=lambda case: order(found[case]))[2]
+        for o in GRIDS
+    }
 
 
 def by_rule(runs: Runs, rates: dict[str, float]) -> None:
     """All batches, optimizers and rules."""
     columns = [(optimizer, rule) for optimizer in GRIDS for rule in RULES]
-    cases = [(o, b, rates[o], rule) for b in BATCHES for o, rule in columns if b > BASE or rule == "sqrt"]
+    cases = [
+        (o, b, rates[o], rule) for b in BATCHES for o, rule in columns if b > BASE or rule == "sqrt"
+    ]
     found = dict(zip(cases, runs.all(cases)))
-    print(f"The same {SEQUENCES:,} samples, rates carried over from {BASE}: validation loss (peak of the rate)\n")
+    print(
+        f"The same {SEQUENCES:,} samples, rates carried over from {BASE}: validation loss (peak of the rate)\n"
+    )
     rows = []
     for batch in BATCHES:
         cells = [found[o, batch, rates[o], rule if batch > BASE else "sqrt"] for o, rule in columns]
@@ -158,18 +200,27 @@ def by_power(runs: Runs, rates: dict[str, float]) -> None:
     rows, best = [], {}
     for o in names:
         cases = [
-            (o, LARGEST, *((rates[o], rule_of[p]) if p in rule_of else (rates[o] * ratio**p, None))) for p in powers
+            (o, LARGEST, *((rates[o], rule_of[p]) if p in rule_of else (rates[o] * ratio**p, None)))
+            for p in powers
         ]
         found = runs.all(cases)
         rows.append([o, *map(cell, found)])
         best[o] = min(zip(cases, found), key=lambda each: order(each[1]))[0]
-    print(f"{LARGEST} sequences, {SEQUENCES // LARGEST} steps, the rate carried over by a power of the batch\n")
+    print(
+        f"{LARGEST} sequences, {SEQUENCES // LARGEST} steps, the rate carried over by a power of the batch\n"
+    )
     table(["optimizer", *(f"{power:g}" for power in powers)], rows)
-    chosen = [(*best[o], *([None] if len(best[o]) == 3 else []), SEQUENCES, seed) for o in names for seed in SEEDS]
+    chosen = [
+        (*best[o], *([None] if len(best[o]) == 3 else []), SEQUENCES, seed)
+        for o in names
+        for seed in SEEDS
+    ]
     found = runs.all(chosen)
     print(f"The best of each row, seeds {SEEDS}:")
     for place, o in enumerate(names):
-        print(f"- {o}: {', '.join(map(cell, found[place * len(SEEDS) : (place + 1) * len(SEEDS)]))}")
+        print(
+            f"- {o}: {', '.join(map(cell, found[place * len(SEEDS) : (place + 1) * len(SEEDS)]))}"
+        )
 
 
 def main() -> None:
@@ -180,8 +231,13 @@ def main() -> None:
     arguments = parser.parse_args()
     corpus = Corpus.open(arguments.corpus)
     runs = Runs(arguments.corpus, arguments.runs, arguments.jobs)
-    print(f"{cpu_name()}, a thread a run, torch {versions()['torch']}; settings of all runs: {' '.join(SETTINGS)}\n")
-    print(f"{corpus.vocab_size} entries; by word frequencies alone {entropy(corpus):.3f} nats.\n", flush=True)
+    print(
+        f"{cpu_name()}, a thread a run, torch {versions()['torch']}; settings of all runs: {' '.join(SETTINGS)}\n"
+    )
+    print(
+        f"{corpus.vocab_size} entries; by word frequencies alone {entropy(corpus):.3f} nats.\n",
+        flush=True,
+    )
     rates = tune(runs)
     by_rule(runs, rates)
     by_power(runs, rates)

@@ -68,7 +68,9 @@ class Neighbours:
         unigram_V = np.bincount(ids_N, minlength=vocab_size) + 0.5
         self.unigram_V = unigram_V / unigram_V.sum()
 
-    def losses(self, window: np.ndarray, target: int, mask_id: int, form: ObjectiveConfig) -> dict[str, float]:
+    def losses(
+        self, window: np.ndarray, target: int, mask_id: int, form: ObjectiveConfig
+    ) -> dict[str, float]:
         """Nats for `target` by what is used of the window of five tokens around it.
 
         A target that shows a token is that token or behind a random one, as often as the form says.
@@ -82,26 +84,44 @@ class Neighbours:
             tokens = [window[2 + offset] for offset in offsets]
             if mask_id in tokens:
                 return beyond_V
-            return self.counts[offsets].smoothed(int(key([np.array(t) for t in tokens], self.vocab_size)), beyond_V)
+            return self.counts[offsets].smoothed(
+                int(key([np.array(t) for t in tokens], self.vocab_size)), beyond_V
+            )
 
         left_V = given((-2, -1), given((-1,), self.unigram_V))
         right_V = given((1, 2), given((1,), self.unigram_V))
         product_V = left_V * right_V / self.unigram_V
         product_V /= product_V.sum()
         both_V = given((-2, -1, 1, 2), given((-1, 1), product_V))
-        found = {"unigram": self.unigram_V, "two before": left_V, "two after": right_V, "both sides": both_V}
-        return {name: -float(np.log((trust * shown_V + (1 - trust) * p_V)[target])) for name, p_V in found.items()}
+        found = {
+            "unigram": self.unigram_V,
+            "two before": left_V,
+            "two after": right_V,
+            "both sides": both_V,
+        }
+        return {
+            name: -float(np.log((trust * shown_V + (1 - trust) * p_V)[target]))
+            for name, p_V in found.items()
+        }
 
 
-def answers(held_out: HeldOut, form: ObjectiveConfig, neighbours: Neighbours, mask_id: int) -> dict[str, list[float]]:
+def answers(
+    held_out: HeldOut, form: ObjectiveConfig, neighbours: Neighbours, mask_id: int
+) -> dict[str, list[float]]:
     """Nats for each target of the validation, by what is used."""
     found: dict[str, list[float]] = defaultdict(list)
     for batch in held_out.batches(form, rows=32):
-        rows_NL = np.pad(batch.ids_T.numpy().reshape(-1, held_out.length), ((0, 0), (2, 2)), constant_values=mask_id)
+        rows_NL = np.pad(
+            batch.ids_T.numpy().reshape(-1, held_out.length),
+            ((0, 0), (2, 2)),
+            constant_values=mask_id,
+        )
         for place, target in zip(batch.target_positions_M.tolist(), batch.target_ids_M.tolist()):
             if target != IGNORE:
                 row, column = divmod(place, held_out.length)
-                for name, loss in neighbours.losses(rows_NL[row, column : column + 5], target, mask_id, form).items():
+                for name, loss in neighbours.losses(
+                    rows_NL[row, column : column + 5], target, mask_id, form
+                ).items():
                     found[name].append(loss)
     return found
 
@@ -109,7 +129,9 @@ def answers(held_out: HeldOut, form: ObjectiveConfig, neighbours: Neighbours, ma
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("corpus", type=Path)
-    parser.add_argument("--tokens", type=float, default=math.inf, help="count only so many; all by default")
+    parser.add_argument(
+        "--tokens", type=float, default=math.inf, help="count only so many; all by default"
+    )
     parser.add_argument("--validation-tokens", type=int, default=32768)
     args = parser.parse_args()
     if not (args.tokens >= 1 and args.validation_tokens >= 1):
@@ -122,11 +144,17 @@ def main() -> None:
         parser.error(
             f"{args.corpus}: its vocabulary has {corpus.vocab_size} entries, at most {MOST_ENTRIES} can be counted"
         )
-    masker = Masker(PINNED, corpus.vocab_size, corpus.special_ids.mask, tuple(corpus.special_ids), seed=0)
-    held_out = HeldOut(BatchSource(corpus.stream("validation"), masker, STRETCH, "rows", 0), args.validation_tokens)
+    masker = Masker(
+        PINNED, corpus.vocab_size, corpus.special_ids.mask, tuple(corpus.special_ids), seed=0
+    )
+    held_out = HeldOut(
+        BatchSource(corpus.stream("validation"), masker, STRETCH, "rows", 0), args.validation_tokens
+    )
     stream = corpus.stream("train")
     begin, count = time.process_time(), int(min(args.tokens, stream.num_tokens))
-    neighbours = Neighbours(stream.gather(np.zeros(1, np.int64), count).reshape(-1).astype(np.int64), corpus.vocab_size)
+    neighbours = Neighbours(
+        stream.gather(np.zeros(1, np.int64), count).reshape(-1).astype(np.int64), corpus.vocab_size
+    )
     print(f"{count:,} tokens counted in {time.process_time() - begin:.1f} s of CPU time")
     for name, form in (("pinned", PINNED), ("all hidden", ALL_MASK)):
         for used, losses in answers(held_out, form, neighbours, corpus.special_ids.mask).items():

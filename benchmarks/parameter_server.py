@@ -52,17 +52,27 @@ class Task:
 
     def __init__(self, corpus: Path, samples: int) -> None:
         found = Corpus.open(corpus)
-        sizes = [f"model.vocab_size={found.vocab_size}", f"train.sequence_length={LENGTH}", f"train.micro_batch={ROWS}"]
-        self.config = Config.of(compose(["model=tiny", *sizes, "train.batch_size=64", "precision=fp32"]))
+        sizes = [
+            f"model.vocab_size={found.vocab_size}",
+            f"train.sequence_length={LENGTH}",
+            f"train.micro_batch={ROWS}",
+        ]
+        self.config = Config.of(
+            compose(["model=tiny", *sizes, "train.batch_size=64", "precision=fp32"])
+        )
         self.samples = samples
         special = found.special_ids
         masker = Masker(self.config.objective, found.vocab_size, special.mask, tuple(special), 0)
         self.source = BatchSource(found.stream("train"), masker, LENGTH, "rows", 0)
-        self.held_out = HeldOut(BatchSource(found.stream("validation"), masker, LENGTH, "rows", 0), 65536)
+        self.held_out = HeldOut(
+            BatchSource(found.stream("validation"), masker, LENGTH, "rows", 0), 65536
+        )
         torch.manual_seed(0)
 
     def rate(self, done: int) -> float:
-        return self.config.peak_learning_rate * learning_rate_factor(self.config.schedule, done / self.samples)
+        return self.config.peak_learning_rate * learning_rate_factor(
+            self.config.schedule, done / self.samples
+        )
 
     def loss(self, engine: Engine) -> float:
         return engine.evaluate(self.held_out.batches(PINNED, ROWS))[0]
@@ -76,19 +86,30 @@ class Counts:
 
     def note(self) -> None:
         folder = Path(f"/sys/class/net/{INTERFACE}/statistics")
-        self.rows.append((time.monotonic(), *(int((folder / f"{way}_bytes").read_text()) for way in ("tx", "rx"))))
+        self.rows.append(
+            (
+                time.monotonic(),
+                *(int((folder / f"{way}_bytes").read_text()) for way in ("tx", "rx")),
+            )
+        )
 
     def per_update(self) -> list[float]:
         """Seconds, bytes sent, bytes received; the first quarter is left out: connections are made, queues filled."""
         first = len(self.rows) // 4
-        return [(b - a) / (len(self.rows) - 1 - first) for a, b in zip(self.rows[first], self.rows[-1])]
+        return [
+            (b - a) / (len(self.rows) - 1 - first) for a, b in zip(self.rows[first], self.rows[-1])
+        ]
 
 
 class Server:
     """Holds the weights and the optimizer; `needed` gradients are one update."""
 
     def __init__(self, task: Task, needed: int) -> None:
-        self.task, self.needed, self.engine = task, needed, build_engine(task.config, Mesh.solo(DEVICE), DEVICE)
+        self.task, self.needed, self.engine = (
+            task,
+            needed,
+            build_engine(task.config, Mesh.solo(DEVICE), DEVICE),
+        )
         self.lock, self.counts = Lock(), Counts()
         self.waiting: list[Future[tuple[Tensor, int]]] = []
         self.sum = torch.zeros_like(self.weights())
@@ -138,17 +159,27 @@ def serve(task: Task, mode: str, rank: int, workers: int) -> dict[str, Any]:
     global SERVER
     if rank == 0:
         SERVER = Server(task, workers if mode == "synchronous" else 1)
-    options = rpc.TensorPipeRpcBackendOptions(  # over TCP: no memory that processes of one machine share
-        init_method=f"tcp://{ADDRESS.format(0, 2)}:29618", rpc_timeout=600, _transports=["uv"], _channels=["basic"]
+    options = (
+        rpc.TensorPipeRpcBackendOptions(  # over TCP: no memory that processes of one machine share
+            init_method=f"tcp://{ADDRESS.format(0, 2)}:29618",
+            rpc_timeout=600,
+            _transports=["uv"],
+            _channels=["basic"],
+        )
     )
     rpc.init_rpc(f"rank{rank}", rank=rank, world_size=workers + 1, rpc_backend_options=options)
     if rank > 0:
         engine = build_engine(task.config, Mesh.solo(DEVICE), DEVICE)
-        weights, updates = parameters_to_vector(engine.parameters).detach(), 0  # of one seed, so the server's
+        weights, updates = (
+            parameters_to_vector(engine.parameters).detach(),
+            0,
+        )  # of one seed, so the server's
         for first in range((rank - 1) * ROWS, task.samples, workers * ROWS):
             vector_to_parameters(weights, engine.parameters)
             engine.accumulate([task.source.batch(first, ROWS)])
-            gradient = torch.cat([p.grad.flatten() for p in engine.parameters if p.grad is not None])
+            gradient = torch.cat(
+                [p.grad.flatten() for p in engine.parameters if p.grad is not None]
+            )
             engine.discard()
             weights, updates = rpc.rpc_sync("rank0", push, args=(gradient, updates))
     rpc.shutdown()
@@ -157,7 +188,12 @@ def serve(task: Task, mode: str, rank: int, workers: int) -> dict[str, Any]:
     server = SERVER
     per_round = [each * workers / server.needed for each in server.counts.per_update()]
     age = sum(server.ages) / len(server.ages)
-    return {"per_round": per_round, "age": age, "loss": task.loss(server.engine), "parameters": server.sum.numel()}
+    return {
+        "per_round": per_round,
+        "age": age,
+        "loss": task.loss(server.engine),
+        "parameters": server.sum.numel(),
+    }
 
 
 def ring(task: Task) -> dict[str, Any]:
@@ -180,15 +216,28 @@ def limit(name: str, mbit: int) -> None:
         subprocess.run(shape.split(), check=True)
 
 
-def measure(mode: str, workers: int, corpus: Path, samples: int, mbit: int | None) -> dict[str, Any]:
+def measure(
+    mode: str, workers: int, corpus: Path, samples: int, mbit: int | None
+) -> dict[str, Any]:
     """What rank 0 found, the processes one on each host."""
     count = workers + (mode != "ring")
-    command = [__file__, "--corpus", str(corpus), "--worker", mode, "--samples", str(samples), "--workers"]
+    command = [
+        __file__,
+        "--corpus",
+        str(corpus),
+        "--worker",
+        mode,
+        "--samples",
+        str(samples),
+        "--workers",
+    ]
     with hosts(count) as names:
         for name in names if mbit else ():
             limit(name, mbit or 0)
         output, *_ = in_hosts(names, [*command, str(workers)])
-    found: dict[str, Any] = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
+    found: dict[str, Any] = json.loads(
+        next(line for line in output.splitlines() if line.startswith("{"))
+    )
     print(f"{mode} {workers} {mbit}: {found}", file=sys.stderr, flush=True)
     return found
 
@@ -201,7 +250,12 @@ def theory(mode: str, workers: int, parameters: int, mbit: int) -> tuple[float, 
 
 
 def row(
-    mode: str, workers: int, fast: dict[str, Any], long: dict[str, Any] | None, mbit: int, alone: float
+    mode: str,
+    workers: int,
+    fast: dict[str, Any],
+    long: dict[str, Any] | None,
+    mbit: int,
+    alone: float,
 ) -> list[str]:
     """A line of the table; `alone`: samples per second of one process without a network."""
     seconds, sent, received = fast["per_round"]
@@ -209,16 +263,33 @@ def row(
     beside = f"{(sent + received) / payload:.3f}" if payload else "–"
     speed = workers * ROWS / seconds
     return [
-        mode, str(workers), f"{payload / 1e6:.2f}", f"{(sent + received) / 1e6:.2f}", beside, f"{network:.2f}",
-        f"{seconds:.2f}", f"{speed:.1f}", f"{speed / alone:.2f}", f"{(long or fast)['age']:.2f}",
+        mode,
+        str(workers),
+        f"{payload / 1e6:.2f}",
+        f"{(sent + received) / 1e6:.2f}",
+        beside,
+        f"{network:.2f}",
+        f"{seconds:.2f}",
+        f"{speed:.1f}",
+        f"{speed / alone:.2f}",
+        f"{(long or fast)['age']:.2f}",
         f"{long['loss']:.3f}" if long else "–",
-    ]  # fmt: skip
+    ]
 
 
 HEADER = (
-    "mode", "workers", "MB a round through the busiest, theory", "measured", "beside theory",
-    "seconds a round, network alone", "measured", "samples/s", "x one process", "age of a gradient", "loss",
-)  # fmt: skip
+    "mode",
+    "workers",
+    "MB a round through the busiest, theory",
+    "measured",
+    "beside theory",
+    "seconds a round, network alone",
+    "measured",
+    "samples/s",
+    "x one process",
+    "age of a gradient",
+    "loss",
+)
 
 
 def main() -> None:
@@ -238,17 +309,25 @@ def main() -> None:
         if rank == 0:
             print(json.dumps(found), flush=True)
         return
-    print(f"{cpu_name()}, a thread a process, torch {versions()['torch']}; links of {args.mbit} Mbit/s each way\n")
+    print(
+        f"{cpu_name()}, a thread a process, torch {versions()['torch']}; links of {args.mbit} Mbit/s each way\n"
+    )
     print(f"| {' | '.join(HEADER)} |\n|{'---|' * len(HEADER)}")
     alone, raw = 0.0, []
     for workers in args.workers:
         for mode in MODES[: 2 if workers == 1 else None]:  # one worker's gradients are never old
             fast = measure(mode, workers, args.corpus, args.rounds * workers * ROWS, args.mbit)
-            long = None if mode == "synchronous" else measure(mode, workers, args.corpus, args.samples, None)
+            long = (
+                None
+                if mode == "synchronous"
+                else measure(mode, workers, args.corpus, args.samples, None)
+            )
             alone = alone or workers * ROWS / fast["per_round"][0]
             print(f"| {' | '.join(row(mode, workers, fast, long, args.mbit, alone))} |", flush=True)
             raw.append({"mode": mode, "workers": workers, "limited": fast, "unlimited": long})
-    print(f"\nRaw (`per_round`: seconds, bytes sent and received by rank 0):\n\n```json\n{json.dumps(raw)}\n```")
+    print(
+        f"\nRaw (`per_round`: seconds, bytes sent and received by rank 0):\n\n```json\n{json.dumps(raw)}\n```"
+    )
 
 
 if __name__ == "__main__":

@@ -49,13 +49,20 @@ class CompiledLoop(Workload):
         number_format = Precision(self.config.precision, device)
         self.precision, self.autocast = number_format.mode, number_format.autocast
         if self.precision == "fp16":
-            raise UserError("precision.mode=fp16: the plain loop has no loss scaling; take precision=bf16 or fp32")
+            raise UserError(
+                "precision.mode=fp16: the plain loop has no loss scaling; take precision=bf16 or fp32"
+            )
         torch.manual_seed(0)
         self.model = self.make_model().to(device).train()
         self.compiled = torch.compile(self.model) if spec["compile"] else self.model
         o = self.optim
         self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=o.lr, betas=o.betas, eps=o.eps, weight_decay=o.weight_decay, fused=True
+            self.model.parameters(),
+            lr=o.lr,
+            betas=o.betas,
+            eps=o.eps,
+            weight_decay=o.weight_decay,
+            fused=True,
         )
 
     def make_model(self) -> Any:
@@ -64,8 +71,12 @@ class CompiledLoop(Workload):
 
     def step(self, batches: Sequence[Batch], step: int) -> float:
         batch = batches[0].to(self.device)
-        labels = torch.full_like(batch.ids_T, -100).scatter_(0, batch.target_positions_M, batch.target_ids_M)
-        ids, labels = (x.view(self.train.batch_size, self.train.sequence_length) for x in (batch.ids_T, labels))
+        labels = torch.full_like(batch.ids_T, -100).scatter_(
+            0, batch.target_positions_M, batch.target_ids_M
+        )
+        ids, labels = (
+            x.view(self.train.batch_size, self.train.sequence_length) for x in (batch.ids_T, labels)
+        )
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate(step)
         with self.autocast() if self.precision != "fp32" else nullcontext():
@@ -87,11 +98,22 @@ class ModernLoop(CompiledLoop):
         c = self.config.model
         every = c.global_every if c.local_window else 1
         config = ModernBertConfig(
-            vocab_size=c.vocab_size, hidden_size=c.hidden_size, intermediate_size=c.intermediate_size,
-            num_hidden_layers=c.num_layers, num_attention_heads=c.num_heads, max_position_embeddings=c.max_length,
-            global_attn_every_n_layers=every, local_attention=c.local_window or 128, sparse_prediction=True,
-            attn_implementation="sdpa", pad_token_id=0, cls_token_id=2, sep_token_id=3, bos_token_id=2, eos_token_id=3,
-        )  # fmt: skip
+            vocab_size=c.vocab_size,
+            hidden_size=c.hidden_size,
+            intermediate_size=c.intermediate_size,
+            num_hidden_layers=c.num_layers,
+            num_attention_heads=c.num_heads,
+            max_position_embeddings=c.max_length,
+            global_attn_every_n_layers=every,
+            local_attention=c.local_window or 128,
+            sparse_prediction=True,
+            attn_implementation="sdpa",
+            pad_token_id=0,
+            cls_token_id=2,
+            sep_token_id=3,
+            bos_token_id=2,
+            eos_token_id=3,
+        )
         return ModernBertForMaskedLM(config)
 
 
@@ -106,7 +128,12 @@ class HuggingFaceTrainer(Workload):
         self.tokenizer = _word_tokenizer(spec["vocab_size"])
 
     def run(self, first: int, count: int) -> tuple[list[float], list[float]]:
-        from transformers import DataCollatorForLanguageModeling, Trainer, TrainerCallback, TrainingArguments
+        from transformers import (
+            DataCollatorForLanguageModeling,
+            Trainer,
+            TrainerCallback,
+            TrainingArguments,
+        )
 
         ends: list[float] = []
 
@@ -115,17 +142,33 @@ class HuggingFaceTrainer(Workload):
                 ends.append(time.perf_counter())
 
         rows, length, o = self.train.batch_size, self.train.sequence_length, self.optim
-        starts = self.source.window_starts(torch.arange(first * rows, (first + count + 1) * rows).numpy())
+        starts = self.source.window_starts(
+            torch.arange(first * rows, (first + count + 1) * rows).numpy()
+        )
         dataset = [{"input_ids": row} for row in self.source.stream.gather(starts, length).tolist()]
         with tempfile.TemporaryDirectory() as folder:
             arguments = TrainingArguments(
-                output_dir=folder, per_device_train_batch_size=rows, max_steps=count + 1, optim="adamw_torch_fused",
-                max_grad_norm=o.clip or 0.0, learning_rate=self.config.peak_learning_rate, weight_decay=o.weight_decay,
-                adam_beta1=o.betas[0], adam_beta2=o.betas[1], adam_epsilon=o.eps, bf16=self.precision == "bf16",
-                fp16=self.precision == "fp16", use_cpu=self.device.type == "cpu", report_to="none", disable_tqdm=True,
-                save_strategy="no", logging_strategy="no",
-            )  # fmt: skip
-            collator = DataCollatorForLanguageModeling(self.tokenizer, mlm_probability=self.objective.rate)
+                output_dir=folder,
+                per_device_train_batch_size=rows,
+                max_steps=count + 1,
+                optim="adamw_torch_fused",
+                max_grad_norm=o.clip or 0.0,
+                learning_rate=self.config.peak_learning_rate,
+                weight_decay=o.weight_decay,
+                adam_beta1=o.betas[0],
+                adam_beta2=o.betas[1],
+                adam_epsilon=o.eps,
+                bf16=self.precision == "bf16",
+                fp16=self.precision == "fp16",
+                use_cpu=self.device.type == "cpu",
+                report_to="none",
+                disable_tqdm=True,
+                save_strategy="no",
+                logging_strategy="no",
+            )
+            collator = DataCollatorForLanguageModeling(
+                self.tokenizer, mlm_probability=self.objective.rate
+            )
             result = Trainer(self.model, arguments, collator, dataset, callbacks=[Ends()]).train()
         return [b - a for a, b in itertools.pairwise(ends)], [result.training_loss] * count
 
@@ -135,11 +178,16 @@ def _bert(c: ModelConfig) -> Any:
 
     return BertForMaskedLM(
         BertConfig(
-            vocab_size=c.vocab_size, hidden_size=c.hidden_size, num_hidden_layers=c.num_layers,
-            num_attention_heads=c.num_heads, intermediate_size=c.intermediate_size, hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0, max_position_embeddings=c.max_length,
+            vocab_size=c.vocab_size,
+            hidden_size=c.hidden_size,
+            num_hidden_layers=c.num_layers,
+            num_attention_heads=c.num_heads,
+            intermediate_size=c.intermediate_size,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            max_position_embeddings=c.max_length,
         )
-    )  # fmt: skip
+    )
 
 
 def _word_tokenizer(vocab_size: int) -> Any:
@@ -150,7 +198,9 @@ def _word_tokenizer(vocab_size: int) -> Any:
     special = {f"{name}_token": f"[{name.upper()}]" for name in SPECIAL}
     words = [*special.values(), *(f"w{i}" for i in range(len(special), vocab_size))]
     table = {word: i for i, word in enumerate(words)}
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(table, unk_token="[UNK]")), **special)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel(table, unk_token="[UNK]")), **special
+    )
 
 
 class Peer(NamedTuple):
@@ -178,16 +228,26 @@ def worker_of(spec: Spec) -> Worker:
     return Worker(spec, [sys.executable, __file__, "--serve"])
 
 
-def specs_of(name: str, shape: str, device: torch.device, overrides: Sequence[str]) -> list[dict[str, Any]]:
+def specs_of(
+    name: str, shape: str, device: torch.device, overrides: Sequence[str]
+) -> list[dict[str, Any]]:
     """What is measured on one shape: the peer, then ours eager and compiled, in the peer's number format."""
     hidden, layers, heads, rows = map(int, shape.split(","))
     peer = PEERS[name]
-    settings = compose([
-        f"model={peer.model}", "optim=adamw", f"train.sequence_length={LENGTH}", f"model.hidden_size={hidden}",
-        f"model.num_layers={layers}", f"model.num_heads={heads}",
-        f"model.intermediate_size={int(peer.inner * hidden)}", f"train.batch_size={rows}", f"train.micro_batch={rows}",
-        *overrides,
-    ])  # fmt: skip
+    settings = compose(
+        [
+            f"model={peer.model}",
+            "optim=adamw",
+            f"train.sequence_length={LENGTH}",
+            f"model.hidden_size={hidden}",
+            f"model.num_layers={layers}",
+            f"model.num_heads={heads}",
+            f"model.intermediate_size={int(peer.inner * hidden)}",
+            f"train.batch_size={rows}",
+            f"train.micro_batch={rows}",
+            *overrides,
+        ]
+    )
     stack = tricks.best(device.type, resolve("auto", device)).settings
     ours = {key: value for key, value in stack.items() if not key.startswith("precision.")}
     common = {"vocab_size": VOCABULARY, "device": device.type}
@@ -207,7 +267,11 @@ def compare(name: str, shape: str, args: argparse.Namespace) -> Iterator[dict[st
         with worker_of(base) as worker:
             warm_up(worker)
             for spec in ours:
-                yield {**about, "name": spec["name"], **measure(worker, spec, args.rounds, args.steps, worker_of)}
+                yield {
+                    **about,
+                    "name": spec["name"],
+                    **measure(worker, spec, args.rounds, args.steps, worker_of),
+                }
     except UserError as error:  # the other peers can still be measured
         yield {**about, "name": "ours", "error": str(error)}
 
@@ -230,9 +294,15 @@ def table(rows: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def write(out: Path, title: str, command: str, rows: Sequence[dict[str, Any]], **about: Any) -> None:
+def write(
+    out: Path, title: str, command: str, rows: Sequence[dict[str, Any]], **about: Any
+) -> None:
     """The result file: the table, and raw numbers at its end."""
-    where = {**asdict(devices.describe(devices.select("auto"))), "python": platform.python_version(), **versions()}
+    where = {
+        **asdict(devices.describe(devices.select("auto"))),
+        "python": platform.python_version(),
+        **versions(),
+    }
     text = [f"# {title}", "", f"`{command}`: {where | about}", "", *table(rows), "", "```json"]
     out.write_text("\n".join([*text, *map(json.dumps, rows), "```", ""]), encoding="utf-8")
 
@@ -240,7 +310,9 @@ def write(out: Path, title: str, command: str, rows: Sequence[dict[str, Any]], *
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", default=list(PEERS), choices=list(PEERS))
-    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), help="hidden size, layers, heads, sequences")
+    parser.add_argument(
+        "--shapes", nargs="+", default=list(SHAPES), help="hidden size, layers, heads, sequences"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--device", default="auto")
@@ -253,7 +325,12 @@ def main(arguments: list[str] | None = None) -> None:
             rows.append(row)
             print({key: value for key, value in row.items() if key != "raw_seconds"}, flush=True)
             how = f"--rounds {args.rounds} --steps {args.steps} {' '.join(args.overrides)}".strip()
-            write(args.out, "Training throughput of other trainers and ours", f"python benchmarks/peers.py {how}", rows)
+            write(
+                args.out,
+                "Training throughput of other trainers and ours",
+                f"python benchmarks/peers.py {how}",
+                rows,
+            )
 
 
 if __name__ == "__main__":

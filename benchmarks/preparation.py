@@ -76,7 +76,9 @@ print(json.dumps({
 SIDES = ("bare", "tokenization", "pipeline", "with near-duplicates")
 
 
-def settings(text: list[Path], folder: Path, side: str, arguments: argparse.Namespace) -> dict[str, Any]:
+def settings(
+    text: list[Path], folder: Path, side: str, arguments: argparse.Namespace
+) -> dict[str, Any]:
     """The configuration of `prepare` for one side."""
     data: dict[str, Any] = {"name": "benchmark", "source": "text", "paths": list(map(str, text))}
     data |= {"workers": arguments.threads, "corpus": str(folder / "corpus")}
@@ -92,7 +94,11 @@ def settings(text: list[Path], folder: Path, side: str, arguments: argparse.Name
 
 def measure(code: str, *words: str, threads: int) -> dict[str, Any]:
     """Run it in a process of its own; the last line it prints."""
-    environment = {**os.environ, "RAYON_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "true"}
+    environment = {
+        **os.environ,
+        "RAYON_NUM_THREADS": str(threads),
+        "TOKENIZERS_PARALLELISM": "true",
+    }
     command = [sys.executable, "-c", code, *words]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -133,7 +139,9 @@ def throughput(texts: list[Path], arguments: argparse.Namespace) -> str:
     for turn in range(arguments.rounds):
         for side in SIDES if turn % 2 == 0 else SIDES[::-1]:
             if side == "bare":
-                found = measure(BARE, str(arguments.tokenizer), str(plain), threads=arguments.threads)
+                found = measure(
+                    BARE, str(arguments.tokenizer), str(plain), threads=arguments.threads
+                )
             else:
                 with tempfile.TemporaryDirectory(dir=arguments.scratch) as folder:
                     config = settings(texts, Path(folder), side, arguments)
@@ -142,11 +150,15 @@ def throughput(texts: list[Path], arguments: argparse.Namespace) -> str:
             print(turn, side, found, file=sys.stderr)
     size = plain.stat().st_size
     median = {
-        side: {key: statistics.median(row[key] for row in rows) for key in ("seconds", "cpu_seconds")}
+        side: {
+            key: statistics.median(row[key] for row in rows) for key in ("seconds", "cpu_seconds")
+        }
         for side, rows in results.items()
     }
     for side, values in median.items():
-        values["main"] = statistics.median(row.get("main_cpu_seconds", row["cpu_seconds"]) for row in results[side])
+        values["main"] = statistics.median(
+            row.get("main_cpu_seconds", row["cpu_seconds"]) for row in results[side]
+        )
     lines = [f"Text: {size / 1e6:.1f} MB unpacked, in {len(texts)} files.", ""]
     lines += [
         "| side (medians) | MB/s | of bare | MB per processor second | of bare | cores fed | seconds of each round |"
@@ -173,12 +185,20 @@ def memory(texts: list[Path], arguments: argparse.Namespace) -> str:
             found = measure(PREPARE, json.dumps(config), threads=arguments.threads)
         rows.append({"gigabytes": gigabytes, **found})
         print(rows[-1], file=sys.stderr)
-    lines = ["| input | peak memory | of it MinHash index | without index | bytes per token | seconds | documents |"]
+    lines = [
+        "| input | peak memory | of it MinHash index | without index | bytes per token | seconds | documents |"
+    ]
     lines += ["|---|---|---|---|---|---|---|"]
     for row in rows:
         rest = row["peak_bytes"] - row["index_bytes"]
-        cells = [f"{row['gigabytes']:g} GB", *(f"{row[k] / 1e6:.0f} MB" for k in ("peak_bytes", "index_bytes"))]
-        cells += [f"{rest / 1e6:.0f} MB", *(str(row[k]) for k in ("bytes_per_token", "seconds", "documents"))]
+        cells = [
+            f"{row['gigabytes']:g} GB",
+            *(f"{row[k] / 1e6:.0f} MB" for k in ("peak_bytes", "index_bytes")),
+        ]
+        cells += [
+            f"{rest / 1e6:.0f} MB",
+            *(str(row[k]) for k in ("bytes_per_token", "seconds", "documents")),
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, "", "Raw:", "```json", json.dumps(rows), "```", ""])
 
@@ -186,11 +206,17 @@ def memory(texts: list[Path], arguments: argparse.Namespace) -> str:
 def edited_text(texts: list[Path], target: Path, size: int, seed: int) -> Path:
     """About `size` bytes: the texts again and again, each time with other words in half of the places."""
     rng, written = random.Random(seed), 0
-    stock = [word for _, document in zip(range(200), documents_of(texts[:1])) for word in document.split()]
+    stock = [
+        word
+        for _, document in zip(range(200), documents_of(texts[:1]))
+        for word in document.split()
+    ]
     with target.open("w", encoding="utf-8") as handle:
         while written < size:
             for document in documents_of(texts):
-                if (written := written + handle.write(edited(document.strip(), rng, stock) + "\n\n")) >= size:
+                if (
+                    written := written + handle.write(edited(document.strip(), rng, stock) + "\n\n")
+                ) >= size:
                     break
     return target
 
@@ -209,15 +235,29 @@ MEASUREMENTS = {"throughput": throughput, "memory": memory}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=MEASUREMENTS)
-    parser.add_argument("--text", nargs="+", type=Path, required=True, help="text files, blank lines between documents")
-    parser.add_argument("--tasks", type=Path, help="folder with CoLA/, SST-2/ ...: decontamination is part of it then")
+    parser.add_argument(
+        "--text",
+        nargs="+",
+        type=Path,
+        required=True,
+        help="text files, blank lines between documents",
+    )
+    parser.add_argument(
+        "--tasks",
+        type=Path,
+        help="folder with CoLA/, SST-2/ ...: decontamination is part of it then",
+    )
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--gigabytes", nargs="+", type=float, default=[1, 4])
     parser.add_argument("--vocab-size", type=int, default=32768)
-    parser.add_argument("--scratch", help="folder for what is made on the way; default: a temporary one")
+    parser.add_argument(
+        "--scratch", help="folder for what is made on the way; default: a temporary one"
+    )
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     texts = [path.resolve() for path in arguments.text]

@@ -24,7 +24,11 @@ from eval.report.main import main as report
 DEVICES = ("H200", "RTX A6000", "RTX 2080 Ti", "EPYC 9354")
 LARGE = shutil.ignore_patterns("checkpoints", "final", "report", "*.safetensors", "*.npz")
 PAINTED = "return new Promise(done => requestAnimationFrame(() => setTimeout(done)))"
-SORT = "() => { document.querySelector('table.scores thead th:nth-child(5) button').click(); " + PAINTED + " }"
+SORT = (
+    "() => { document.querySelector('table.scores thead th:nth-child(5) button').click(); "
+    + PAINTED
+    + " }"
+)
 FILTER = (
     "() => { const name = document.querySelector('.filters [name=name]'); name.value = '7';"
     " name.dispatchEvent(new Event('input', {bubbles: true})); " + PAINTED + " }"
@@ -37,16 +41,27 @@ def copies(run: Path, folder: Path, count: int) -> None:
     record = json.loads((run / "record.json").read_text(encoding="utf-8"))
     for place in range(count):
         one = shutil.copytree(run, folder / f"run{place:03d}", ignore=LARGE)
-        record["name"], record["created"] = f"recipe {place}", f"2026-{1 + place % 12:02d}-{1 + place % 28:02d}"
+        record["name"], record["created"] = (
+            f"recipe {place}",
+            f"2026-{1 + place % 12:02d}-{1 + place % 28:02d}",
+        )
         record["environment"]["device"]["name"] = DEVICES[place % len(DEVICES)]
         record["config"]["optim"]["lr"] = 1e-3 + place * 1e-6  # a recipe of its own
         for section in record["glue"].values():
             section["model_sha256"] = f"{place:064x}"
             for average in section["averages"].values():
                 average["value"] = 40 + 45 * (place * 0.618 % 1)
-        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-        noisy = [row | {"loss": row["loss"] * noise.gauss(1, 0.02)} if "loss" in row else row for row in rows]
-        (one / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in noisy), encoding="utf-8")
+        rows = [
+            json.loads(line)
+            for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        ]
+        noisy = [
+            row | {"loss": row["loss"] * noise.gauss(1, 0.02)} if "loss" in row else row
+            for row in rows
+        ]
+        (one / "metrics.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in noisy), encoding="utf-8"
+        )
         (one / "record.json").write_text(json.dumps(record), encoding="utf-8")
 
 
@@ -70,7 +85,10 @@ def one_load(browser: Any, page_file: Path) -> dict[str, float]:
 
     found, start = {}, time.perf_counter()
     page.goto(page_file.as_uri(), wait_until="commit")
-    for step, state in (("usable", ":not([data-ready=laid-out])"), ("complete", "[data-ready=compared]")):
+    for step, state in (
+        ("usable", ":not([data-ready=laid-out])"),
+        ("complete", "[data-ready=compared]"),
+    ):
         page.wait_for_selector(f"html[data-ready]{state}", state="attached")
         page.evaluate(f"() => {{ {PAINTED} }}")
         found[step], found[f"{step}_cpu"] = round(time.perf_counter() - start, 3), round(cpu(), 3)
@@ -84,7 +102,9 @@ def one_load(browser: Any, page_file: Path) -> dict[str, float]:
     return found
 
 
-def in_chromium(pages: Sequence[Path], chromium: str, rounds: int) -> dict[str, dict[str, list[float]]]:
+def in_chromium(
+    pages: Sequence[Path], chromium: str, rounds: int
+) -> dict[str, dict[str, list[float]]]:
     """Of each page what `one_load` has, round after round, the pages interleaved."""
     from playwright.sync_api import sync_playwright
 
@@ -95,31 +115,48 @@ def in_chromium(pages: Sequence[Path], chromium: str, rounds: int) -> dict[str, 
             for page in pages:
                 loads[str(page)].append(one_load(browser, page))
         browser.close()
-    return {page: {step: [load[step] for load in found] for step in found[0]} for page, found in loads.items()}
+    return {
+        page: {step: [load[step] for load in found] for step in found[0]}
+        for page, found in loads.items()
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--run", type=Path, required=True, help="a run folder")
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--chromium", help="path of the browser; without it the page is not opened")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--beside", type=Path, nargs="*", default=[], help="other pages, loaded in between")
+    parser.add_argument(
+        "--beside", type=Path, nargs="*", default=[], help="other pages, loaded in between"
+    )
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "runs"
         copies(asked.run, folder, asked.runs)
         settings = {
             "runs": str(folder),
-            "report": {"out": None, "each_run": True, "ledger": str(folder / "duels"), "repository": None},
+            "report": {
+                "out": None,
+                "each_run": True,
+                "ledger": str(folder / "duels"),
+                "repository": None,
+            },
         }
         cpu = time.process_time()
-        found: dict[str, Any] = {"runs": asked.runs, "report_seconds": seconds(lambda: report(settings))}
+        found: dict[str, Any] = {
+            "runs": asked.runs,
+            "report_seconds": seconds(lambda: report(settings)),
+        }
         found["report_cpu_seconds"] = round(time.process_time() - cpu, 2)
         page_file = folder / "report" / "leaderboard.html"
         found["page_megabytes"] = round(page_file.stat().st_size / 1e6, 2)
         if asked.chromium:
-            found["page_seconds"] = in_chromium([page_file, *asked.beside], asked.chromium, asked.rounds)
+            found["page_seconds"] = in_chromium(
+                [page_file, *asked.beside], asked.chromium, asked.rounds
+            )
     print(json.dumps(found))
 
 

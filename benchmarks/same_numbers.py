@@ -23,8 +23,20 @@ STEPS, STOP_AFTER = 50, 20
 SMALL = [f"model.{name}" for name in ("hidden_size=64", "num_heads=4", "intermediate_size=96")]
 RUNS = {
     "tiny": [],
-    "crammed-bert": ["model=crammed-bert", *SMALL, "model.num_layers=3", "optim=adamw", "objective=mlm"],
-    "modern": ["model=modern", *SMALL, "model.num_layers=4", "train.packing=documents", "objective=mlm-allmask"],
+    "crammed-bert": [
+        "model=crammed-bert",
+        *SMALL,
+        "model.num_layers=3",
+        "optim=adamw",
+        "objective=mlm",
+    ],
+    "modern": [
+        "model=modern",
+        *SMALL,
+        "model.num_layers=4",
+        "train.packing=documents",
+        "objective=mlm-allmask",
+    ],
 }
 PREPARATIONS = {
     "plain": [],
@@ -38,10 +50,26 @@ PREPARATIONS = {
 }
 
 
-def train(program: str, name: str, overrides: list[str], common: list[str], folder: Path) -> list[list[float]]:
+def train(
+    program: str, name: str, overrides: list[str], common: list[str], folder: Path
+) -> list[list[float]]:
     """Step, loss and gradient norm of every step of a run that was stopped once and resumed."""
-    size = ["train.batch_size=8", "train.micro_batch=4", "train.log_every=1", "precision=fp32", "device=cpu"]
-    command = [program, "pretrain", f"name={name}", *common, f"budget.steps={STEPS}", *size, *overrides]
+    size = [
+        "train.batch_size=8",
+        "train.micro_batch=4",
+        "train.log_every=1",
+        "precision=fp32",
+        "device=cpu",
+    ]
+    command = [
+        program,
+        "pretrain",
+        f"name={name}",
+        *common,
+        f"budget.steps={STEPS}",
+        *size,
+        *overrides,
+    ]
     log = folder / "runs" / name / "metrics.jsonl"
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL) as process:
         while process.poll() is None:
@@ -51,8 +79,12 @@ def train(program: str, name: str, overrides: list[str], common: list[str], fold
                 break
     subprocess.run([*command, "resume=true"], cwd=folder, check=True, stdout=subprocess.DEVNULL)
     rows = [json.loads(line) for line in log.read_text().splitlines()]
-    found = {row["step"]: [row["step"], row["loss"], row["grad_norm"]] for row in rows if "loss" in row}
-    validations = [[row["step"], row["validation_loss"]] for row in rows if "validation_loss" in row]
+    found = {
+        row["step"]: [row["step"], row["loss"], row["grad_norm"]] for row in rows if "loss" in row
+    }
+    validations = [
+        [row["step"], row["validation_loss"]] for row in rows if "validation_loss" in row
+    ]
     return [found[step] for step in sorted(found)] + validations[-1:]
 
 
@@ -69,7 +101,9 @@ def prepare(program: str, overrides: list[str], text: Path, folder: Path) -> dic
         *overrides,
     ]
     subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
-    files = sorted(p for p in corpora.rglob("*") if p.suffix == ".bin" or p.name == "tokenizer.json")
+    files = sorted(
+        p for p in corpora.rglob("*") if p.suffix == ".bin" or p.name == "tokenizer.json"
+    )
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 

@@ -64,9 +64,13 @@ def called_different(values: Sequence[float], size: int) -> float:
 def found_gain(values: Sequence[float], seeds: int, gain: float) -> float:
     """The share of pairs of groups, drawn from the values with one shifted by `gain`, that are called different."""
     random, centre = np.random.default_rng(1), statistics.fmean(values)
-    whole = centre + (np.array(values) - centre) * (len(values) / (len(values) - 1)) ** 0.5  # as spread as runs are
+    whole = (
+        centre + (np.array(values) - centre) * (len(values) / (len(values) - 1)) ** 0.5
+    )  # as spread as runs are
     pairs = (random.choice(whole, (2, seeds)).tolist() for _ in range(DRAWS))
-    return statistics.fmean(p_values([one, [v - gain for v in other]])[0, 1] < NOISE for one, other in pairs)
+    return statistics.fmean(
+        p_values([one, [v - gain for v in other]])[0, 1] < NOISE for one, other in pairs
+    )
 
 
 def report(losses: Sequence[float]) -> tuple[str, dict[str, object]]:
@@ -83,7 +87,11 @@ def report(losses: Sequence[float]) -> tuple[str, dict[str, object]]:
             called_different(random.standard_normal(len(losses)).tolist(), size)
             for _ in range(200 if size == 5 else 20)
         ]
-        raw[f"called_different_{size}"] = {"pairs": pairs, "share": share, "normal_mean": statistics.fmean(normal)}
+        raw[f"called_different_{size}"] = {
+            "pairs": pairs,
+            "share": share,
+            "normal_mean": statistics.fmean(normal),
+        }
         lines.append(
             f"- All {pairs} pairs of groups of {size}: {share:.1%} called different at {NOISE:.0%}; of ten normal"
             f" numbers {statistics.fmean(normal):.1%} on average."
@@ -123,7 +131,9 @@ def main() -> None:
 
     text, raw = report(losses)
     about = f"`experiment=best scale=5M`, {args.seconds:g} s of CPU time on {cpu_name()}, torch {versions()['torch']}"
-    args.out.with_suffix(".md").write_text(f"# Groups of seeds of one recipe\n\n{about}\n\n{text}\n")
+    args.out.with_suffix(".md").write_text(
+        f"# Groups of seeds of one recipe\n\n{about}\n\n{text}\n"
+    )
     args.out.with_suffix(".json").write_text(json.dumps({**raw, "seconds": args.seconds}) + "\n")
     print(text)
 

@@ -29,7 +29,10 @@ def call(folder: Path, verb: str, *more: str, python: tuple[str, ...] = ()) -> s
 def first_step_seconds(folder: Path, name: str) -> float:
     """From the process's start to its first step's end."""
     call(folder, "pretrain", f"name={name}")
-    rows = [json.loads(line) for line in (folder / "runs" / name / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (folder / "runs" / name / "metrics.jsonl").read_text().splitlines()
+    ]
     return float(next(row["seconds"] for row in rows if row.get("step") == 1 and "loss" in row))
 
 

@@ -22,13 +22,24 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 INTERFACE, ROUTER, ADDRESS = "veth0", "wirerouter", "10.231.{}.{}"
 WARM_UP = 12  # steps: PowerSGD begins after the 10th
-SIZES = ["hidden_size=256", "num_layers=4", "num_heads=4", "intermediate_size=512", "vocab_size=4096"]
+SIZES = [
+    "hidden_size=256",
+    "num_layers=4",
+    "num_heads=4",
+    "intermediate_size=512",
+    "vocab_size=4096",
+]
 ROWS, LENGTH, RANK, DENSITY = 2, 64, 4, 0.01
 CASES = [
-    "ddp", "ddp parallel.compression=bf16", f"ddp parallel.compression=powersgd parallel.compression.rank={RANK}",
-    f"ddp parallel.compression=topk parallel.compression.density={DENSITY}", "ddp parallel.compression=qsgd",
-    "zero1", "zero2", "zero3",
-]  # fmt: skip
+    "ddp",
+    "ddp parallel.compression=bf16",
+    f"ddp parallel.compression=powersgd parallel.compression.rank={RANK}",
+    f"ddp parallel.compression=topk parallel.compression.density={DENSITY}",
+    "ddp parallel.compression=qsgd",
+    "zero1",
+    "zero2",
+    "zero3",
+]
 
 
 @contextmanager
@@ -44,9 +55,30 @@ def hosts(count: int) -> Iterator[list[str]]:
         ip("netns", "exec", ROUTER, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
         for number, name in enumerate(names):
             ip("netns", "add", name)
-            ip("link", "add", name, "netns", ROUTER, "type", "veth", "peer", "name", INTERFACE, "netns", name)
+            ip(
+                "link",
+                "add",
+                name,
+                "netns",
+                ROUTER,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                INTERFACE,
+                "netns",
+                name,
+            )
             for namespace, device, last in ((ROUTER, name, 1), (name, INTERFACE, 2)):
-                ip("-n", namespace, "addr", "add", f"{ADDRESS.format(number, last)}/24", "dev", device)
+                ip(
+                    "-n",
+                    namespace,
+                    "addr",
+                    "add",
+                    f"{ADDRESS.format(number, last)}/24",
+                    "dev",
+                    device,
+                )
                 ip("-n", namespace, "link", "set", device, "up")
             ip("-n", name, "link", "set", "lo", "up")
             ip("-n", name, "route", "add", "default", "via", ADDRESS.format(number, 1))
@@ -58,16 +90,30 @@ def hosts(count: int) -> Iterator[list[str]]:
 
 def in_hosts(names: Sequence[str], command: Sequence[str]) -> list[str]:
     """Run a script with its arguments as one process on each host; what they printed."""
-    place = {"WORLD_SIZE": str(len(names)), "MASTER_ADDR": ADDRESS.format(0, 2), "MASTER_PORT": "29617"}
-    interface = {"GLOO_SOCKET_IFNAME": INTERFACE, "TP_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1"}
+    place = {
+        "WORLD_SIZE": str(len(names)),
+        "MASTER_ADDR": ADDRESS.format(0, 2),
+        "MASTER_PORT": "29617",
+    }
+    interface = {
+        "GLOO_SOCKET_IFNAME": INTERFACE,
+        "TP_SOCKET_IFNAME": INTERFACE,
+        "OMP_NUM_THREADS": "1",
+    }
     common = {**os.environ, **place, **interface, "LOCAL_RANK": "0", "PYTHONPATH": str(ROOT)}
     processes = [
-        subprocess.Popen(["ip", "netns", "exec", name, sys.executable, *command], env={**common, "RANK": str(rank)},
-                         stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            ["ip", "netns", "exec", name, sys.executable, *command],
+            env={**common, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         for rank, name in enumerate(names)
-    ]  # fmt: skip
+    ]
     outputs = [process.communicate(timeout=1200)[0] for process in processes]
-    assert all(process.returncode == 0 for process in processes), f"{' '.join(command)}: a process failed"
+    assert all(process.returncode == 0 for process in processes), (
+        f"{' '.join(command)}: a process failed"
+    )
     return outputs
 
 
@@ -91,15 +137,25 @@ def worker(case: str, steps: int) -> None:
 
     name, *more = case.split()
     sizes = [f"model.{size}" for size in SIZES]
-    typed = [f"train.sequence_length={LENGTH}", f"train.micro_batch={ROWS}", "train.batch_size=64", "precision=fp32"]
-    config, device = Config.of(compose(["model=tiny", f"parallel={name}", *more, *sizes, *typed])), torch.device("cpu")
+    typed = [
+        f"train.sequence_length={LENGTH}",
+        f"train.micro_batch={ROWS}",
+        "train.batch_size=64",
+        "precision=fp32",
+    ]
+    config, device = (
+        Config.of(compose(["model=tiny", f"parallel={name}", *more, *sizes, *typed])),
+        torch.device("cpu"),
+    )
     mesh = Mesh(config.parallel, device)
     torch.manual_seed(0)
     engine = build_engine(config, mesh, device)
     shapes = [list(parameter.shape) for parameter in build_model(config).parameters()]
     ids_N = torch.randint(5, config.model.vocab_size, (65536,)).numpy()
     stream = TokenStream.of_array(ids_N, ids_N[:1] * 0)
-    source = BatchSource(stream, Masker(config.objective, 4096, 4, (0, 1, 2, 3, 4), 0), LENGTH, "rows", 0)
+    source = BatchSource(
+        stream, Masker(config.objective, 4096, 4, (0, 1, 2, 3, 4), 0), LENGTH, "rows", 0
+    )
     before, losses = 0, []
     for step in range(WARM_UP + steps):
         if step == WARM_UP:
@@ -108,7 +164,12 @@ def worker(case: str, steps: int) -> None:
         first = (step * mesh.world_size + mesh.rank) * ROWS
         losses.append(engine.step([source.batch(first, ROWS)], 1e-3).loss)
     dist.barrier()
-    found = {"rank": mesh.rank, "bytes": (sent_bytes() - before) / steps, "shapes": shapes, "losses": losses}
+    found = {
+        "rank": mesh.rank,
+        "bytes": (sent_bytes() - before) / steps,
+        "shapes": shapes,
+        "losses": losses,
+    }
     print("FOUND " + json.dumps(found), flush=True)
     mesh.close()
 
@@ -136,7 +197,12 @@ def theory(case: str, shapes: list[list[int]], count: int) -> float:
 def measure(case: str, names: list[str], steps: int) -> list[dict[str, Any]]:
     """What the processes found, one on each host."""
     outputs = in_hosts(names, [__file__, "--worker", case, "--steps", str(steps)])
-    return [json.loads(line[6:]) for output in outputs for line in output.splitlines() if line.startswith("FOUND ")]
+    return [
+        json.loads(line[6:])
+        for output in outputs
+        for line in output.splitlines()
+        if line.startswith("FOUND ")
+    ]
 
 
 def main() -> None:
@@ -151,16 +217,23 @@ def main() -> None:
         worker(arguments.worker, arguments.steps)
         return
     raw = {}
-    print("| setting | parameters | theory, MB per host and step | measured | beside theory |\n|---|---|---|---|---|")
+    print(
+        "| setting | parameters | theory, MB per host and step | measured | beside theory |\n|---|---|---|---|---|"
+    )
     with hosts(arguments.hosts) as names:
         for case in arguments.only:
             found = measure(case, names, arguments.steps)
             expected = theory(case, found[0]["shapes"], len(names))
             mean = sum(each["bytes"] for each in found) / len(found)
             count = sum(map(math.prod, found[0]["shapes"]))
-            print(f"| {case} | {count} | {expected / 1e6:.3f} | {mean / 1e6:.3f} | {mean / expected:.3f} |", flush=True)
+            print(
+                f"| {case} | {count} | {expected / 1e6:.3f} | {mean / 1e6:.3f} | {mean / expected:.3f} |",
+                flush=True,
+            )
             raw[case] = {"bytes": [each["bytes"] for each in found], "losses": found[0]["losses"]}
-    print(f"\nRaw, bytes per step of each of {arguments.hosts} hosts, and losses:\n\n```json\n{json.dumps(raw)}\n```")
+    print(
+        f"\nRaw, bytes per step of each of {arguments.hosts} hosts, and losses:\n\n```json\n{json.dumps(raw)}\n```"
+    )
 
 
 if __name__ == "__main__":

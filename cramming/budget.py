@@ -47,12 +47,18 @@ class BudgetConfig:
     exaflops: Positive | None
     tokens: Positive | None
     steps: Count | None
-    heartbeat_seconds: Annotated[float, Within(lambda s: 0 < s <= MAX_HEARTBEAT_SECONDS, "above 0 and at most 5")]
+    heartbeat_seconds: Annotated[
+        float, Within(lambda s: 0 < s <= MAX_HEARTBEAT_SECONDS, "above 0 and at most 5")
+    ]
     minutes: Positive | None = None  # another way to write hours
     clock: Literal["wall", "cpu"] = "wall"
 
     def __post_init__(self) -> None:
-        given = {name: value for name in (*get_args(Unit), "minutes") if (value := getattr(self, name)) is not None}
+        given = {
+            name: value
+            for name in (*get_args(Unit), "minutes")
+            if (value := getattr(self, name)) is not None
+        }
         if len(given) != 1:
             found = " and ".join(f"{u}={v:g}" for u, v in given.items()) or "none"
             raise ValueError(
@@ -101,8 +107,12 @@ def process_age_seconds() -> float:
     stat = Path("/proc/self/stat")
     if stat.exists() and hasattr(time, "CLOCK_BOOTTIME"):
         started_ticks = float(stat.read_text().rsplit(")", 1)[1].split()[19])
-        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / os.sysconf("SC_CLK_TCK"))
-    return max(0.0, time.time() - psutil.Process().create_time())  # the wall clock, good to some milliseconds
+        return max(
+            0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / os.sysconf("SC_CLK_TCK")
+        )
+    return max(
+        0.0, time.time() - psutil.Process().create_time()
+    )  # the wall clock, good to some milliseconds
 
 
 class Pace:
@@ -117,7 +127,9 @@ class Pace:
         self._steps, self._updates, self._validations = (deque[float](maxlen=8) for _ in range(3))
         self._first: tuple[float, float] | None = None  # per micro-batch, and of its update
 
-    def note(self, micro_batches: int, seconds: float, update_seconds: float, compiled: bool) -> None:
+    def note(
+        self, micro_batches: int, seconds: float, update_seconds: float, compiled: bool
+    ) -> None:
         if self._first is None:
             self._first = seconds / micro_batches, update_seconds
         elif not compiled:
@@ -158,16 +170,29 @@ class BudgetClock:
     """
 
     def __init__(
-        self, config: BudgetConfig, journal: Path, joules: Callable[[], float | None] = lambda: None, **witnesses: str
+        self,
+        config: BudgetConfig,
+        journal: Path,
+        joules: Callable[[], float | None] = lambda: None,
+        **witnesses: str,
     ):
         """`joules`: what the GPU has used so far, None where nothing tells; `witnesses`: what else the start says."""
-        self.config, self.journal, self._joules, self._joules_before = config, journal, joules, joules()
+        self.config, self.journal, self._joules, self._joules_before = (
+            config,
+            journal,
+            joules,
+            joules(),
+        )
         self._began = config.timer() - process_age_seconds() if config.clock == "wall" else 0.0
         events = read_journal(journal)
         self.process = len(processes_of(events))
         self.earlier_seconds = spent_seconds(events)
-        self.journaled_flops = max((float(e.get("charged_flops", 0.0)) for e in events), default=0.0)
-        self.slowest_update_seconds = max((float(e.get("slowest_update_seconds", 0.0)) for e in events), default=0.0)
+        self.journaled_flops = max(
+            (float(e.get("charged_flops", 0.0)) for e in events), default=0.0
+        )
+        self.slowest_update_seconds = max(
+            (float(e.get("slowest_update_seconds", 0.0)) for e in events), default=0.0
+        )
         self.lost_flops = 0.0
         self.work = Work()
         self.has_ended = ended_after(events) is not None
@@ -201,11 +226,15 @@ class BudgetClock:
             raise self._failure
         seconds = self.elapsed_seconds()
         if self.config.unit == "hours" and seconds > 3600 * self.config.limit:
-            self._write("heartbeat")  # the steps before it may be taken back too: the journal has had them
+            self._write(
+                "heartbeat"
+            )  # the steps before it may be taken back too: the journal has had them
             return False
         self.slowest_update_seconds = max(self.slowest_update_seconds, update_seconds)
         self.work.last_step_seconds = seconds
-        if self.config.timer() - self._noted > MAX_HEARTBEAT_SECONDS:  # a slow disk, or CPU time of many threads
+        if (
+            self.config.timer() - self._noted > MAX_HEARTBEAT_SECONDS
+        ):  # a slow disk, or CPU time of many threads
             self._write("heartbeat")
         return True
 
@@ -216,7 +245,9 @@ class BudgetClock:
     def spent(self) -> float:
         """What is charged so far, in the budget's unit."""
         work = self.work
-        return self._in_unit(self.elapsed_seconds(), work.flops + self.lost_flops, work.tokens, work.steps)
+        return self._in_unit(
+            self.elapsed_seconds(), work.flops + self.lost_flops, work.tokens, work.steps
+        )
 
     def progress(self) -> float:
         """Share of the budget spent, 0 to 1."""
@@ -225,15 +256,25 @@ class BudgetClock:
     def progress_of_work(self) -> float:
         """The same when the last step that is in the weights had ended: without what a crash threw away."""
         work = self.work
-        return min(1.0, self._in_unit(work.last_step_seconds, work.flops, work.tokens, work.steps) / self.config.limit)
+        return min(
+            1.0,
+            self._in_unit(work.last_step_seconds, work.flops, work.tokens, work.steps)
+            / self.config.limit,
+        )
 
     def seconds_left(self) -> float:
         """Until the deadline; infinity where the budget is not one of time."""
-        return 3600 * self.config.limit - self.elapsed_seconds() if self.config.unit == "hours" else math.inf
+        return (
+            3600 * self.config.limit - self.elapsed_seconds()
+            if self.config.unit == "hours"
+            else math.inf
+        )
 
     def has_room_for(self, *, seconds: float, tokens: int = 0, flops: float = 0.0) -> bool:
         """Whether a step that costs this much ends inside the budget."""
-        return self.spent() + self._in_unit(seconds, flops, tokens, 1) <= self.config.limit * (1 + 1e-12)
+        return self.spent() + self._in_unit(seconds, flops, tokens, 1) <= self.config.limit * (
+            1 + 1e-12
+        )
 
     def has_room_for_update(self, seconds: float) -> bool:
         """Whether an update that begins now, and takes so long, ends inside the budget.
@@ -279,14 +320,22 @@ class BudgetClock:
 
         Null where one process does not know: a sum without it would pass for the whole.
         """
-        used = [event.get("joules") for event in {e["process"]: e for e in read_journal(self.journal)}.values()]
+        used = [
+            event.get("joules")
+            for event in {e["process"]: e for e in read_journal(self.journal)}.values()
+        ]
         known = [joules for joules in used if joules is not None]
         if not known or len(known) < len(used):
             return {"energy_kwh": None, "energy_source": None}
         return {"energy_kwh": sum(known) / 3.6e6, "energy_source": COUNTER}
 
     def _in_unit(self, seconds: float, flops: float, tokens: int, steps: int) -> float:
-        amounts = {"hours": seconds / 3600, "exaflops": flops / 1e18, "tokens": float(tokens), "steps": float(steps)}
+        amounts = {
+            "hours": seconds / 3600,
+            "exaflops": flops / 1e18,
+            "tokens": float(tokens),
+            "steps": float(steps),
+        }
         return amounts[self.config.unit]
 
     def _beat(self) -> None:
@@ -306,7 +355,10 @@ class BudgetClock:
 
     def _write(self, event: str, **more: Any) -> None:
         with self._lock:
-            work, now = dict(vars(self.work)), self.config.timer()  # in this order: no step ended after this time
+            work, now = (
+                dict(vars(self.work)),
+                self.config.timer(),
+            )  # in this order: no step ended after this time
             row = {
                 "event": event,
                 "process": self.process,

@@ -29,7 +29,9 @@ KEEP = 2
 NEWEST, KEPT = "step", "kept"  # how a file's name begins
 
 
-def save(folder: Path, engine: Engine, work: Work, enter: Callable[[str], None], kept: bool = False) -> Path:
+def save(
+    folder: Path, engine: Engine, work: Work, enter: Callable[[str], None], kept: bool = False
+) -> Path:
     """Write `folder/step-<n>.pt` and remove all but the newest two of these; `enter` puts its SHA-256 on record.
 
     With `kept` it is `kept-<n>.pt`, which stays. Of several processes all call this, and rank 0 writes.
@@ -48,7 +50,9 @@ def contents(engine: Engine, work: Work) -> dict[str, Any]:
     """What a checkpoint of the present state holds: the whole model, however it is spread; rank 0's random states."""
     cpu_state, gpu_state = random_states()
     model, optimizer, spread = engine.model, engine.optimizer, engine.spread
-    weights, own = spread.state(optimizer) if spread else (model.state_dict(), optimizer.state_dict())
+    weights, own = (
+        spread.state(optimizer) if spread else (model.state_dict(), optimizer.state_dict())
+    )
     return {
         "model": weights,
         "optimizer": own,
@@ -104,9 +108,13 @@ def newest_of(folder: Path, known: Sequence[Saved]) -> Saved | None:
         saved = Saved(_steps(path), file_sha256(path))
         if saved in known:
             return saved
-        say(f"{path}: damaged checkpoint, or another run's: not as it was saved; trying the one before it")
+        say(
+            f"{path}: damaged checkpoint, or another run's: not as it was saved; trying the one before it"
+        )
     if files:
-        raise UserError(f"{folder}: no checkpoint there is as it was saved; start again under another name")
+        raise UserError(
+            f"{folder}: no checkpoint there is as it was saved; start again under another name"
+        )
     return None
 
 
@@ -131,7 +139,9 @@ def load(path: Path, engine: Engine) -> Work:
 def path_of(folder: Path, saved: Saved) -> Path:
     """Where a checkpoint lies, or would lie. Two files, one kept, may have its number: then the SHA-256 tells."""
     found = [path for path in _files(folder) if _steps(path) == saved.steps]
-    found = [path for path in found if len(found) == 1 or file_sha256(path) == saved.sha256] or found
+    found = [
+        path for path in found if len(found) == 1 or file_sha256(path) == saved.sha256
+    ] or found
     return found[0] if found else folder / f"{NEWEST}-{saved.steps:08d}.pt"
 
 
@@ -142,5 +152,7 @@ def _steps(path: Path) -> int:
 def _files(folder: Path, kind: str = f"{NEWEST}|{KEPT}") -> list[Path]:
     """Checkpoints, newest first."""
     return sorted(
-        (path for path in folder.glob("*.pt") if re.fullmatch(rf"({kind})-\d+", path.stem)), key=_steps, reverse=True
+        (path for path in folder.glob("*.pt") if re.fullmatch(rf"({kind})-\d+", path.stem)),
+        key=_steps,
+        reverse=True,
     )

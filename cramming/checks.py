@@ -38,7 +38,13 @@ from cramming.model.attention_kernels import FLASH_CAPABILITY
 from cramming.model.config import ModelConfig, ParameterCount, count_parameters, flops_per_token
 from cramming.optim.build import LOW_BIT, NEED_WHOLE_MATRICES, OPTIMIZERS, OptimConfig
 from cramming.parallel.apply import MemoryConfig
-from cramming.parallel.mesh import STRATEGIES, ParallelConfig, PipelineConfig, ReplicaConfig, ShardConfig
+from cramming.parallel.mesh import (
+    STRATEGIES,
+    ParallelConfig,
+    PipelineConfig,
+    ReplicaConfig,
+    ShardConfig,
+)
 from cramming.precision import DTYPES, FP8_CAPABILITY, Mode, PrecisionConfig, resolve
 from cramming.schedule import SCHEDULES, AverageConfig, BatchRamp, Schedule, ramp_step
 
@@ -177,7 +183,9 @@ class Config(RootConfig):
         names = ["model.num_heads", "model.intermediate_size", "model.vocab_size"]
         names += ["train.sequence_length"] * self.parallel.sequence
         sizes = {name: attrgetter(name)(self) or 64 for name in names}
-        return " and ".join(f"{name}={size}" for name, size in sizes.items() if size % self.parallel.tp)
+        return " and ".join(
+            f"{name}={size}" for name, size in sizes.items() if size % self.parallel.tp
+        )
 
     @property
     def peak_learning_rate(self) -> float:
@@ -217,7 +225,9 @@ def _unit(config: Config, place: Place) -> int:
 
 def _is_cut(config: Config, place: Place) -> bool:
     """Whether a process has a part of each weight."""
-    return config.parallel.tp > 1 or (place.processes > 1 and isinstance(config.parallel, ShardConfig))
+    return config.parallel.tp > 1 or (
+        place.processes > 1 and isinstance(config.parallel, ShardConfig)
+    )
 
 
 def _is_staged(config: Config) -> bool:
@@ -230,11 +240,20 @@ TORCHAO = ": needs the package torchao; pip install 'cramming[lowbit]', or take 
 EXTRAS = ": not all are installed; pip install those packages, or 'cramming[tensorboard,wandb]'"
 STAGES = ": not with parallel=pp, where each process has some of the layers only"
 NOT_IN_STAGES = (  # settings that are off or null there
-    "model.unet_skips", "model.value_embeddings", "model.value_residual", "objective.by_loss", "train.average",
-    "memory.offload_activations", "memory.offload_weights", "memory.offload_optimizer", "runtime.cuda_graphs",
-)  # fmt: skip
+    "model.unet_skips",
+    "model.value_embeddings",
+    "model.value_residual",
+    "objective.by_loss",
+    "train.average",
+    "memory.offload_activations",
+    "memory.offload_weights",
+    "memory.offload_optimizer",
+    "runtime.cuda_graphs",
+)
 CUT = ": not where a process has a part of each weight (parallel={c.parallel.name}, parallel.tp={c.parallel.tp}); "
-NOT_WHERE_CUT: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (  # `CUT` comes before what is said
+NOT_WHERE_CUT: tuple[
+    tuple[str, Callable[[Config, Place], bool], str], ...
+] = (  # `CUT` comes before what is said
     ("optim.name", lambda c, p: c.optim.name in NEED_WHOLE_MATRICES, "take adamw, lamb or another"),
     ("precision.mode", lambda c, p: p.mode in ("fp16", "fp8"), "take bf16 or fp32"),
     ("train.average", lambda c, p: c.train.average is not None, "set it to null"),
@@ -268,7 +287,9 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
     ),
     (
         "train.validation_corpus",
-        lambda c, p: bool(p.trains and (corpus := c.train.validation_corpus) and not (corpus / MANIFEST).is_file()),
+        lambda c, p: bool(
+            p.trains and (corpus := c.train.validation_corpus) and not (corpus / MANIFEST).is_file()
+        ),
         ": no corpus there; prepare it first, or leave it null for the run's own held-out text",
     ),
     (
@@ -281,16 +302,30 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
         lambda c, p: c.objective.replaces_tokens and c.model.late_layers > 1,
         ": saves nothing in the encoder of objective=rtd, which is asked about all tokens; set it to 1",
     ),
-    ("optim.name", lambda c, p: c.optim.name in LOW_BIT and p.trains and not find_spec("torchao"), TORCHAO),
-    ("precision.mode", lambda c, p: c.precision.mode == "fp8" and p.trains and not find_spec("torchao"), TORCHAO),
+    (
+        "optim.name",
+        lambda c, p: c.optim.name in LOW_BIT and p.trains and not find_spec("torchao"),
+        TORCHAO,
+    ),
     (
         "precision.mode",
-        lambda c, p: p.mode == "fp8" and not c.precision.emulate_fp8 and p.capability < FP8_CAPABILITY,
+        lambda c, p: c.precision.mode == "fp8" and p.trains and not find_spec("torchao"),
+        TORCHAO,
+    ),
+    (
+        "precision.mode",
+        lambda c, p: (
+            p.mode == "fp8" and not c.precision.emulate_fp8 and p.capability < FP8_CAPABILITY
+        ),
         ": needs an Ada or Hopper GPU (compute capability 8.9 or newer), this is {p.name}; take precision=bf16"
         " (precision.emulate_fp8=true computes it slowly, for tests)",
     ),
     ("precision.emulate_fp8", lambda c, p: c.precision.emulate_fp8 and p.mode != "fp8", FOR_FP8),
-    ("precision.fp8_scaling", lambda c, p: c.precision.fp8_scaling != "tensorwise" and p.mode != "fp8", FOR_FP8),
+    (
+        "precision.fp8_scaling",
+        lambda c, p: c.precision.fp8_scaling != "tensorwise" and p.mode != "fp8",
+        FOR_FP8,
+    ),
     (  # products in fp32 want its bits; fp16's range would be widened in some places only
         "precision.residual",
         lambda c, p: c.precision.residual == "bf16" and p.mode not in ("bf16", "fp8"),
@@ -303,7 +338,9 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
     ),
     (
         "budget.clock",
-        lambda c, p: c.budget.clock == "cpu" and (c.runtime.compile != "off" or c.optim.name in LOW_BIT),
+        lambda c, p: (
+            c.budget.clock == "cpu" and (c.runtime.compile != "off" or c.optim.name in LOW_BIT)
+        ),
         ": does not see the compiler's processes; set runtime.compile=off, and no optimizer that compiles (adamw8bit,"
         " adamw4bit)",
     ),
@@ -315,11 +352,23 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
         lambda c, p: c.memory.activation_budget is not None and c.runtime.compile == "off",
         ": only a compiler can keep it; set runtime.compile=model",
     ),
-    ("memory.offload_activations", lambda c, p: c.memory.offload_activations and c.runtime.compile != "off", EAGER),
-    ("memory.offload_weights", lambda c, p: c.memory.offload_weights and c.runtime.compile != "off", EAGER),
+    (
+        "memory.offload_activations",
+        lambda c, p: c.memory.offload_activations and c.runtime.compile != "off",
+        EAGER,
+    ),
     (
         "memory.offload_weights",
-        lambda c, p: c.memory.offload_weights and c.memory.checkpoint_every > 0 and c.memory.checkpoint == "selective",
+        lambda c, p: c.memory.offload_weights and c.runtime.compile != "off",
+        EAGER,
+    ),
+    (
+        "memory.offload_weights",
+        lambda c, p: (
+            c.memory.offload_weights
+            and c.memory.checkpoint_every > 0
+            and c.memory.checkpoint == "selective"
+        ),
         ": does not go with memory.checkpoint=selective; set it to full",
     ),
     (
@@ -334,7 +383,9 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
     ),
     (
         "parallel.tp",
-        lambda c, p: c.parallel.tp > 1 and (c.objective.replaces_tokens or c.memory.offload_optimizer),
+        lambda c, p: (
+            c.parallel.tp > 1 and (c.objective.replaces_tokens or c.memory.offload_optimizer)
+        ),
         ": not with objective=rtd or memory.offload_optimizer=true; set it to 1",
     ),
     (
@@ -345,7 +396,9 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
     (
         "parallel.tp",
         lambda c, p: (
-            c.parallel.tp > 1 and isinstance(c.parallel, ReplicaConfig) and c.parallel.compression.name != "none"
+            c.parallel.tp > 1
+            and isinstance(c.parallel, ReplicaConfig)
+            and c.parallel.compression.name != "none"
         ),
         ": the gradients of cut matrices are sent as they are; set parallel.compression=none",
     ),
@@ -360,9 +413,17 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
         lambda c, p: c.budget.clock == "cpu" and p.processes > 1,
         ": counts one process's time only, and this run has {p.processes}; set budget.clock=wall",
     ),
-    ("parallel.pp", lambda c, p: c.parallel.pp > 1 and c.parallel.name != "pp", ": stages are cut by parallel=pp"),
+    (
+        "parallel.pp",
+        lambda c, p: c.parallel.pp > 1 and c.parallel.name != "pp",
+        ": stages are cut by parallel=pp",
+    ),
     *(
-        (setting, lambda c, p, is_set=attrgetter(setting): _is_staged(c) and bool(is_set(c)), STAGES)
+        (
+            setting,
+            lambda c, p, is_set=attrgetter(setting): _is_staged(c) and bool(is_set(c)),
+            STAGES,
+        )
         for setting in NOT_IN_STAGES
     ),
     ("objective.name", lambda c, p: _is_staged(c) and c.objective.replaces_tokens, STAGES),
@@ -384,9 +445,17 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
         ": a step then has a number of micro-batches that is no multiple of parallel.pp={c.parallel.pp}, or with"
         " parallel.schedule=dualpipev of twice as many; take a smaller one",
     ),
-    ("memory.offload_optimizer", lambda c, p: c.memory.offload_optimizer and p.mode == "fp16", SCALED),
+    (
+        "memory.offload_optimizer",
+        lambda c, p: c.memory.offload_optimizer and p.mode == "fp16",
+        SCALED,
+    ),
     *(
-        (setting, lambda c, p, is_refused=is_refused: _is_cut(c, p) and is_refused(c, p), CUT + cure)
+        (
+            setting,
+            lambda c, p, is_refused=is_refused: _is_cut(c, p) and is_refused(c, p),
+            CUT + cure,
+        )
         for setting, is_refused, cure in NOT_WHERE_CUT
     ),
 )
@@ -413,7 +482,10 @@ def check(config: Config, place: Place) -> None:
     fits = " or ".join(str(size) for size in (below, below + unit) if size)
     for setting, is_broken, reason in CHECKS:
         value = shown(attrgetter(setting)(config))
-        require(not is_broken(config, place), f"{setting}={value}{reason.format(c=config, p=place, fits=fits)}")
+        require(
+            not is_broken(config, place),
+            f"{setting}={value}{reason.format(c=config, p=place, fits=fits)}",
+        )
 
 
 def check_run(
@@ -425,7 +497,9 @@ def check_run(
     return kernels, check_gate(settings, config, kernels, device)
 
 
-def check_gate(settings: Mapping[str, Any], config: Config, kernels: list[str], device: torch.device) -> dict[str, str]:
+def check_gate(
+    settings: Mapping[str, Any], config: Config, kernels: list[str], device: torch.device
+) -> dict[str, str]:
     """`gate.check` of what the settings come to on this device: `auto` hides no trick."""
     if not config.forced and not expand_home(config.gates, "gates").exists():
         return {"all tricks": "untested"}
@@ -433,7 +507,10 @@ def check_gate(settings: Mapping[str, Any], config: Config, kernels: list[str], 
     from cramming.bench.tricks import changed
 
     mode, states = resolve(config.precision.mode, device), dict[str, str]()
-    where, usual = gate.place(devices.describe(device).name, torch.__version__), resolve("auto", device)
+    where, usual = (
+        gate.place(devices.describe(device).name, torch.__version__),
+        resolve("auto", device),
+    )
     for kernel in sorted({config.attention.kernel, *kernels}):
         resolved = changed(settings, {"precision.mode": mode, "attention.kernel": kernel})
         states |= gate.check(resolved, where, device.type, usual)

@@ -37,7 +37,11 @@ def run_process(command: list[str], stdout: int | None = None) -> int:
     previous = signal.signal(signal.SIGTERM, pass_on)
     try:
         ended_with_us = end_with_parent(os.getpid()) if sys.platform == "linux" else None
-        children.append(subprocess.Popen(command, preexec_fn=ended_with_us, env=environment_as_given(), stdout=stdout))
+        children.append(
+            subprocess.Popen(
+                command, preexec_fn=ended_with_us, env=environment_as_given(), stdout=stdout
+            )
+        )
         if asked:
             children[0].terminate()
         while (code := children[0].poll()) is None:

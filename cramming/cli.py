@@ -20,7 +20,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 from cramming.children import end_with_parent, run_or_exit
 from cramming.config import RootConfig, UserError, build, config_folder, expand_home, printable
 from cramming.files import explained
-from cramming.overrides import CHECK, Words, compose, given_overrides, literal, one_line, parse, points_of
+from cramming.overrides import (
+    CHECK,
+    Words,
+    compose,
+    given_overrides,
+    literal,
+    one_line,
+    parse,
+    points_of,
+)
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -32,7 +41,9 @@ class Verb(NamedTuple):
     module: str
     summary: str
     positional: str | None = None  # the setting that a word after the verb stands for
-    lent: tuple[str, ...] = ()  # what `main` gets besides: functions of packages that its own may not import
+    lent: tuple[
+        str, ...
+    ] = ()  # what `main` gets besides: functions of packages that its own may not import
     several: bool = False  # torchrun may start it
 
 
@@ -45,9 +56,12 @@ VERBS = {
         "data.corpus",
         lent=("data_prep.again:embedded_tasks", "data_prep.again:overlap"),
     ),
-    "inspect": Verb("cramming.data.inspect:main", "what a corpus holds: counts, lengths, texts", "data.corpus"),
+    "inspect": Verb(
+        "cramming.data.inspect:main", "what a corpus holds: counts, lengths, texts", "data.corpus"
+    ),
     "plan": Verb(
-        "cramming.plan.main:main", "predict memory and speed on a device; propose the fastest setting that fits"
+        "cramming.plan.main:main",
+        "predict memory and speed on a device; propose the fastest setting that fits",
     ),
     "pretrain": Verb(
         "cramming.pretrain:main",
@@ -61,28 +75,40 @@ VERBS = {
         "which of two recipes is better under one budget, by pairs of runs; duel ladder",
         "duel.what",
     ),
-    "bench": Verb("cramming.bench.main:main", "measure every trick's speed and memory, and judge what it learns"),
+    "bench": Verb(
+        "cramming.bench.main:main",
+        "measure every trick's speed and memory, and judge what it learns",
+    ),
     "study": Verb(
         "eval.extras.study:main",
         "runs of equal budget: vocab | data | architectures | schedules | batch | masking",
         "study.what",
     ),
     "project": Verb(
-        "eval.extras.project:main", "predict the full budget from runs of one recipe with growing budgets", "runs"
+        "eval.extras.project:main",
+        "predict the full budget from runs of one recipe with growing budgets",
+        "runs",
     ),
     "replay": Verb(
         "cramming.replay:main",
         "train stretches of a run once more and compare: is its log what training gives?",
         "replay.run",
     ),
-    "submit": Verb("eval.submit:main", "judge a run and make the archive of it that others check", "submit.run"),
+    "submit": Verb(
+        "eval.submit:main", "judge a run and make the archive of it that others check", "submit.run"
+    ),
     "report": Verb("eval.report.main:main", "leaderboard, plots and the check of the rules"),
-    "export": Verb("eval.export:main", "the finished model as a folder for transformers, with a model card"),
+    "export": Verb(
+        "eval.export:main", "the finished model as a folder for transformers, with a model card"
+    ),
 }
 UNREAD = "nobody reads the output any more; ended at that, what is written so far is whole; run again for the rest"
 PEER_GONE = (  # as gloo and NCCL have it
-    "Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited",
-)  # fmt: skip
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "remote process exited",
+)
 SYSTEMS = {"Linux": "Linux", "Darwin": "macOS"}  # locks, signals and renames are POSIX's
 PIPELINE = ("prepare", "pretrain", "glue", "report")
 
@@ -123,7 +149,9 @@ def usage() -> str:
 def main() -> None:
     """The console script: dispatch to a verb; exit code 0, 2 for a user's mistake, 130 for Ctrl-C, 143 for SIGTERM."""
     if (system := platform.system()) not in SYSTEMS:
-        _fail(f"{system}: runs on {' and '.join(SYSTEMS.values())} only; on Windows take WSL2, which is Linux")
+        _fail(
+            f"{system}: runs on {' and '.join(SYSTEMS.values())} only; on Windows take WSL2, which is Linux"
+        )
     if isinstance(sys.stdout, io.TextIOWrapper):  # it may be closed
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr is: any text can be shown
     verb, *rest = sys.argv[1:] or ["help"]
@@ -134,14 +162,20 @@ def main() -> None:
         print(importlib.import_module("cramming").__version__)
     elif verb == "completion":
         with ending_in_one_line():
-            print(importlib.import_module("cramming.completion").script(rest[0] if rest else "bash", VERBS))
+            print(
+                importlib.import_module("cramming.completion").script(
+                    rest[0] if rest else "bash", VERBS
+                )
+            )
     elif verb not in VERBS:
         _fail(f"unknown verb {verb!r}; the verbs are: {', '.join(VERBS)}")
     elif by_torchrun and not VERBS[verb].several:
         _fail(f"torchrun: {verb} is one process; start it as `cramming {verb} ...`")
     else:
         signal.signal(signal.SIGTERM, _terminate)
-        if by_torchrun and sys.platform == "linux":  # else a killed torchrun leaves its processes training
+        if (
+            by_torchrun and sys.platform == "linux"
+        ):  # else a killed torchrun leaves its processes training
             end_with_parent(os.getppid())()
         sys.unraisablehook = _send_again
         with ending_in_one_line():
@@ -184,7 +218,11 @@ def ending_in_one_line(reader_has_gone: str = "") -> Iterator[None]:
 
 def _ending(interrupt: KeyboardInterrupt) -> tuple[str, int]:
     """What is said at the end, and the exit code."""
-    return ("terminated", 128 + signal.SIGTERM) if isinstance(interrupt, Terminated) else ("interrupted", 130)
+    return (
+        ("terminated", 128 + signal.SIGTERM)
+        if isinstance(interrupt, Terminated)
+        else ("interrupted", 130)
+    )
 
 
 def _fail(message: str, code: int = 2) -> NoReturn:
@@ -199,7 +237,9 @@ def run_verb(verb: str, arguments: Sequence[str]) -> None:
         raise UserError(f"{CHECK}: is for the verbs run, {', '.join(PIPELINE)}")
     if "-sc" in words.flags and (line := os.environ.get("COMP_LINE")):
         importlib.import_module("cramming.completion").offer(verb, line)
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing its own many lines and exiting
+    os.environ["HYDRA_FULL_ERROR"] = (
+        "1"  # Hydra then raises instead of printing its own many lines and exiting
+    )
     import hydra
     from hydra.core.hydra_config import HydraConfig
     from hydra.errors import HydraException
@@ -222,7 +262,9 @@ def run_verb(verb: str, arguments: Sequence[str]) -> None:
             elif ended := without_model(verb, settings):
                 from cramming.progress import say
 
-                say(f"name={settings['name']}: its run ended without a model ({ended}), so it is left out")
+                say(
+                    f"name={settings['name']}: its run ended without a model ({ended}), so it is left out"
+                )
             else:  # each job in a process of its own: its budget clock counts from the start of its process
                 run_or_exit([verb, *given_overrides(), *[CHECK] * words.check])
 
@@ -230,7 +272,9 @@ def run_verb(verb: str, arguments: Sequence[str]) -> None:
     try:
         if words.multirun and verb in ("run", *PIPELINE):
             check_points(verb, points_of(words.overrides))
-        hydra.main(config_path=str(config_folder()), config_name="config", version_base="1.3")(job)()
+        hydra.main(config_path=str(config_folder()), config_name="config", version_base="1.3")(
+            job
+        )()
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(one_line(error)) from None
     except (TypeError, ValueError) as error:
@@ -289,7 +333,11 @@ def with_positional(verb: str, arguments: Sequence[str]) -> list[str]:
     """
     setting, rest = VERBS[verb].positional, list(arguments)
     word = rest[0] if rest else "-"
-    if setting is not None and not word.startswith(("-", "~")) and ("=" not in word or os.path.lexists(word)):
+    if (
+        setting is not None
+        and not word.startswith(("-", "~"))
+        and ("=" not in word or os.path.lexists(word))
+    ):
         rest[0] = f"{setting}={word and literal(word)}"
     return rest
 
@@ -337,9 +385,13 @@ def _check_place(verb: str, settings: dict[str, Any]) -> None:
 
     folder = (corpus_folder if verb == "prepare" else run_folder)(settings).absolute()
     there = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
-    is_done = verb == "prepare" and (folder / MANIFEST).is_file()  # it may lie where nothing can be written
+    is_done = (
+        verb == "prepare" and (folder / MANIFEST).is_file()
+    )  # it may lie where nothing can be written
     if not is_done and not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
-        raise UserError(f"{folder}: nothing can be made in {there}; get the right to, or give another place")
+        raise UserError(
+            f"{folder}: nothing can be made in {there}; get the right to, or give another place"
+        )
 
 
 def _note_unchecked_corpus(settings: dict[str, Any]) -> None:
@@ -347,7 +399,10 @@ def _note_unchecked_corpus(settings: dict[str, Any]) -> None:
 
     folder = corpus_folder(settings)
     if not (folder / MANIFEST).is_file():
-        print(f"data.corpus={folder}: no finished corpus yet, so what it holds was not checked", file=sys.stderr)
+        print(
+            f"data.corpus={folder}: no finished corpus yet, so what it holds was not checked",
+            file=sys.stderr,
+        )
 
 
 def _pipeline(settings: dict[str, Any]) -> list[str]:
@@ -368,7 +423,9 @@ def run_all(settings: dict[str, Any], overrides: Sequence[str]) -> None:
 
     refuse_finished_run(settings)
     if settings["model_path"]:
-        raise UserError(f"model_path={settings['model_path']}: `run` scores the model that it trains; use `glue`")
+        raise UserError(
+            f"model_path={settings['model_path']}: `run` scores the model that it trains; use `glue`"
+        )
     run_or_exit(["run", *overrides, CHECK])
     for verb in _pipeline(settings):
         run_or_exit([verb, *overrides])

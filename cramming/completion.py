@@ -35,7 +35,9 @@ def offer(verb: str, line: str) -> None:
     without its verb and what Hydra cannot read: flags of ours, a positional, a duel's sides, what is in quotes.
     """
     *before, last = [*line.split()[2:], *[""] * line.endswith(" ")]
-    settings = [word for word in before if re.fullmatch(rf"(?!{SIDE.pattern}=)[^-'\"][^'\"]*=[^'\"]+", word)]
+    settings = [
+        word for word in before if re.fullmatch(rf"(?!{SIDE.pattern}=)[^-'\"][^'\"]*=[^'\"]+", word)
+    ]
     os.environ["COMP_LINE"] = " ".join(["cramming", *with_implied(settings), last])
     if not before and verb == "study":
         print("vocab pipelines", *compose()["study"]["variants"])

@@ -15,7 +15,18 @@ import types
 import unicodedata
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 T = TypeVar("T")
 LONGEST_NAME = 200  # bytes; file systems allow 255, and temporary files beside it have longer names
@@ -71,7 +82,9 @@ def folder_name(name: str, setting: str, place: object) -> str:
             f"{setting}={name!r}: use letters, digits and . _ - + = , @ (it becomes a folder under {place})"
         )
     if len(name.encode()) > LONGEST_NAME:
-        raise UserError(f"{setting}={name[:20]}...: {len(name)} characters are too many for the name of a folder")
+        raise UserError(
+            f"{setting}={name[:20]}...: {len(name)} characters are too many for the name of a folder"
+        )
     return name
 
 
@@ -80,7 +93,9 @@ def expand_home(path: str | Path, setting: str) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError:
-        raise UserError(f"{setting}={path}: there is no such home folder; write the path out") from None
+        raise UserError(
+            f"{setting}={path}: there is no such home folder; write the path out"
+        ) from None
 
 
 def config_folder() -> Path:
@@ -147,16 +162,22 @@ def _convert(kind: Any, value: Any, path: str) -> Any:
         many = origin is list or args[1:] == (Ellipsis,)
         if many or len(args) == len(value):
             kinds = args[:1] * len(value) if many else args
-            return origin(_convert(k, v, f"{path}[{i}]") for i, (k, v) in enumerate(zip(kinds, value)))
+            return origin(
+                _convert(k, v, f"{path}[{i}]") for i, (k, v) in enumerate(zip(kinds, value))
+            )
     if origin is dict and isinstance(value, Mapping):
         return {str(k): _convert(args[1], v, f"{path}.{k}") for k, v in value.items()}
     # YAML reads `off` and `on` as booleans; 1 == True must not count as a match either.
-    if kind is Any or (origin is Literal and any(value == one and type(value) is type(one) for one in args)):
+    if kind is Any or (
+        origin is Literal and any(value == one and type(value) is type(one) for one in args)
+    ):
         return value
     if kind is Path and isinstance(value, (str, Path)) and str(value).strip():
         return expand_home(value, path)
     if (scalar := _scalar(kind, value)) is None:
-        raise UserError(f"{path}={value!r}: {'choose' if origin is Literal else 'expected'} {_describe(kind)}")
+        raise UserError(
+            f"{path}={value!r}: {'choose' if origin is Literal else 'expected'} {_describe(kind)}"
+        )
     return scalar
 
 
@@ -185,7 +206,9 @@ def _scalar(kind: Any, value: Any) -> Any:
             return float(value) if math.isfinite(float(value)) else None
         except (ValueError, OverflowError):
             return None
-    return str(value) if kind is str and (number or isinstance(value, str)) else None  # a name such as `name=42`
+    return (
+        str(value) if kind is str and (number or isinstance(value, str)) else None
+    )  # a name such as `name=42`
 
 
 def _describe(kind: Any) -> str:
@@ -199,13 +222,23 @@ def _describe(kind: Any) -> str:
         return "one of " + ", ".join(map(str, args))
     if origin in (list, tuple):
         return f"a list{f' of {len(args)}' if origin is tuple and Ellipsis not in args else ', for example [a,b]'}"
-    names = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text", Path: "a path"}
+    names = {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a finite number",
+        str: "text",
+        Path: "a path",
+    }
     return names.get(kind, getattr(kind, "__name__", str(kind)))
 
 
 def shown(value: Any) -> str:
     """As a user types it: null, true, `[a, b]`, and a section as `{start: 0.3, every: 0.1}`."""
-    value = dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
+    value = (
+        dataclasses.asdict(value)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type)
+        else value
+    )
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{name}: {shown(one)}' for name, one in value.items())}}}"
     if isinstance(value, list | tuple):
@@ -216,7 +249,9 @@ def shown(value: Any) -> str:
 def printable(text: str) -> str:
     """One line, without control characters, halves of a surrogate pair and what turns the direction of all that
     follows; other signs without a shape of their own stay."""
-    shown = (c if c.isprintable() or _is_format(c) else " " if c.isspace() else "\ufffd" for c in text)
+    shown = (
+        c if c.isprintable() or _is_format(c) else " " if c.isspace() else "\ufffd" for c in text
+    )
     return "".join(shown)
 
 
@@ -228,7 +263,9 @@ def _is_format(sign: str) -> bool:
 def plain_numbers(node: Any) -> Any:
     """The same settings with 1000 for 1e3 and 1000.0, which mean the same wherever a number is expected."""
     text = json.dumps(node, default=str)
-    return json.loads(text, parse_float=lambda digits: int(x) if (x := float(digits)).is_integer() else x)
+    return json.loads(
+        text, parse_float=lambda digits: int(x) if (x := float(digits)).is_integer() else x
+    )
 
 
 def settings_hash(*nodes: Any) -> str:

@@ -43,9 +43,13 @@ class RuntimeConfig:
 
     def __post_init__(self) -> None:
         if self.tune != "off" and self.compile == "off":
-            raise ValueError(f"tune={self.tune} does nothing with compile=off; set runtime.compile=model, or it to off")
+            raise ValueError(
+                f"tune={self.tune} does nothing with compile=off; set runtime.compile=model, or it to off"
+            )
         if self.cuda_graphs and self.compile != "model":
-            raise ValueError(f"cuda_graphs=true goes with compile=model, not {self.compile}; set runtime.compile=model")
+            raise ValueError(
+                f"cuda_graphs=true goes with compile=model, not {self.compile}; set runtime.compile=model"
+            )
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,11 @@ def select(requested: str) -> torch.device:
         problem = "this torch is built for AMD GPUs (ROCm), which nothing here was tried on; set device=cpu, or take an"
         problem += " NVIDIA GPU"
     elif requested == "cuda" and not has_gpu:
-        build = "this torch build has no CUDA" if torch.version.cuda is None else "no CUDA device is visible"
+        build = (
+            "this torch build has no CUDA"
+            if torch.version.cuda is None
+            else "no CUDA device is visible"
+        )
         problem = f"{build} (torch {torch.__version__}); use device=cpu or install a CUDA build"
     if problem:
         raise UserError(f"device={requested}: {problem}")
@@ -81,13 +89,18 @@ def describe(device: torch.device) -> DeviceInfo:
 
         properties = torch.cuda.get_device_properties(device)
         card = cards.find(properties.name, properties.total_memory)
-        return DeviceInfo("cuda", properties.name, properties.total_memory, card.tflops if card else None)
+        return DeviceInfo(
+            "cuda", properties.name, properties.total_memory, card.tflops if card else None
+        )
     return DeviceInfo("cpu", cpu_name(), psutil.virtual_memory().total, None)
 
 
 def random_states() -> tuple[torch.Tensor, torch.Tensor | None]:
     """torch's random state on the CPU and, where this process uses one, on the GPU."""
-    return torch.get_rng_state(), torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    return (
+        torch.get_rng_state(),
+        torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
+    )
 
 
 def set_random_states(states: tuple[torch.Tensor, torch.Tensor | None]) -> None:
@@ -159,7 +172,9 @@ def keep_freed_memory() -> bool:
     except (AttributeError, OSError):  # musl, macOS
         return False
     mmap_max, trim_threshold, arena_max = -4, -1, -8  # glibc's malloc.h
-    return all(mallopt(*option) == 1 for option in ((mmap_max, 0), (trim_threshold, -1), (arena_max, 1)))
+    return all(
+        mallopt(*option) == 1 for option in ((mmap_max, 0), (trim_threshold, -1), (arena_max, 1))
+    )
 
 
 # Energy ---------------------------------------------------------------------------------------------------------------
@@ -191,7 +206,9 @@ def nvml_reader(device: torch.device, name: str) -> Callable[[], float | None]:
 
 # Compiler -------------------------------------------------------------------------------------------------------------
 
-TUNING: dict[str, dict[str, Any]] = {  # as torch.compile's modes have it (`torch._inductor.list_mode_options`)
+TUNING: dict[
+    str, dict[str, Any]
+] = {  # as torch.compile's modes have it (`torch._inductor.list_mode_options`)
     "off": {},
     "coordinate-descent": {"coordinate_descent_tuning": True},
     "max-autotune": {"max_autotune": True, "coordinate_descent_tuning": True},
@@ -263,4 +280,7 @@ def compile_seconds() -> float:
     """For how long this process has compiled so far; without what kernels try in their first launch (`tune`)."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     times = dynamo.cumulative_time_spent_ns if dynamo else {}
-    return sum(times.get(name, 0.0) for name in ("entire_frame_compile", "entire_backward_compile")) / 1e9
+    return (
+        sum(times.get(name, 0.0) for name in ("entire_frame_compile", "entire_backward_compile"))
+        / 1e9
+    )

@@ -62,10 +62,18 @@ class Engine:
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, precision: Precision, clip: float | None, mesh: Mesh,
-        device: torch.device, cuda_graphs: bool = False, average: "WeightAverage | None" = None,
-        token_losses: "TokenLosses | None" = None, spread: "Spread | None" = None,
-    ):  # fmt: skip
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        precision: Precision,
+        clip: float | None,
+        mesh: Mesh,
+        device: torch.device,
+        cuda_graphs: bool = False,
+        average: "WeightAverage | None" = None,
+        token_losses: "TokenLosses | None" = None,
+        spread: "Spread | None" = None,
+    ):
         self.model, self.optimizer, self.precision = model, optimizer, precision
         self.clip, self.mesh, self.device = clip, mesh, device
         self.parameters = list(model.parameters())
@@ -81,7 +89,9 @@ class Engine:
         parts = {"average": self.average, "token_losses": self.token_losses}
         return {name: part for name, part in parts.items() if part}
 
-    def forward_backward(self, batches: Sequence[Batch], stop: Callable[[], bool] = lambda: False) -> bool:
+    def forward_backward(
+        self, batches: Sequence[Batch], stop: Callable[[], bool] = lambda: False
+    ) -> bool:
         """Gradients of the mean loss over all `batches` of all ranks; `update` or `discard` must follow.
 
         False if `stop` was true between two micro-batches (in one process only: others would wait for this one's
@@ -113,7 +123,9 @@ class Engine:
                 f" rate {learning_rate:.3g}, precision {self.precision.mode}); lower optim.lr, or do without fp16"
                 " (precision=bf16 or fp32, parallel.compression=bf16 or none)"
             )
-        recompilations = compiled_graphs() - self._graphs if self._is_warm else 0  # the optimizer may compile, too
+        recompilations = (
+            compiled_graphs() - self._graphs if self._is_warm else 0
+        )  # the optimizer may compile, too
         self._is_warm = self._is_warm or finite
         return StepStats(self._loss, self._accuracy, self._grad_norm, not finite, recompilations)
 
@@ -151,8 +163,14 @@ class Engine:
     def measure(self, loss_sum: Tensor, correct: Tensor) -> None:
         """Loss, accuracy and gradient norm of what was accumulated."""
         grads = [p.grad for p in self.parameters if p.grad is not None]
-        norm = self.spread.norm(grads) if self.spread else torch.nn.utils.get_total_norm(grads, foreach=True)
-        if self.precision.mode == "fp16":  # a power of two; unscaling the gradients themselves is `update`'s
+        norm = (
+            self.spread.norm(grads)
+            if self.spread
+            else torch.nn.utils.get_total_norm(grads, foreach=True)
+        )
+        if (
+            self.precision.mode == "fp16"
+        ):  # a power of two; unscaling the gradients themselves is `update`'s
             norm = norm / self.precision.scaler.scale(torch.ones_like(norm))
         self._norm = norm
         *totals, self._grad_norm = _read(loss_sum, correct, norm)
@@ -164,7 +182,9 @@ class Engine:
         training state is untouched."""
         self.model.eval()
         loss_sum, correct, targets = 0.0, 0.0, sum(batch.num_targets for batch in batches)
-        for first in range(0, len(batches), self.mesh.data_size):  # as many passes in each: weights may be gathered
+        for first in range(
+            0, len(batches), self.mesh.data_size
+        ):  # as many passes in each: weights may be gathered
             index = first + self.mesh.data_rank
             loss, right = _read(*self._forward(batches[min(index, len(batches) - 1)])[:2])
             if index < len(batches):
@@ -210,8 +230,12 @@ class Engine:
         """Forward and backward pass of one micro-batch: summed loss and hits; its gradients are added to the others."""
         if self.cuda_graphs:
             for parameter in self.parameters:
-                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        loss_sum, correct, *each = self._forward(batch, self.spread.forward if self.spread else None)
+                parameter.grad = (
+                    torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                )
+        loss_sum, correct, *each = self._forward(
+            batch, self.spread.forward if self.spread else None
+        )
         self.precision.scaler.scale(loss_sum / self._targets).backward()
         if self.token_losses:
             self.token_losses.add(batch.target_ids_M, *each)
@@ -223,12 +247,22 @@ class Engine:
         scaler = self.precision.scaler
         assert self._norm is not None, "update follows forward_backward"
         scaler.unscale_(self.optimizer)
-        one_device = len({p.device for p in self.parameters}) == 1  # else some would read the factor before it arrives
-        by_update = one_device and self.precision.mode != "fp16" and bool(self.optimizer.defaults.get("fused"))
-        if self.clip is not None and by_update:  # which divides by it on the way: a pass over all gradients less
+        one_device = (
+            len({p.device for p in self.parameters}) == 1
+        )  # else some would read the factor before it arrives
+        by_update = (
+            one_device
+            and self.precision.mode != "fp16"
+            and bool(self.optimizer.defaults.get("fused"))
+        )
+        if (
+            self.clip is not None and by_update
+        ):  # which divides by it on the way: a pass over all gradients less
             self.optimizer.grad_scale = ((self._norm + 1e-6) / self.clip).clamp(min=1)  # type: ignore[attr-defined]
         elif self.clip is not None:
-            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.clip, self._norm, foreach=True)
+            torch.nn.utils.clip_grads_with_norm_(
+                self.parameters, self.clip, self._norm, foreach=True
+            )
         if self.precision.mode == "fp16":
             scaler.step(self.optimizer)  # skips by itself, and halves the scale
             scaler.update()
@@ -255,7 +289,10 @@ def build_engine(config: Config, mesh: Mesh, device: torch.device) -> Engine:
 
 def build_model(config: Config) -> PretrainedModel:
     """The plain model, with random weights."""
-    objective, how = config.objective, (config.attention.kernel, config.attention.last_layer, config.memory.loss_chunk)
+    objective, how = (
+        config.objective,
+        (config.attention.kernel, config.attention.last_layer, config.memory.loss_chunk),
+    )
     if isinstance(objective, ReplacedTokensConfig):
         from cramming.model.replaced_tokens import ReplacedTokens
 
@@ -274,7 +311,11 @@ def equip(model: PretrainedModel, config: Config, mesh: Mesh, device: torch.devi
     if memory.offload_optimizer and not (spread and spread.is_on_host):
         from cramming.parallel.offload import CopyStream, HostOptimizer
 
-        at_home = {p for e in model.encoders for p in e.blocks.parameters()} if memory.offload_weights else set()
+        at_home = (
+            {p for e in model.encoders for p in e.blocks.parameters()}
+            if memory.offload_weights
+            else set()
+        )
         optimizer = HostOptimizer(groups, build, CopyStream(device), at_home)
     else:
         optimizer = build(groups)
@@ -289,4 +330,6 @@ def equip(model: PretrainedModel, config: Config, mesh: Mesh, device: torch.devi
         vocab_size = model.encoder.embeddings.tokens.num_embeddings
         token_losses = TokenLosses(config.objective.by_loss, vocab_size, device)
     clip = config.optim.clip
-    return Engine(model, optimizer, precision, clip, mesh, device, cuda_graphs, average, token_losses, spread)
+    return Engine(
+        model, optimizer, precision, clip, mesh, device, cuda_graphs, average, token_losses, spread
+    )

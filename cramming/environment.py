@@ -22,7 +22,10 @@ def environment(device: Mapping[str, Any]) -> dict[str, Any]:
     packages = ("torch", "transformers", "tokenizers", "datasets", "numpy", "triton")
     return {
         "python": platform.python_version(),
-        **{name: next((found.version for found in metadata.distributions(name=name)), None) for name in packages},
+        **{
+            name: next((found.version for found in metadata.distributions(name=name)), None)
+            for name in packages
+        },
         "platform": system(),
         "cpu": cpu_name(),
         "cpu_count": os.cpu_count(),
@@ -43,7 +46,10 @@ def cpu_name() -> str:
         return name
     info = CPUINFO.read_text() if CPUINFO.exists() else ""
     found = re.findall(r"^model name\s*:\s*(.*)$", info, re.MULTILINE)[:1]
-    found = found or [platform.machine(), *re.findall(r"^CPU (?:implementer|part)\s*:\s*(\S+)", info, re.MULTILINE)]
+    found = found or [
+        platform.machine(),
+        *re.findall(r"^CPU (?:implementer|part)\s*:\s*(\S+)", info, re.MULTILINE),
+    ]
     return " ".join(dict.fromkeys(found))
 
 
@@ -70,13 +76,21 @@ def _changes() -> list[str] | None:
     found = [line.split(maxsplit=1)[-1] for line in status.splitlines()]
     flagged = (line[2:] for line in tracked.splitlines() if line[0] == "S" or line[0].islower())
     found += [f"{name} (git was told not to look at it)" for name in flagged]
-    found += [name for name in others.splitlines() if Path(name).suffix in CODE and name not in found]  # ignored code
-    return found + [f"{name}/ (runs from another folder)" for name in PACKAGES if not _is_here(name)]
+    found += [
+        name for name in others.splitlines() if Path(name).suffix in CODE and name not in found
+    ]  # ignored code
+    return found + [
+        f"{name}/ (runs from another folder)" for name in PACKAGES if not _is_here(name)
+    ]
 
 
 def _is_here(package: str) -> bool:
     spec = find_spec(package)
-    return spec is not None and spec.origin is not None and Path(spec.origin).resolve().parent.parent == _source()
+    return (
+        spec is not None
+        and spec.origin is not None
+        and Path(spec.origin).resolve().parent.parent == _source()
+    )
 
 
 def _source() -> Path:
@@ -99,7 +113,9 @@ def git(*arguments: str) -> str | None:
 def _output(command: list[str], **place: Any) -> str | None:
     """What a program writes, as far as it is UTF-8; None where it is not there, fails or takes too long."""
     try:
-        done = subprocess.run(command, **place, capture_output=True, encoding="utf-8", errors="replace", timeout=30)
+        done = subprocess.run(
+            command, **place, capture_output=True, encoding="utf-8", errors="replace", timeout=30
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

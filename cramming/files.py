@@ -18,19 +18,39 @@ from cramming.config import UserError
 
 LOCK = ".lock"
 TEMPORARY = re.compile(r"\..+\.(\d+)\.(tmp|old)")
-_ROOM, _PLACE, _RIGHT = "make room there", "give another place", "get the right to use it, or give another place"
+_ROOM, _PLACE, _RIGHT = (
+    "make room there",
+    "give another place",
+    "get the right to use it, or give another place",
+)
 _TAKEN = "something else has its place; move that, or give another place"
 _GONE = "check that the disk is sound and connected, or give another place"
 # What a user does about an error that is the machine's state and no defect of the program.
 _ADVICE = {
-    "ENOSPC": _ROOM, "EDQUOT": _ROOM, "EFBIG": "no file may grow so large there; raise the limit (`ulimit -f`)",
-    "EROFS": "it can only be read; give another place", "EACCES": _RIGHT, "EPERM": _RIGHT,
-    "EIO": _GONE, "EREMOTEIO": _GONE, "ESTALE": _GONE, "ENOTCONN": _GONE, "ENODEV": _GONE, "ENXIO": _GONE,
-    "EEXIST": _TAKEN, "ENOTDIR": _TAKEN, "EISDIR": _TAKEN, "EBUSY": "end what uses it",
-    "ENAMETOOLONG": "shorten it", "ELOOP": "links lead in a circle; mend them, or give another place",
-    "ENFILE": "close other programs' files", "EMFILE": "raise the limit of open files (`ulimit -n`)",
-    "ENOLCK": _PLACE, "ENOTSUP": _PLACE, "ENOSYS": _PLACE,
-}  # fmt: skip
+    "ENOSPC": _ROOM,
+    "EDQUOT": _ROOM,
+    "EFBIG": "no file may grow so large there; raise the limit (`ulimit -f`)",
+    "EROFS": "it can only be read; give another place",
+    "EACCES": _RIGHT,
+    "EPERM": _RIGHT,
+    "EIO": _GONE,
+    "EREMOTEIO": _GONE,
+    "ESTALE": _GONE,
+    "ENOTCONN": _GONE,
+    "ENODEV": _GONE,
+    "ENXIO": _GONE,
+    "EEXIST": _TAKEN,
+    "ENOTDIR": _TAKEN,
+    "EISDIR": _TAKEN,
+    "EBUSY": "end what uses it",
+    "ENAMETOOLONG": "shorten it",
+    "ELOOP": "links lead in a circle; mend them, or give another place",
+    "ENFILE": "close other programs' files",
+    "EMFILE": "raise the limit of open files (`ulimit -n`)",
+    "ENOLCK": _PLACE,
+    "ENOTSUP": _PLACE,
+    "ENOSYS": _PLACE,
+}
 ADVICE = {getattr(errno, name): advice for name, advice in _ADVICE.items() if hasattr(errno, name)}
 UNSUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK}
 
@@ -42,7 +62,9 @@ def explained(error: OSError, place: Path | str, again: str = "run again") -> Us
     """
     if error.errno not in ADVICE:
         raise error
-    return UserError(f"{error.filename or place}: {error.strerror}; {ADVICE[error.errno]}, then {again}")
+    return UserError(
+        f"{error.filename or place}: {error.strerror}; {ADVICE[error.errno]}, then {again}"
+    )
 
 
 def make_folder(folder: Path) -> None:
@@ -74,7 +96,9 @@ def _is_supported(call: Callable[..., object], *arguments: int) -> bool:
 
 
 @contextmanager
-def lock(folder: Path, work: str, advice: str = "wait for it or use another folder") -> Iterator[None]:
+def lock(
+    folder: Path, work: str, advice: str = "wait for it or use another folder"
+) -> Iterator[None]:
     """One writer per folder, which is made if it is missing and removed if it is empty at the end.
 
     UserError where another process has it: `work` is what that one does ("working on this run"), `advice` what to do.
@@ -101,12 +125,17 @@ def _locked(path: Path, busy: str, advice: str) -> int:
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
             except FileExistsError:
                 descriptor, existed = os.open(path, os.O_RDWR), True
-        except FileNotFoundError:  # there is no folder yet, or its last holder removed it; or, always, as in /proc
+        except (
+            FileNotFoundError
+        ):  # there is no folder yet, or its last holder removed it; or, always, as in /proc
             with suppress(FileExistsError):
                 make_folder(path.parent)
             continue
         try:
-            if not _is_supported(fcntl.flock, descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB) and existed:
+            if (
+                not _is_supported(fcntl.flock, descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                and existed
+            ):
                 problem = f", or one was killed here: this file system has no flock to tell; if none is, delete {path}"
         except BlockingIOError:
             problem = f"; {advice}"
@@ -157,7 +186,9 @@ def sweep(folder: Path, pattern: str = "**/*", *, locked: bool = True) -> None:
 
     for path in [path for path in folder.glob(pattern) if TEMPORARY.fullmatch(path.name)]:
         process = int(path.name.split(".")[-2])
-        is_dead = process == os.getpid() or not pid_exists(process)  # in a container they all have the same number
+        is_dead = process == os.getpid() or not pid_exists(
+            process
+        )  # in a container they all have the same number
         if is_dead and path.exists() and (locked or time.time() - path.stat().st_mtime > 3600):
             remove(path)
 
@@ -167,7 +198,9 @@ def write_atomically(path: Path, text: str) -> None:
     overwrite_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
-def overwrite_atomically(path: Path, write: Callable[[Path], object], *, synced: bool = True) -> None:
+def overwrite_atomically(
+    path: Path, write: Callable[[Path], object], *, synced: bool = True
+) -> None:
     """Replace `path`, a file or a folder, by what `write(temporary)` makes; a reader sees the old or the new whole.
 
     The temporary lies beside the target and is synced before the rename, so a power cut or a `kill -9` leaves either
@@ -175,7 +208,9 @@ def overwrite_atomically(path: Path, write: Callable[[Path], object], *, synced:
     temporary is removed and the target is untouched. Without `synced` a power cut may leave an empty file: for many
     files that the same command writes again.
     """
-    path = path.resolve() if path.is_symlink() else path  # what a link leads to is replaced, not the link
+    path = (
+        path.resolve() if path.is_symlink() else path
+    )  # what a link leads to is replaced, not the link
     make_folder(path.parent)
     temporary, written = path.with_name(f".{path.name}.{os.getpid()}.tmp"), False
     remove(temporary)
@@ -191,9 +226,15 @@ def overwrite_atomically(path: Path, write: Callable[[Path], object], *, synced:
         else:
             temporary.replace(path)
     except BaseException as error:
-        with suppress(OSError):  # the next holder of the lock removes what this disk no longer lets go of
+        with suppress(
+            OSError
+        ):  # the next holder of the lock removes what this disk no longer lets go of
             remove(temporary)
-        if isinstance(error, OSError) and error.errno and str(error.filename or temporary).startswith(str(temporary)):
+        if (
+            isinstance(error, OSError)
+            and error.errno
+            and str(error.filename or temporary).startswith(str(temporary))
+        ):
             is_missing = error.errno == errno.ENOENT and error.filename == str(temporary)
             if is_missing and not written and path.parent.is_dir():  # as in /proc
                 raise _takes_nothing(path) from None

@@ -22,7 +22,9 @@ def finish(state: TrainState, reason: EndReason, problem: UserError | None = Non
     if reason == "finished":
         take_average(state)
     validation = validate_fully(state) if reason == "finished" and work.steps else None
-    status: Status = "diverged" if problem else "interrupted" if reason != "finished" else "exhausted"
+    status: Status = (
+        "diverged" if problem else "interrupted" if reason != "finished" else "exhausted"
+    )
     if validation:
         loss: float = validation.get("replaced_token_loss", validation["loss"])
         status = "finished" if math.isfinite(loss) else "diverged"
@@ -49,7 +51,9 @@ def finish(state: TrainState, reason: EndReason, problem: UserError | None = Non
         )
     if validation:
         family = stock_family(state.config.model)
-        stock = family and (FAMILIES[family].encoder if objective.replaces_tokens else FAMILIES[family].architecture)
+        stock = family and (
+            FAMILIES[family].encoder if objective.replaces_tokens else FAMILIES[family].architecture
+        )
         form = f"transformers' {stock}" if stock else "this suite's own, for `cramming glue`"
         say(
             f"{state.folder}: {work.steps} steps, {work.tokens / 1e6:.1f}M tokens in {budget['spent_seconds']:.1f} s"
@@ -61,8 +65,13 @@ def take_average(state: TrainState) -> None:
     """Let the mean of the weights along the way be the final ones, if the run makes one."""
     if average := state.engine.average:
         average.take()
-        mean, none = f"the mean of {average.count} along the way", "the last ones, as no step began from its start on"
-        say(f"{state.folder}: the final weights are {mean if average.count else none} (train.average)")
+        mean, none = (
+            f"the mean of {average.count} along the way",
+            "the last ones, as no step began from its start on",
+        )
+        say(
+            f"{state.folder}: the final weights are {mean if average.count else none} (train.average)"
+        )
 
 
 def validate_fully(state: TrainState) -> dict[str, Any]:
@@ -74,7 +83,9 @@ def validate_fully(state: TrainState) -> dict[str, Any]:
     token) and `replaced_token_accuracy` are there instead. The log's last row has the same."""
     further: dict[str, Any] = dict.fromkeys(("all_mask_loss", "all_mask_accuracy", "bits_per_byte"))
     if not state.config.objective.replaces_tokens:
-        loss, accuracy, _ = state.engine.evaluate(state.data.held_out.batches(ALL_MASK, state.config.train.rows))
+        loss, accuracy, _ = state.engine.evaluate(
+            state.data.held_out.batches(ALL_MASK, state.config.train.rows)
+        )
         bits = bits_per_byte(loss, state.data.validation_corpus.manifest)
         further = {"all_mask_loss": loss, "all_mask_accuracy": accuracy, "bits_per_byte": bits}
         said = "" if bits is None else f", {bits:.3f} bits per byte"
@@ -99,9 +110,15 @@ def work_of(state: TrainState, budget: dict[str, Any]) -> dict[str, Any]:
     shares are of all the seconds charged.
     """
     work, device = state.work, state.engine.device
-    last_row: dict[str, Any] = next((row for row in reversed(load_metrics(state.folder)) if "loss" in row), {})
+    last_row: dict[str, Any] = next(
+        (row for row in reversed(load_metrics(state.folder)) if "loss" in row), {}
+    )
     peak_tflops, seconds = devices.describe(device).peak_tflops, budget["spent_seconds"]
-    peak_flops = peak_tflops * 1e12 * load_record(state.folder)["pretrain"]["devices"] if peak_tflops else None
+    peak_flops = (
+        peak_tflops * 1e12 * load_record(state.folder)["pretrain"]["devices"]
+        if peak_tflops
+        else None
+    )
     return {
         "budget": budget,
         "steps": work.steps,
@@ -112,7 +129,9 @@ def work_of(state: TrainState, budget: dict[str, Any]) -> dict[str, Any]:
         "train_loss": last_row.get("loss"),
         "tokens_per_second": work.tokens / seconds if seconds else None,
         "data_wait_share": work.data_wait_seconds / seconds if seconds else None,
-        "model_flops_utilization": work.flops / seconds / peak_flops if peak_flops and seconds else None,
+        "model_flops_utilization": work.flops / seconds / peak_flops
+        if peak_flops and seconds
+        else None,
         "recompilations": work.recompilations,
         "compile_seconds": devices.compile_seconds(),
         "peak_memory_bytes": devices.peak_memory_bytes(device),
@@ -130,7 +149,11 @@ def no_step_left(state: TrainState) -> str:
         )
     why = f"budget: not one step of train.batch_size={state.config.train.batch_size} fits into it"
     if state.clock and state.clock.config.unit == "hours":
-        counted = ", counting of start=cooccurrence included" if state.config.start.name == "cooccurrence" else ""
+        counted = (
+            ", counting of start=cooccurrence included"
+            if state.config.start.name == "cooccurrence"
+            else ""
+        )
         why += f" ({spent_seconds(events):.1f} s had passed by then{counted})"
     return f"{why}; raise the budget"
 
@@ -138,18 +161,28 @@ def no_step_left(state: TrainState) -> str:
 def out_of_memory(state: TrainState) -> UserError:
     """What to do about training that ran out of memory; a micro-batch that `auto` chose is made smaller on record."""
     rows, engine = state.config.train.rows, state.engine
-    fewer = max((n for n in range(1, rows // 2 + 1) if rows % n == 0), default=0)  # fits where `rows` do, in a ramp too
+    fewer = max(
+        (n for n in range(1, rows // 2 + 1) if rows % n == 0), default=0
+    )  # fits where `rows` do, in a ramp too
     begins = f"train.micro_batch={rows}: {engine.device} ran out of memory in training"
     if not fewer:
         return UserError(
             f"{begins}; use memory.checkpoint_every=1 or a smaller model (`cramming plan` shows what each needs)"
         )
-    found = load_record(state.folder)["pretrain"].get("micro_batch_found") if is_run(state.folder) else None
+    found = (
+        load_record(state.folder)["pretrain"].get("micro_batch_found")
+        if is_run(state.folder)
+        else None
+    )
     if found:
         found = f"{found}; {rows} did not fit in training"
-        write_record_section(state.folder, pretrain={"micro_batch": fewer, "micro_batch_found": found})
+        write_record_section(
+            state.folder, pretrain={"micro_batch": fewer, "micro_batch_found": found}
+        )
         return ResumeWithLessError(
             f"{begins}, though auto had found it to fit; go on with resume=true, which takes {fewer}"
         )
     again = " under another name, or go on with resume=true if something else had the memory"
-    return UserError(f"{begins}; set train.micro_batch={fewer}" + (again if state.work.steps else ""))
+    return UserError(
+        f"{begins}; set train.micro_batch={fewer}" + (again if state.work.steps else "")
+    )

@@ -18,7 +18,9 @@ def why_unreachable() -> str | None:
         return "HF_HUB_OFFLINE is set"
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     try:
-        with urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=TIMEOUT_SECONDS):
+        with urllib.request.urlopen(
+            urllib.request.Request(endpoint, method="HEAD"), timeout=TIMEOUT_SECONDS
+        ):
             return None
     except urllib.error.HTTPError:  # an answer, whatever it says
         return None

@@ -36,7 +36,9 @@ class Event(TypedDict):
     tokens: NotRequired[int]
     charged_flops: NotRequired[float]
     last_step_seconds: NotRequired[float]  # of all processes, when the last step had ended
-    slowest_update_seconds: NotRequired[float]  # the longest update so far, for a resume's prediction
+    slowest_update_seconds: NotRequired[
+        float
+    ]  # the longest update so far, for a resume's prediction
     joules: NotRequired[float]  # of the GPU, in this process
     wall: NotRequired[float]
     unit: NotRequired[Unit]  # of a start, as are the next four
@@ -120,14 +122,18 @@ def read_journal(path: Path) -> list[Event]:
         before = events[-1] if events else None
         earlier += before["elapsed"] if before and line.get("event") == "start" else 0.0
         if not _can_follow(line, before, earlier):
-            raise UserError(f"{path}:{number}: damaged journal: not an event that can follow; {_RESTORE}")
+            raise UserError(
+                f"{path}:{number}: damaged journal: not an event that can follow; {_RESTORE}"
+            )
         events.append(cast(Event, line))
     return events
 
 
 def _can_follow(line: Mapping[str, Any], before: Event | None, earlier: float) -> bool:
     """Whether a run can write this after `before`, its earlier processes having taken `earlier` seconds."""
-    kind, process, elapsed, steps = (line.get(name) for name in ("event", "process", "elapsed", "steps"))
+    kind, process, elapsed, steps = (
+        line.get(name) for name in ("event", "process", "elapsed", "steps")
+    )
     optional = ("charged_flops", "last_step_seconds", "slowest_update_seconds", "joules")
     amounts = [elapsed, process, steps, *(line.get(name, 0.0) for name in optional)]
     if not all(isinstance(n, int | float) and 0 <= n <= sys.float_info.max for n in amounts):
@@ -174,7 +180,9 @@ def spent_seconds(events: Sequence[Event]) -> float:
 
 def checkpoints_of(events: Sequence[Event]) -> list[Saved]:
     """The checkpoints that were made, oldest first."""
-    return [Saved(event["steps"], event["sha256"]) for event in events if event["event"] == "checkpoint"]
+    return [
+        Saved(event["steps"], event["sha256"]) for event in events if event["event"] == "checkpoint"
+    ]
 
 
 def has_trained(events: Sequence[Event]) -> bool:
@@ -184,7 +192,11 @@ def has_trained(events: Sequence[Event]) -> bool:
 
 def ended_after(events: Sequence[Event]) -> int | None:
     """After how many steps the run ended as finished; None if it has not."""
-    ends = (event["steps"] for event in events if event["event"] == "end" and event["reason"] == "finished")
+    ends = (
+        event["steps"]
+        for event in events
+        if event["event"] == "end" and event["reason"] == "finished"
+    )
     return next(ends, None)
 
 

@@ -31,7 +31,9 @@ class Words(NamedTuple):
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; settings have no dashes, for example name=a seed=1; `{self.prog} --help`")
+        raise UserError(
+            f"{message}; settings have no dashes, for example name=a seed=1; `{self.prog} --help`"
+        )
 
 
 def parse(verb: str, words: Sequence[str]) -> Words:
@@ -48,11 +50,16 @@ def parse(verb: str, words: Sequence[str]) -> Words:
     one_of.add_argument("--cfg", "-c", choices=["job", "hydra", "all"])
     one_of.add_argument("--info", "-i", nargs="?")
     found = parser.parse_intermixed_args(list(words))
-    require(not found.json or verb in WITH_JSON, f"{JSON}: is for the verbs {' and '.join(WITH_JSON)}")
+    require(
+        not found.json or verb in WITH_JSON, f"{JSON}: is for the verbs {' and '.join(WITH_JSON)}"
+    )
     overrides = [*found.overrides, *[f"{verb}.json=true"] * found.json]
     if found.config_dir is not None:
         typed = [word for word in overrides if word.startswith("hydra.searchpath=")]
-        require(not typed, f"--config-dir={found.config_dir} {' '.join(typed)}: give one of the two, with all folders")
+        require(
+            not typed,
+            f"--config-dir={found.config_dir} {' '.join(typed)}: give one of the two, with all folders",
+        )
         overrides.insert(0, searchpath(found.config_dir))
     flags = [word for word in words if word not in (CHECK, JSON, *found.overrides)]
     return Words(with_quotes(with_implied(overrides)), flags, found.check, found.multirun)
@@ -66,7 +73,10 @@ def searchpath(config_dir: str) -> str:
     folder = Path(config_dir).absolute()
     require(folder.is_dir(), f"--config-dir={config_dir}: no such folder")
     for name in (file.relative_to(folder) for file in folder.rglob("*.yaml")):
-        require(not (config_folder() / name).exists(), f"--config-dir={config_dir}: {name} is in conf/ too; rename it")
+        require(
+            not (config_folder() / name).exists(),
+            f"--config-dir={config_dir}: {name} is in conf/ too; rename it",
+        )
     return f"hydra.searchpath=[{literal(f'file://{folder}')}]"
 
 
@@ -89,8 +99,14 @@ def compose(overrides: Iterable[str] = ()) -> dict[str, Any]:
 
     running = GlobalHydra.instance().is_initialized()  # within a verb; it has the same folder
     try:
-        with nullcontext() if running else initialize_config_dir(str(config_folder()), version_base="1.3"):
-            settings = OmegaConf.to_container(hydra_compose("config", with_implied(overrides)), resolve=True)
+        with (
+            nullcontext()
+            if running
+            else initialize_config_dir(str(config_folder()), version_base="1.3")
+        ):
+            settings = OmegaConf.to_container(
+                hydra_compose("config", with_implied(overrides)), resolve=True
+            )
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(one_line(error)) from None
     return cast(dict[str, Any], settings)
@@ -105,10 +121,18 @@ def with_implied(overrides: Iterable[str]) -> list[str]:
     from cramming.journal import Unit
 
     found = [_written_out(override) for override in overrides]
-    if empty := [word for word in found if re.fullmatch(r"(?!hydra\.|duel\.(base|candidate)=)[^=]+=", word)]:
-        raise UserError(f"{empty[0]} has no value; give one, or leave it out, or {empty[0]}null where that is allowed")
+    if empty := [
+        word for word in found if re.fullmatch(r"(?!hydra\.|duel\.(base|candidate)=)[^=]+=", word)
+    ]:
+        raise UserError(
+            f"{empty[0]} has no value; give one, or leave it out, or {empty[0]}null where that is allowed"
+        )
     typed = dict(override.lstrip("+").partition("=")[::2] for override in found)
-    implied = ["eval=glue_sane"] if "eval.data_dir" in typed and not typed.keys() & {"eval", "experiment"} else []
+    implied = (
+        ["eval=glue_sane"]
+        if "eval.data_dir" in typed and not typed.keys() & {"eval", "experiment"}
+        else []
+    )
     units = [f"budget.{unit}" for unit in (*get_args(Unit), "minutes")]
     if any(typed.get(unit, "null") != "null" for unit in units):
         implied += [f"{unit}=null" for unit in units if unit not in typed]
@@ -117,13 +141,17 @@ def with_implied(overrides: Iterable[str]) -> list[str]:
 
 def _written_out(override: str) -> str:
     name, _, value = override.partition("=")
-    if side := SIDE.fullmatch(name):  # its value is a line of overrides, which Hydra's grammar wants in quotes
+    if side := SIDE.fullmatch(
+        name
+    ):  # its value is a line of overrides, which Hydra's grammar wants in quotes
         quoted = f'"{value}"' if '"' not in value else "'" + value.replace("'", r"\'") + "'"
         return f"duel.{side[1]}={quoted}"
     if re.fullmatch(r"\d[\d.]*|true|false|null", value) and (config_folder() / name).is_dir():
         return f"{name}='{value}'"  # the name of a file, which Hydra says that there is not
     if name.lstrip("+") == "precision" and "," in value and "fp32" in value.split(","):
-        raise UserError(f"{override}: precision=fp32 also switches TF32 off; sweep precision.mode={value}")
+        raise UserError(
+            f"{override}: precision=fp32 also switches TF32 off; sweep precision.mode={value}"
+        )
     for form, meant in SHORT:
         if re.fullmatch(rf"\+{{0,2}}{form}", override):
             return re.sub(rf"^\+{{0,2}}{form}$", meant, override)
@@ -132,7 +160,10 @@ def _written_out(override: str) -> str:
 
 def with_quotes(overrides: Sequence[str]) -> list[str]:
     """`data.paths=[~/a.txt,b.txt,größe]` with `~/a.txt` and `größe` in quotes, which Hydra's grammar wants there."""
-    in_quotes, value = r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"", r"(?<=[=\[,])[^,=\[\]{}()\s'\"][^,=\[\]{}()'\"]*"
+    in_quotes, value = (
+        r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"",
+        r"(?<=[=\[,])[^,=\[\]{}()\s'\"][^,=\[\]{}()'\"]*",
+    )
 
     def quoted(found: re.Match[str]) -> str:
         word = found[0]
@@ -154,14 +185,18 @@ def literal(text: str) -> str:
 def points_of(overrides: Sequence[str]) -> list[list[str]]:
     """The points of a multirun, as Hydra's own sweeper has them; none where another sweeper chooses them."""
     from hydra import initialize_config_dir
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper  # the same in 1.3.2 and 1.3.8
+    from hydra._internal.core_plugins.basic_sweeper import (
+        BasicSweeper,
+    )  # the same in 1.3.2 and 1.3.8
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     if any(override.startswith("hydra/sweeper=") for override in overrides):
         return []
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        parser = OverridesParser.create(GlobalHydra.instance().config_loader())  # model=glob(b*) asks it
+        parser = OverridesParser.create(
+            GlobalHydra.instance().config_loader()
+        )  # model=glob(b*) asks it
         (points,) = BasicSweeper.split_arguments(parser.parse_overrides(list(overrides)), None)
     return points
 

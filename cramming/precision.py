@@ -21,7 +21,12 @@ import torch
 from cramming.model.encoder import Encoder
 
 Mode = Literal["fp32", "bf16", "fp16", "fp8"]
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}  # of products
+DTYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.bfloat16,
+}  # of products
 FP8_CAPABILITY = (8, 9)  # Ada; Hopper is 9.0
 
 
@@ -101,6 +106,8 @@ class Precision:
         recipe = Float8LinearConfig.from_recipe_name(self._config.fp8_scaling)
         convert_to_float8_training(
             encoder.blocks,
-            module_filter_fn=lambda layer, name: layer.in_features % 16 == 0 and layer.out_features % 16 == 0,
+            module_filter_fn=lambda layer, name: (
+                layer.in_features % 16 == 0 and layer.out_features % 16 == 0
+            ),
             config=replace(recipe, emulate=self._config.emulate_fp8, pad_inner_dim=True),
         )

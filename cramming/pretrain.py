@@ -30,9 +30,22 @@ from cramming.finish import finish, out_of_memory
 from cramming.journal import JOURNAL, EndReason, has_trained, read_journal
 from cramming.parallel.mesh import STRATEGIES, Mesh, data_size, launched_processes
 from cramming.progress import Progress, format_count, say
-from cramming.record import is_run, is_untouched, load_record, refuse_finished_run, run_folder, run_lock
+from cramming.record import (
+    is_run,
+    is_untouched,
+    load_record,
+    refuse_finished_run,
+    run_folder,
+    run_lock,
+)
 from cramming.schedule import learning_rate_factor, sequences_per_step
-from cramming.train_state import ResumeWithLessError, RunData, TrainState, build_train_state, fit_to_corpus
+from cramming.train_state import (
+    ResumeWithLessError,
+    RunData,
+    TrainState,
+    build_train_state,
+    fit_to_corpus,
+)
 
 Judge = Callable[[Mapping[str, Any]], list[str]]
 
@@ -75,14 +88,20 @@ def check(settings: dict[str, Any]) -> None:
     """UserError for what can be known to be wrong before training; nothing is written."""
     run_folder(settings)
     config, processes = Config.of(settings), launched_processes()
-    if processes > 1:  # one alone may ask about a run of several, of which it does not know how many
+    if (
+        processes > 1
+    ):  # one alone may ask about a run of several, of which it does not know how many
         data_size(config.parallel, processes)
     check_run(settings, config, devices.select(settings["device"]), processes)
-    if (corpus_folder(settings) / MANIFEST).is_file():  # its shards are hashed when the run begins, not here
+    if (
+        corpus_folder(settings) / MANIFEST
+    ).is_file():  # its shards are hashed when the run begins, not here
         fit_to_corpus(config.model, RunData.open(settings, config, verify=False).corpus)
 
 
-def run(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device, judge: Judge) -> None:
+def run(
+    settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device, judge: Judge
+) -> None:
     """One process's whole life."""
     stop, is_new = StopRequest(), mesh.is_main and is_untouched(folder)
     state: TrainState | None = None
@@ -94,12 +113,16 @@ def run(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device
                 warn(state, judge)
         reason = train_and_finish(state, stop)
     except Exception as error:
-        has_steps = (state is not None and state.work.steps > 0) or has_trained(read_journal(folder / JOURNAL))
+        has_steps = (state is not None and state.work.steps > 0) or has_trained(
+            read_journal(folder / JOURNAL)
+        )
         started = not is_new or has_steps or isinstance(error, ResumeWithLessError)
         if not started:  # nothing to resume: the name stays free
             clear(folder)
         if isinstance(error, OSError):
-            raise explained(error, folder, "run with resume=true" if started else "run again") from None
+            raise explained(
+                error, folder, "run with resume=true" if started else "run again"
+            ) from None
         raise
     if reason != "stopped":
         return
@@ -156,20 +179,35 @@ def train_and_save(state: TrainState, stop: StopRequest) -> EndReason:
 
 def train(state: TrainState, stop: Callable[[], bool], title: str = "pretrain") -> EndReason:
     """The experiment. Returns why it ended: "stopped" once `stop` is true, on any rank."""
-    work, config, mesh, clock, engine = state.work, state.config, state.mesh, state.clock, state.engine
+    work, config, mesh, clock, engine = (
+        state.work,
+        state.config,
+        state.mesh,
+        state.clock,
+        state.engine,
+    )
     objective = config.objective.at(0.0)
     batches = micro_batch_stream(state, objective)
     pace = Pace(clock.slowest_update_seconds if clock else 0.0)
-    recent = deque[tuple[float, StepStats]](maxlen=config.train.log_every)  # each with what it began at
+    recent = deque[tuple[float, StepStats]](
+        maxlen=config.train.log_every
+    )  # each with what it began at
     timer = config.budget.timer
     began = last_save = time.monotonic()
-    is_logged, tokens_at_start, reached, update_seconds = True, work.tokens, clock.progress() if clock else 0.0, 0.0
+    is_logged, tokens_at_start, reached, update_seconds = (
+        True,
+        work.tokens,
+        clock.progress() if clock else 0.0,
+        0.0,
+    )
     saved_for_good = clock.progress_of_work() if clock else 0.0
     reason: EndReason = "finished"
 
     if not work.steps and config.checkpoint.is_to_keep(-1.0, 0.0):
         state.save_checkpoint(kept=True)
-    if clock and work.steps:  # rows of the log are means over as many steps as without the interruption
+    if (
+        clock and work.steps
+    ):  # rows of the log are means over as many steps as without the interruption
         from cramming.resume import logged_steps
 
         recent.extend(logged_steps(state.folder, work.steps))
@@ -181,18 +219,26 @@ def train(state: TrainState, stop: Callable[[], bool], title: str = "pretrain") 
                 break
 
             step_began, graphs, size = timer(), compiled_graphs(), step_size(state, progress)
-            has_new_weights = engine.token_losses is not None and engine.token_losses.weigh_if_due(progress)
-            if size.objective != objective or has_new_weights:  # what was made ahead has other targets
+            has_new_weights = engine.token_losses is not None and engine.token_losses.weigh_if_due(
+                progress
+            )
+            if (
+                size.objective != objective or has_new_weights
+            ):  # what was made ahead has other targets
                 batches.close()
                 objective, batches = size.objective, micro_batch_stream(state, size.objective)
             step_batches = [next(batches) for _ in range(size.micro_batches)]
             data_wait = timer() - step_began
-            learning_rate = config.peak_learning_rate * learning_rate_factor(config.schedule, progress)
+            learning_rate = config.peak_learning_rate * learning_rate_factor(
+                config.schedule, progress
+            )
             if engine.spread:
                 engine.spread.begin_step(config.seed, work.steps)
             is_whole = engine.forward_backward(step_batches, stop)
             update_began = timer()
-            fits = is_whole and clock is not None and clock.has_room_for_update(pace.update_seconds())
+            fits = (
+                is_whole and clock is not None and clock.has_room_for_update(pace.update_seconds())
+            )
             fits, stopped = map(bool, mesh.max(fits, stop()))
             if not fits:  # the update would end after the deadline
                 engine.discard()
@@ -205,10 +251,17 @@ def train(state: TrainState, stop: Callable[[], bool], title: str = "pretrain") 
                 update_seconds = timer() - update_began
             is_late = clock is not None and not clock.step_synchronised(update_seconds)
             if not is_late:
-                work.add(Work(
-                    steps=1, sequences=size.sequences, tokens=size.tokens, flops=size.flops,
-                    skipped_steps=stats.skipped, data_wait_seconds=data_wait, recompilations=stats.recompilations,
-                ))  # fmt: skip
+                work.add(
+                    Work(
+                        steps=1,
+                        sequences=size.sequences,
+                        tokens=size.tokens,
+                        flops=size.flops,
+                        skipped_steps=stats.skipped,
+                        data_wait_seconds=data_wait,
+                        recompilations=stats.recompilations,
+                    )
+                )
             is_validated = is_saved = is_to_keep = False
             if clock and not is_late:
                 seconds, compiled = timer() - step_began, compiled_graphs() != graphs
@@ -217,16 +270,22 @@ def train(state: TrainState, stop: Callable[[], bool], title: str = "pretrain") 
                 before, reached = reached, clock.progress()
                 rate = (work.tokens - tokens_at_start) / (time.monotonic() - began)
                 speed = format_count(rate, "tokens")
-                bar.note(f"step {work.steps}, loss {stats.loss:.2f}, {speed}/s, lr {learning_rate:.2g}")
+                bar.note(
+                    f"step {work.steps}, loss {stats.loss:.2f}, {speed}/s, lr {learning_rate:.2g}"
+                )
                 bar.update(100 * reached)
                 is_due = config.checkpoint.is_due(work.steps, time.monotonic() - last_save)
                 is_to_keep = config.checkpoint.is_to_keep(saved_for_good, reached)
                 saved_for_good = reached
                 is_saved = is_due or is_to_keep or clock.is_near_the_end(before, reached)
                 is_validated = is_validation_due(config.train, before, reached)
-                is_validated = is_validated and has_room_to_validate(state, reached, pace, size.micro_batches)
+                is_validated = is_validated and has_room_to_validate(
+                    state, reached, pace, size.micro_batches
+                )
                 is_logged = work.steps % config.train.log_every == 0 or is_saved or is_validated
-                if is_logged:  # so the log knows of each checkpoint, and of a step before its validation
+                if (
+                    is_logged
+                ):  # so the log knows of each checkpoint, and of a step before its validation
                     state.log_step(recent, reached, rate)
             each = mesh.max(is_late, is_validated, is_saved, is_to_keep)
             is_late, is_validated, is_saved, is_to_keep = map(bool, each)
@@ -265,13 +324,17 @@ def step_size(state: TrainState, progress: float) -> StepSize:
     return StepSize(sequences, micro_batches, tokens, flops, state.config.objective.at(progress))
 
 
-def before_step(state: TrainState, pace: Pace, stop: Callable[[], bool]) -> tuple[float, bool, bool]:
+def before_step(
+    state: TrainState, pace: Pace, stop: Callable[[], bool]
+) -> tuple[float, bool, bool]:
     """The same on every rank: the progress, whether a step fits into the budget, and whether any rank is to stop."""
     clock, progress, fits = state.clock, 0.0, False  # of which rank 0 alone has a clock
     if clock:
         progress = clock.progress()
         size = step_size(state, progress)
-        fits = clock.has_room_for(seconds=pace.step_seconds(size.micro_batches), tokens=size.tokens, flops=size.flops)
+        fits = clock.has_room_for(
+            seconds=pace.step_seconds(size.micro_batches), tokens=size.tokens, flops=size.flops
+        )
     progress, *flags = state.mesh.max(progress, fits, stop())
     return progress, bool(flags[0]), bool(flags[1])
 
@@ -281,9 +344,15 @@ def warn(state: TrainState, judge: Judge) -> None:
     assert state.clock
     budget, record = state.clock.config, load_record(state.folder)
     seconds = 3600 * budget.limit if budget.unit == "hours" else state.clock.elapsed_seconds()
-    known = {**record["pretrain"], **state.setup(), "budget": {"spent_seconds": seconds, "clock": budget.clock}}
+    known = {
+        **record["pretrain"],
+        **state.setup(),
+        "budget": {"spent_seconds": seconds, "clock": budget.clock},
+    }
     for broken in judge({**record, "pretrain": known}):
-        say(f"warning: not for the closed division, which this run claims (division=open does not): {broken}")
+        say(
+            f"warning: not for the closed division, which this run claims (division=open does not): {broken}"
+        )
 
 
 def is_validation_due(config: TrainConfig, before: float, now: float) -> bool:
@@ -292,7 +361,9 @@ def is_validation_due(config: TrainConfig, before: float, now: float) -> bool:
     return int(before * config.validations) < int(now * config.validations) < config.validations
 
 
-def has_room_to_validate(state: TrainState, progress: float, pace: Pace, step_micro_batches: int) -> bool:
+def has_room_to_validate(
+    state: TrainState, progress: float, pace: Pace, step_micro_batches: int
+) -> bool:
     """Whether a validation on the clock would leave time for another step; said where it would not."""
     assert state.clock
     predicted, left = pace.validation_seconds(len(state.validation)), state.clock.seconds_left()
@@ -326,5 +397,7 @@ def micro_batch_stream(state: TrainState, objective: ObjectiveConfig) -> Generat
     def make(k: int) -> Batch:
         return source.batch(first + (k * mesh.data_size + mesh.data_rank) * rows, rows)
 
-    per_step = state.config.train.batch_size // (rows * mesh.data_size)  # which it takes before the device has work
+    per_step = state.config.train.batch_size // (
+        rows * mesh.data_size
+    )  # which it takes before the device has work
     return made_ahead(make, state.engine.device, max(state.config.runtime.prefetch, per_step))

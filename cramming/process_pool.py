@@ -26,8 +26,12 @@ from cramming.config import UserError
 CONTEXT = multiprocessing.get_context("spawn")
 
 Submit = Callable[..., Future[Any]]
-Map = Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]  # a function's result for each item
-Calls = SimpleQueue[tuple[Future[Any], tuple[Callable[..., Any], tuple[Any, ...]]] | None]  # None: there are no more
+Map = Callable[
+    [Callable[[Any], Any], Iterable[Any]], list[Any]
+]  # a function's result for each item
+Calls = SimpleQueue[
+    tuple[Future[Any], tuple[Callable[..., Any], tuple[Any, ...]]] | None
+]  # None: there are no more
 
 
 class WorkerDiedError(UserError):
@@ -60,7 +64,9 @@ def process_pool(
         for _ in range(workers):
             process, pipe = _start(partial(begin, *inherited))
             processes.append(process)
-            threads.append(threading.Thread(target=_serve, args=(pipe, sent, calls, died), daemon=True))
+            threads.append(
+                threading.Thread(target=_serve, args=(pipe, sent, calls, died), daemon=True)
+            )
             threads[-1].start()
         yield submit
     except BaseException:
@@ -93,14 +99,18 @@ def parallel_map(workers: int, died: str) -> Iterator[Map]:
         yield serial_map
         return
     with process_pool(workers, died) as submit:
-        yield lambda function, items: [future.result() for future in [submit(function, item) for item in items]]
+        yield lambda function, items: [
+            future.result() for future in [submit(function, item) for item in items]
+        ]
 
 
 def _start(begin: Callable[..., object]) -> tuple[SpawnProcess, Connection]:
     ours, theirs = CONTEXT.Pipe()
     process = CONTEXT.Process(target=_work, args=(theirs, begin), daemon=True)
     resource_tracker.ensure_running()  # `start` would do so, and let Ctrl-C through again (Python 3.11)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited: a worker never sees Ctrl-C
+    before = signal.pthread_sigmask(
+        signal.SIG_BLOCK, {signal.SIGINT}
+    )  # inherited: a worker never sees Ctrl-C
     try:
         process.start()
     finally:

@@ -4,7 +4,14 @@ import time
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
@@ -28,7 +35,9 @@ def say(message: str) -> None:
         return
     try:
         print(printable(message), flush=True, file=_console.file)
-    except OSError as error:  # without its name it would be taken for an error of what is being made
+    except (
+        OSError
+    ) as error:  # without its name it would be taken for an error of what is being made
         error.filename = "standard output"
         raise
 
@@ -74,7 +83,9 @@ class Progress:
     at most every 10 seconds. What was done `before` is shown, and left out of the rate that the ETA goes by.
     """
 
-    def __init__(self, title: str, total: float | None, unit: str = "", before: float = 0.0) -> None:
+    def __init__(
+        self, title: str, total: float | None, unit: str = "", before: float = 0.0
+    ) -> None:
         self.title, self.total, self.unit = title, total, unit
         self.done = self._before = before
         self._note = ""
@@ -123,9 +134,13 @@ class Progress:
         elapsed = self._last_line - self._started
         parts = [f"{self.title}: {format_count(self.done, self.unit)}"]
         if self.total and self.unit != "%":
-            parts[0] += f" of {format_count(self.total, self.unit)} ({100 * self.done / self.total:.0f}%)"
+            parts[0] += (
+                f" of {format_count(self.total, self.unit)} ({100 * self.done / self.total:.0f}%)"
+            )
         if self.total and self.done > self._before:
-            parts.append(f"eta {duration(elapsed * (self.total - self.done) / (self.done - self._before))}")
+            parts.append(
+                f"eta {duration(elapsed * (self.total - self.done) / (self.done - self._before))}"
+            )
         say(", ".join(filter(None, [*parts, duration(elapsed), self._note])))
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

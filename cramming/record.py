@@ -32,7 +32,9 @@ def run_folder(settings: Mapping[str, Any]) -> Path:
     """`<runs>/<name>` of the root configuration; UserError where the name cannot be a folder's."""
     name = folder_name(str(settings["name"]), "name", settings["runs"])
     if name == "report":
-        raise UserError(f"name=report: the leaderboard of {settings['runs']} has that name; give another")
+        raise UserError(
+            f"name=report: the leaderboard of {settings['runs']} has that name; give another"
+        )
     return expand_home(settings["runs"], "runs") / name
 
 
@@ -45,12 +47,18 @@ def refuse_finished_run(settings: Mapping[str, Any]) -> bool:
     if not is_run(folder):
         return False
     record = load_record(folder)
-    status, scored = record.get("pretrain", {}).get("status"), record.get("config", {}).get("model_path")
+    status, scored = (
+        record.get("pretrain", {}).get("status"),
+        record.get("config", {}).get("model_path"),
+    )
     other = "give another name"
     rows = (
         (scored, f"has the scores of model_path={scored}; {other}"),
         (status == "diverged", f"has a run that diverged, which cannot go on; {other}"),
-        (status == "exhausted", f"has a run whose budget is spent, without a step that was kept; {other}"),
+        (
+            status == "exhausted",
+            f"has a run whose budget is spent, without a step that was kept; {other}",
+        ),
         (
             status == "finished" and not resume,
             f"already has a finished run; {other}, or resume=true keeps it (`cramming run` then goes on to score)",
@@ -80,12 +88,19 @@ def load_record(folder: Path) -> dict[str, Any]:
         record = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such record; is {folder} a run folder?") from None
-    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, a number too long, nested too deep
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # not JSON, not UTF-8, a number too long, nested too deep
         reason = str(error).split(";")[0]
-        raise UserError(f"{path}: not readable as JSON ({reason}); restore it or remove the run folder") from None
+        raise UserError(
+            f"{path}: not readable as JSON ({reason}); restore it or remove the run folder"
+        ) from None
     found = record.get("format") if isinstance(record, dict) else type(record).__name__
     if found != FORMAT_VERSION:
-        raise UserError(f"{path}: record format {found}, not {FORMAT_VERSION}; restore it, or use its version")
+        raise UserError(
+            f"{path}: record format {found}, not {FORMAT_VERSION}; restore it, or use its version"
+        )
     return dict(record)
 
 
@@ -94,7 +109,9 @@ def write_record_section(folder: Path, **sections: Any) -> None:
     record = load_record(folder) if is_run(folder) else _new_record(folder.name)
     for key, value in sections.items():
         old = record.get(key)
-        record[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, Mapping) else value
+        record[key] = (
+            {**old, **value} if isinstance(old, dict) and isinstance(value, Mapping) else value
+        )
     write_record(folder, record)
 
 
@@ -130,7 +147,9 @@ def load_metrics(folder: Path) -> list[dict[str, Any]]:
     """
     path = folder / "metrics.jsonl"
     rows: list[dict[str, Any]] = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
+    for line in (
+        path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ()
+    ):
         if (row := parsed(line)) and isinstance(row.get("step"), int):
             _take_back(rows, row)
             rows.append(row)
@@ -145,10 +164,17 @@ def _take_back(rows: list[dict[str, Any]], row: Mapping[str, Any]) -> None:
     while first and rows[first - 1]["step"] >= begins:
         first -= 1
     before = [other for other in rows[first:] if other["step"] < row["step"]]
-    before = [other for other in before if _is_of_step(other, begun[(place := other["step"] - begins) : place + 2])]
+    before = [
+        other
+        for other in before
+        if _is_of_step(other, begun[(place := other["step"] - begins) : place + 2])
+    ]
     same = [other for other in rows[first:] if other["step"] == row["step"]]
     is_validation = "validation_loss" in row
-    twin = next((i for i, other in enumerate(same) if ("validation_loss" in other) == is_validation), len(same))
+    twin = next(
+        (i for i, other in enumerate(same) if ("validation_loss" in other) == is_validation),
+        len(same),
+    )
     rows[first:] = before + same[:twin] + (same[twin + 1 :] if is_validation else [])
 
 
@@ -163,7 +189,10 @@ class MetricsLog:
 
     def __init__(self, folder: Path):
         path = folder / "metrics.jsonl"
-        torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")  # by a crash: a row needs its own line
+        torn = path.exists() and path.read_bytes()[-1:] not in (
+            b"",
+            b"\n",
+        )  # by a crash: a row needs its own line
         self._file = path.open("a", encoding="utf-8")
         self._file.write("\n" if torn else "")
 
@@ -203,7 +232,9 @@ def create_run_folder(
     write_atomically(folder / "environment.json", json.dumps(environment, indent=1))
     if diff := git("diff-index", "-p", "HEAD"):
         write_atomically(folder / "git.diff", diff + "\n")
-    write_record_section(folder, config=dict(settings), environment=environment, division_requested=division)
+    write_record_section(
+        folder, config=dict(settings), environment=environment, division_requested=division
+    )
 
 
 @contextmanager

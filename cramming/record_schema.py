@@ -44,16 +44,31 @@ def _value(hint: Any, raw: Any, place: str, problems: list[str]) -> Any:
         return raw
     found = raw if _fits(outer, inner, raw) else None
     if found is None and raw is not None:
-        shown = f"{type(raw).__name__} of {len(raw)}" if isinstance(raw, Mapping | list) else repr(raw)[:40]
-        wanted = f"one of {', '.join(inner)}" if outer is Literal else _WORDS.get(outer, "a section")
+        shown = (
+            f"{type(raw).__name__} of {len(raw)}"
+            if isinstance(raw, Mapping | list)
+            else repr(raw)[:40]
+        )
+        wanted = (
+            f"one of {', '.join(inner)}" if outer is Literal else _WORDS.get(outer, "a section")
+        )
         problems.append(f"{place} is {shown}, not {wanted}")
     if outer is list:
-        return [_value(inner[0], item, f"{place}[{index}]", problems) for index, item in enumerate(found or [])]
+        return [
+            _value(inner[0], item, f"{place}[{index}]", problems)
+            for index, item in enumerate(found or [])
+        ]
     if outer is dict:
-        return {str(key): _value(inner[1], item, f"{place}.{key}", problems) for key, item in (found or {}).items()}
+        return {
+            str(key): _value(inner[1], item, f"{place}.{key}", problems)
+            for key, item in (found or {}).items()
+        }
     if _is_section(outer):
         below, inside = f"{place}." if place else "", found or {}
-        values = {name: _value(hint, inside.get(name), below + name, problems) for name, hint in _hints(outer)}
+        values = {
+            name: _value(hint, inside.get(name), below + name, problems)
+            for name, hint in _hints(outer)
+        }
         return outer(**values | ({"raw": raw} if "raw" in values else {}))
     return found
 

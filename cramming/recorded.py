@@ -54,16 +54,25 @@ class RecordedRun:
         """UserError where there is no run, its journal is damaged, or its log does not have each step."""
         log = load_metrics(folder)
         rows = {row["step"]: row for row in log if "loss" in row}
-        run = cls(folder, load_record(folder), read_journal(folder / JOURNAL), rows, {
-            row["step"]: row for row in log if "progress" in row and "loss" not in row
-        })  # fmt: skip
-        require(run.events, f"{folder / JOURNAL}: no journal there; a replay needs the whole run folder")
+        run = cls(
+            folder,
+            load_record(folder),
+            read_journal(folder / JOURNAL),
+            rows,
+            {row["step"]: row for row in log if "progress" in row and "loss" not in row},
+        )
+        require(
+            run.events, f"{folder / JOURNAL}: no journal there; a replay needs the whole run folder"
+        )
         require(
             {"config", "environment", "corpus", "pretrain"} <= run.record.keys(),
             f"{folder / 'record.json'}: no training on record; give the folder of a run that `cramming pretrain` made",
         )
         place = folder / "metrics.jsonl"
-        require(rows, f"{place}: no training step there; replay a run that has trained, with its log beside its record")
+        require(
+            rows,
+            f"{place}: no training step there; replay a run that has trained, with its log beside its record",
+        )
         for step, row in rows.items():
             require(
                 _has_each_step(row),
@@ -97,9 +106,13 @@ class RecordedRun:
         found: dict[Saved, bool] = {}
         for event in self.events:
             if event["event"] == "resume":
-                found = {saved: kept for saved, kept in found.items() if saved.steps <= event["steps"]}
+                found = {
+                    saved: kept for saved, kept in found.items() if saved.steps <= event["steps"]
+                }
             elif event["event"] == "checkpoint":
-                found = {saved: kept for saved, kept in found.items() if saved.steps < event["steps"]}
+                found = {
+                    saved: kept for saved, kept in found.items() if saved.steps < event["steps"]
+                }
                 found[Saved(event["steps"], event["sha256"])] = event.get("kept", False)
         return [saved for saved, kept in found.items() if kept or self.path_of(saved).exists()]
 
@@ -110,7 +123,9 @@ class RecordedRun:
         last = None if points and points[-1].steps == self.last else Saved(self.last, "")
         ends = [None, *points, *([last] if last else [])]
         return [
-            Segment(start, start.steps + 1 if start else 1, end.steps, end if end in points else None)
+            Segment(
+                start, start.steps + 1 if start else 1, end.steps, end if end in points else None
+            )
             for start, end in pairwise(ends)
             if end
         ]
@@ -131,7 +146,9 @@ class RecordedRun:
                 if found != self.steps[number]:
                     yield f"metrics.jsonl: the row of step {step} has other numbers for step {number} than a later one"
         processes = 1 + max(event["process"] for event in self.events)
-        if len(lines := list(_no_rows(self.folder / "metrics.jsonl"))) >= processes:  # a crash leaves half a line
+        if (
+            len(lines := list(_no_rows(self.folder / "metrics.jsonl"))) >= processes
+        ):  # a crash leaves half a line
             shown = ", ".join(map(str, lines[:6])) + (" ..." if len(lines) > 6 else "")
             yield f"metrics.jsonl: {len(lines)} lines are no rows of a log and were left out: {shown}"
         if list(self.steps) != list(range(1, self.last + 1)):
@@ -142,8 +159,14 @@ class RecordedRun:
             if now < before:
                 yield f"metrics.jsonl: the progress falls from {before:.6f} to {now:.6f} at step {step:.0f}"
         section, row = self.record["pretrain"], self.rows[self.last]
-        ended_logged = section["status"] != "diverged"  # its last steps, which changed nothing, have no row
-        for name, here in (("steps", self.last), ("tokens", row["tokens"]), ("train_loss", row["loss"])):
+        ended_logged = (
+            section["status"] != "diverged"
+        )  # its last steps, which changed nothing, have no row
+        for name, here in (
+            ("steps", self.last),
+            ("tokens", row["tokens"]),
+            ("train_loss", row["loss"]),
+        ):
             if ended_logged and section.get(name, here) != here:
                 yield f"record.json: pretrain.{name} is {section[name]}, the last row of the log has {here}"
         if self.events[-1]["process"] == 0:  # a resume may have had other settings of checkpoints
@@ -200,7 +223,9 @@ class RecordedClock(BudgetClock):
 
 def _no_rows(log: Path) -> Iterator[int]:
     """The numbers of the lines that say nothing of a step."""
-    for number, line in enumerate(log.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+    for number, line in enumerate(
+        log.read_text(encoding="utf-8", errors="replace").splitlines(), 1
+    ):
         row = parsed(line) or {}
         if type(row.get("step")) is not int or not row.keys() & {"loss", "progress"}:
             yield number
@@ -210,9 +235,16 @@ def _has_each_step(row: Mapping[str, Any]) -> bool:
     if not all(isinstance(row.get(name), float | int) for name in ("progress", "tokens")):
         return False
     progress, losses = row.get("each_progress"), row.get("each_loss")
-    if not isinstance(progress, list) or not isinstance(losses, list) or len(progress) != len(losses) or not losses:
+    if (
+        not isinstance(progress, list)
+        or not isinstance(losses, list)
+        or len(progress) != len(losses)
+        or not losses
+    ):
         return False
-    return all(isinstance(p, float | int) for p in progress) and all(isinstance(x, float | int | None) for x in losses)
+    return all(isinstance(p, float | int) for p in progress) and all(
+        isinstance(x, float | int | None) for x in losses
+    )
 
 
 def _each_step(row: Mapping[str, Any]) -> Iterator[tuple[int, RecordedStep]]:

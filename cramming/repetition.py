@@ -32,9 +32,24 @@ from cramming.record import MetricsLog, load_metrics
 from cramming.recorded import RecordedClock, RecordedRun, Segment
 from cramming.train_state import RunData, TrainState, environment_here, fit_to_corpus, start_engine
 
-SAME_BITS = ("cpu", "torch", "threads")  # of the environment: where these are the same, a CPU gives the same bits
-HOW = ("attention", "memory", "runtime", "parallel")  # sections that say how it is computed, not what
-WORK = ("steps", "sequences", "tokens", "flops", "skipped_steps")  # of a checkpoint's counters: those not of time
+SAME_BITS = (
+    "cpu",
+    "torch",
+    "threads",
+)  # of the environment: where these are the same, a CPU gives the same bits
+HOW = (
+    "attention",
+    "memory",
+    "runtime",
+    "parallel",
+)  # sections that say how it is computed, not what
+WORK = (
+    "steps",
+    "sequences",
+    "tokens",
+    "flops",
+    "skipped_steps",
+)  # of a checkpoint's counters: those not of time
 # Of a validation: the loss that the run is judged by, one of two, and what is made of it for other runs.
 LOSSES = ("loss", "replaced_token_loss")
 VALIDATED = (*LOSSES, "all_mask_loss", "bits_per_byte")
@@ -145,14 +160,21 @@ class Replay:
         allowed = dict.fromkeys(VALIDATED, 0.0)
         if self.rounding is not None:
             each = [twin for twin, _ in twins]
-            allowed = {name: _allowed([_apart(twin.get(name), again.get(name)) for twin in each]) for name in VALIDATED}
+            allowed = {
+                name: _allowed([_apart(twin.get(name), again.get(name)) for twin in each])
+                for name in VALIDATED
+            }
         found.difference, found.allowed = max((apart[name], allowed[name]) for name in LOSSES)
         is_near = all(apart[name] <= allowed[name] for name in VALIDATED)
         if not is_near or (self.rounding is None and again != recorded):
-            found.problems.append(f"record.json has the validation {recorded}, the last checkpoint gives {again}")
+            found.problems.append(
+                f"record.json has the validation {recorded}, the last checkpoint gives {again}"
+            )
         found.state = "equal" if exported == section.get("final_sha256") else "differs"
         if found.state != "equal":
-            found.problems.append("model.safetensors on record is not what the last checkpoint gives")
+            found.problems.append(
+                "model.safetensors on record is not what the last checkpoint gives"
+            )
         weights = run.folder / "final" / "model.safetensors"
         if weights.exists() and file_sha256(weights) != exported:
             found.problems.append(f"{weights} is not what the last checkpoint gives")
@@ -160,12 +182,18 @@ class Replay:
 
     def repeat(self, segment: Segment, twin: int = 0) -> Repetition:
         """Do the steps, and the validations that the log has among them; a `twin` begins with perturbed weights."""
-        validated = [s for s in self.run.validations if segment.first <= s <= segment.last and s != self.run.last]
+        validated = [
+            s
+            for s in self.run.validations
+            if segment.first <= s <= segment.last and s != self.run.last
+        ]
         title = f"replay {segment.first}-{segment.last}"
         with TemporaryDirectory(prefix="cramming-replay-") as scratch:
             state = self._state_at(segment.start, Path(scratch), twin)
             for state.clock.last in sorted({*validated, segment.last}):  # type: ignore[union-attr]
-                train(state, lambda: False, title)  # a signal ends it at once: nothing is to be saved
+                train(
+                    state, lambda: False, title
+                )  # a signal ends it at once: nothing is to be saved
                 if state.work.steps in validated:
                     state.validate(self.run.validations[state.work.steps]["progress"])
             log = load_metrics(state.folder)
@@ -193,7 +221,18 @@ class Replay:
         clock = RecordedClock(config.budget, work, self.run.steps)
         validation = self.data.held_out.batches(PINNED, config.train.rows)
         return TrainState(
-            folder, config, mesh, self.data, engine, work, work.steps, [], {}, clock, MetricsLog(folder), validation
+            folder,
+            config,
+            mesh,
+            self.data,
+            engine,
+            work,
+            work.steps,
+            [],
+            {},
+            clock,
+            MetricsLog(folder),
+            validation,
         )
 
     def _altered(self, saved: Saved) -> str | None:
@@ -201,15 +240,24 @@ class Replay:
         path = self.run.path_of(saved)
         if not path.exists():
             return f"{path.parent} has no checkpoint of step {saved.steps}, which the journal has; put it back"
-        return None if file_sha256(path) == saved.sha256 else f"{path} is not the file that the journal has (SHA-256)"
+        return (
+            None
+            if file_sha256(path) == saved.sha256
+            else f"{path} is not the file that the journal has (SHA-256)"
+        )
 
     def _compare_losses(
         self, found: Outcome, segment: Segment, once: Repetition, twins: Sequence[Repetition]
     ) -> list[float]:
         """What is allowed in each window of steps, in nats."""
-        recorded = [_number(self.run.loss_of(step)) for step in range(segment.first, segment.last + 1)]
+        recorded = [
+            _number(self.run.loss_of(step)) for step in range(segment.first, segment.last + 1)
+        ]
         replayed = once.losses
-        found.recorded, found.replayed = sum(recorded) / len(recorded), sum(replayed) / len(replayed)
+        found.recorded, found.replayed = (
+            sum(recorded) / len(recorded),
+            sum(replayed) / len(replayed),
+        )
         each = [0.0 if a == b else abs(a - b) for a, b in zip(recorded, replayed, strict=True)]
         if self.rounding is None:
             found.difference = max(each)
@@ -223,15 +271,23 @@ class Replay:
                 for losses in (replayed, *(t.losses for t in twins), recorded)
             )
             if not all(map(math.isfinite, reference)):
-                found.problems.append("replayed, the loss of a step is not finite where the log's is")
+                found.problems.append(
+                    "replayed, the loss of a step is not finite where the log's is"
+                )
                 return [math.inf] * len(reference)
             floor = NoiseFloor(self.rounding, [distances(reference, other) for other in others])
             allowed = floor.tolerance()
             verdict = judge(Trick("replay", {}, self.rounding, ""), reference, claimed, floor)
-            found.difference, found.allowed, passed = verdict.distance, verdict.tolerance, verdict.passed
+            found.difference, found.allowed, passed = (
+                verdict.distance,
+                verdict.tolerance,
+                verdict.passed,
+            )
             at = segment.first - 1 + verdict.at_step
         if not passed:
-            found.problems.append(f"the losses differ most at step {at}, by {found.difference} nats")
+            found.problems.append(
+                f"the losses differ most at step {at}, by {found.difference} nats"
+            )
         return allowed
 
     def _other_rows(self, segment: Segment, once: Repetition) -> Iterator[str]:
@@ -241,7 +297,9 @@ class Replay:
                 continue
             again, is_exact = once.rows[step], self.rounding is None
             for name in ("tokens", "lr", "grad_norm") if is_exact else ("tokens", "lr"):
-                if not math.isclose(_number(row.get(name)), _number(again[name]), rel_tol=0.0 if is_exact else 1e-9):
+                if not math.isclose(
+                    _number(row.get(name)), _number(again[name]), rel_tol=0.0 if is_exact else 1e-9
+                ):
                     yield f"metrics.jsonl has {name} {row.get(name)} at step {step}, replayed {again[name]}"
         for step, again in once.rows.items():
             (progress,) = again["each_progress"]
@@ -249,7 +307,9 @@ class Replay:
             if recorded and recorded.progress != progress:
                 yield f"metrics.jsonl lets step {step} begin at {recorded.progress}, replayed {progress}"
 
-    def _other_validations(self, segment: Segment, once: Repetition, allowed: Sequence[float]) -> Iterator[str]:
+    def _other_validations(
+        self, segment: Segment, once: Repetition, allowed: Sequence[float]
+    ) -> Iterator[str]:
         for step, again in once.validations.items():
             recorded = self.run.validations[step]
             strayed = abs(_validation_loss(recorded) - _validation_loss(again))
@@ -259,7 +319,9 @@ class Replay:
                     f" {_validation_loss(again)}"
                 )
 
-    def _compare_state(self, found: Outcome, end: Saved, once: Repetition, twins: Sequence[Repetition]) -> None:
+    def _compare_state(
+        self, found: Outcome, end: Saved, once: Repetition, twins: Sequence[Repetition]
+    ) -> None:
         """With the checkpoint that the segment ends at, tensor by tensor."""
         path = self.run.path_of(end)
         if altered := self._altered(end):
@@ -268,16 +330,24 @@ class Replay:
             return
         saved = _tensors_in(checkpoint.read(path))
         if self.rounding is not None:  # random states differ between kinds of devices
-            saved, once_state = ({k: v for k, v in s.items() if k != "rng"} for s in (saved, once.state))
+            saved, once_state = (
+                {k: v for k, v in s.items() if k != "rng"} for s in (saved, once.state)
+            )
         else:
             once_state = once.state
         strayed = _distances(once_state, saved)
         allowed = dict.fromkeys(strayed, 0.0)
         if self.rounding is not None:
             each = [_distances(once_state, twin.state) for twin in twins]
-            counts = {name for name, value in saved.items() if value.ndim == 0 and not value.is_floating_point()}
+            counts = {
+                name
+                for name, value in saved.items()
+                if value.ndim == 0 and not value.is_floating_point()
+            }
             allowed = {
-                name: _allowed([distance[name] for distance in each], 0.0 if name in counts else LEAST)
+                name: _allowed(
+                    [distance[name] for distance in each], 0.0 if name in counts else LEAST
+                )
                 for name in strayed
             }
         far = [name for name, distance in strayed.items() if not distance <= allowed[name]]
@@ -318,9 +388,12 @@ def refuse_other_numbers(run: RecordedRun, device: torch.device) -> None:
     drawn_on = {_generator(there["device"]) for there in places}
     here = _generator(asdict(devices.describe(device)))
     for what, is_so in {
-        f"parallel.compression={compression} on {processes} processes": processes > 1 and compression != "none",
-        f"dropout on {processes} processes, each with random numbers of its own": processes > 1 and has_dropout(run),
-        f"dropout by random numbers of {' and '.join(sorted(drawn_on))}": has_dropout(run) and drawn_on != {here},
+        f"parallel.compression={compression} on {processes} processes": processes > 1
+        and compression != "none",
+        f"dropout on {processes} processes, each with random numbers of its own": processes > 1
+        and has_dropout(run),
+        f"dropout by random numbers of {' and '.join(sorted(drawn_on))}": has_dropout(run)
+        and drawn_on != {here},
     }.items():
         require(
             not is_so,
@@ -334,7 +407,9 @@ def _generator(device: Mapping[str, Any]) -> str:
     return "a CPU" if device["kind"] == "cpu" else str(device["name"])
 
 
-def settings_of(run: RecordedRun, settings: Mapping[str, Any], own: Sequence[str]) -> dict[str, Any]:
+def settings_of(
+    run: RecordedRun, settings: Mapping[str, Any], own: Sequence[str]
+) -> dict[str, Any]:
     """The run's settings, but for where its corpora are, what only says when to log, and the sections `own`, which are
     those of this call."""
     recorded, section = run.record["config"], run.record["pretrain"]
@@ -342,7 +417,10 @@ def settings_of(run: RecordedRun, settings: Mapping[str, Any], own: Sequence[str
     return {
         **recorded,
         **{name: settings[name] for name in own},
-        "data": {**recorded["data"], "corpus": settings["data"]["corpus"] or run.record["corpus"]["folder"]},
+        "data": {
+            **recorded["data"],
+            "corpus": settings["data"]["corpus"] or run.record["corpus"]["folder"],
+        },
         "train": {
             **train,
             "log_every": 1,
@@ -384,7 +462,11 @@ def _allowed(strayed: Sequence[float], least: float = LEAST) -> float:
 def _tensors_in(node: Any, path: str = "") -> Tensors:
     """Everything in a checkpoint's contents but times, flat; what is no number is part of its name."""
     children = (
-        node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list | tuple) else None
+        node.items()
+        if isinstance(node, Mapping)
+        else enumerate(node)
+        if isinstance(node, list | tuple)
+        else None
     )
     if children is not None:
         found: Tensors = {}
@@ -397,13 +479,18 @@ def _tensors_in(node: Any, path: str = "") -> Tensors:
     if isinstance(node, Tensor):
         return {path: node.detach().cpu()}
     if isinstance(node, int | float):
-        return {path: torch.tensor(node, dtype=torch.int64 if isinstance(node, int) else torch.float64)}
+        return {
+            path: torch.tensor(node, dtype=torch.int64 if isinstance(node, int) else torch.float64)
+        }
     return {f"{path}={node}": torch.zeros(())}
 
 
 def _distances(found: Tensors, saved: Tensors) -> dict[str, float]:
     """The distance of each tensor relative to its length; infinite where one is not there, or has another shape."""
-    return {name: _distance(found.get(name), saved.get(name)) for name in sorted(found.keys() | saved.keys())}
+    return {
+        name: _distance(found.get(name), saved.get(name))
+        for name in sorted(found.keys() | saved.keys())
+    }
 
 
 def _distance(found: Tensor | None, saved: Tensor | None) -> float:
@@ -412,4 +499,8 @@ def _distance(found: Tensor | None, saved: Tensor | None) -> float:
     if torch.equal(found, saved):
         return 0.0
     difference = (found.double() - saved.double()).norm().item()
-    return difference / max(saved.double().norm().item(), 1e-12) if math.isfinite(difference) else math.inf
+    return (
+        difference / max(saved.double().norm().item(), 1e-12)
+        if math.isfinite(difference)
+        else math.inf
+    )

@@ -51,15 +51,23 @@ def main(settings: dict[str, Any]) -> None:
     seed = secrets.randbits(32) if config.seed is None else config.seed
     replay = Replay.of(run, settings)
     chosen = draw(run, config, replay.repetitions, seed)
-    say(f"{run.folder}: {len(chosen)} of {len(run.segments)} segments (replay.seed={seed}), {replay.how}")
+    say(
+        f"{run.folder}: {len(chosen)} of {len(run.segments)} segments (replay.seed={seed}), {replay.how}"
+    )
     outcomes = [Outcome("log and record", run.last, problems=list(run.contradictions()))]
     outcomes += [replay.outcome(segment) for segment in [*run.seed_check, *chosen]]
     outcomes += replay.end()
     steps = replay.repetitions * sum(segment.last - segment.first + 1 for segment in chosen)
     cost = cost_of(run, steps, time.monotonic() - began)
     show(outcomes)
-    say(f"cost: {steps} of {run.last} steps ({cost['steps_share']:.1%}), {cost['seconds']:.1f} s"
-        + (f", {cost['seconds_share']:.1%} of what the run was charged" if cost["seconds_share"] else ""))  # fmt: skip
+    say(
+        f"cost: {steps} of {run.last} steps ({cost['steps_share']:.1%}), {cost['seconds']:.1f} s"
+        + (
+            f", {cost['seconds_share']:.1%} of what the run was charged"
+            if cost["seconds_share"]
+            else ""
+        )
+    )
     if config.json:
         found = {"run": str(run.folder), "seed": seed, "how": replay.how, **cost}
         print(json.dumps(finite({**found, "outcomes": [asdict(outcome) for outcome in outcomes]})))
@@ -69,7 +77,9 @@ def main(settings: dict[str, Any]) -> None:
 
 def draw(run: RecordedRun, config: ReplayConfig, repetitions: int, seed: int) -> list[Segment]:
     """The segments to repeat, each cut to the steps that are wanted."""
-    count = len(run.segments) if config.segments == "all" else min(config.segments, len(run.segments))
+    count = (
+        len(run.segments) if config.segments == "all" else min(config.segments, len(run.segments))
+    )
     chosen = sorted(random.Random(seed).sample(range(len(run.segments)), count))
     steps = run.last if config.steps == "all" else config.steps
     steps = steps or max(1, int(SHARE * run.last / (count * repetitions)))
@@ -80,7 +90,12 @@ def cost_of(run: RecordedRun, steps: int, seconds: float) -> dict[str, Any]:
     """Steps and seconds of a replay beside those of the run."""
     charged = run.record["pretrain"].get("budget", {}).get("spent_seconds")
     share = seconds / charged if charged else None
-    return {"steps": steps, "steps_share": steps / run.last, "seconds": seconds, "seconds_share": share}
+    return {
+        "steps": steps,
+        "steps_share": steps / run.last,
+        "seconds": seconds,
+        "seconds_share": share,
+    }
 
 
 def show(outcomes: Sequence[Outcome]) -> None:
@@ -90,11 +105,28 @@ def show(outcomes: Sequence[Outcome]) -> None:
         return "" if value is None else format(value, digits)
 
     rows = [
-        [o.what, str(o.steps), shown(o.recorded), shown(o.replayed), shown(o.difference, ".2g"),
-         "" if o.difference is None else shown(o.allowed, ".2g"), o.state, "differs" if o.problems else "ok"]
+        [
+            o.what,
+            str(o.steps),
+            shown(o.recorded),
+            shown(o.replayed),
+            shown(o.difference, ".2g"),
+            "" if o.difference is None else shown(o.allowed, ".2g"),
+            o.state,
+            "differs" if o.problems else "ok",
+        ]
         for o in outcomes
-    ]  # fmt: skip
-    headers = ["", "steps", "recorded", "replayed", "difference", "allowed", "state at its end", "verdict"]
+    ]
+    headers = [
+        "",
+        "steps",
+        "recorded",
+        "replayed",
+        "difference",
+        "allowed",
+        "state at its end",
+        "verdict",
+    ]
     show_table("replay (mean loss in nats; largest difference)", headers, rows)
     for outcome in outcomes:
         for problem in outcome.problems:

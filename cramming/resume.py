@@ -41,7 +41,9 @@ def checkpoint_to_resume(
     UserError where settings or corpus are not the run's, or the folder holds what the journal does not know of.
     """
     record = load_record(folder) if is_run(folder) else {}
-    changed = chain(changed_settings(folder, record, settings), _changed_corpus(folder, record, corpus))
+    changed = chain(
+        changed_settings(folder, record, settings), _changed_corpus(folder, record, corpus)
+    )
     _refuse(changed if record else iter(()))
     events, checkpoints = read_journal(folder / JOURNAL), folder / "checkpoints"
     newest = checkpoint.newest_steps(checkpoints)
@@ -88,9 +90,13 @@ def _refuse(problems: Iterator[str]) -> None:
 
 
 def _other_journal(
-    folder: Path, record: Mapping[str, Any], events: Sequence[Event], newest: int | None, corpus: Mapping[str, Any],
+    folder: Path,
+    record: Mapping[str, Any],
+    events: Sequence[Event],
+    newest: int | None,
+    corpus: Mapping[str, Any],
     budget: BudgetConfig,
-) -> Iterator[str]:  # fmt: skip
+) -> Iterator[str]:
     """The record names the journal that its run began with, and each process its corpus and its budget.
 
     A run that was killed while it began has a journal of no step, of which the record does not know yet.
@@ -105,7 +111,11 @@ def _other_journal(
             f" {_OTHER}"
         )
     if begun is not None and begun.get("journal_start") != first_line_sha256(path):
-        what = "not the one that this run began with" if events else "missing or empty, and with it the time spent"
+        what = (
+            "not the one that this run began with"
+            if events
+            else "missing or empty, and with it the time spent"
+        )
         yield f"{path}: the journal is {what}; restore it or {_OTHER}"
     for event in starts:
         if event.get("corpus") != corpus["manifest_sha256"]:
@@ -121,7 +131,9 @@ def _other_journal(
             )
 
 
-def _more_than_the_journal(folder: Path, events: Sequence[Event], newest: int | None) -> Iterator[str]:
+def _more_than_the_journal(
+    folder: Path, events: Sequence[Event], newest: int | None
+) -> Iterator[str]:
     """A crash costs the journal what came after its last heartbeat, and no more."""
     if newest is not None and newest > max((event["steps"] for event in events), default=-1):
         yield (
@@ -156,37 +168,75 @@ def _lost_log(folder: Path, saved: Saved | None, events: Sequence[Event]) -> Ite
 # Sections and settings that a resume may change: where things lie, what other verbs do, and what the gate lets pass
 # (the record keeps what any of its processes forced, and the most devices that one had).
 _FREE_TO_CHANGE = {
-    "resume", "runs", "corpora", "checkpoint", "data.corpus", "data.workers", "data.ray", "eval", "report", "export",
-    "study", "bench", "plan", "inspect", "experiment", "model_path", "division", "gates", "forced", "duel", "project",
-    "replay", "submit", "trackers", "verify", "parallel",
-}  # fmt: skip
+    "resume",
+    "runs",
+    "corpora",
+    "checkpoint",
+    "data.corpus",
+    "data.workers",
+    "data.ray",
+    "eval",
+    "report",
+    "export",
+    "study",
+    "bench",
+    "plan",
+    "inspect",
+    "experiment",
+    "model_path",
+    "division",
+    "gates",
+    "forced",
+    "duel",
+    "project",
+    "replay",
+    "submit",
+    "trackers",
+    "verify",
+    "parallel",
+}
 _COMPRESSION = "parallel.compression."  # what `parallel` has that changes numbers; strategies without it send all
 
 
-def changed_settings(folder: Path, record: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
+def changed_settings(
+    folder: Path, record: Mapping[str, Any], settings: Mapping[str, Any]
+) -> Iterator[str]:
     """Each setting in which a resumed run differs from its first start, in words."""
     recorded = _leaves(record.get("config", {}))
     for key, before, now in other_settings(record, settings):
         began, again = f"with {key}={shown(before)}", "resume with the same settings"
         if key not in recorded and key != f"{_COMPRESSION}name":
-            began, again = "without this setting", "resume with the same settings, and the version that had them"
+            began, again = (
+                "without this setting",
+                "resume with the same settings, and the version that had them",
+            )
         yield f"{key}={shown(now)}: the run in {folder} was started {began}; {again}, or {_OTHER}"
 
 
-def other_settings(record: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+def other_settings(
+    record: Mapping[str, Any], settings: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, Any]]:
     """Each setting that no resume may change and that a run's record has otherwise: its name, the value then, and now;
     None where there is no such setting."""
-    before, now = ({f"{_COMPRESSION}name": "none", **_leaves(each)} for each in (record.get("config", {}), settings))
+    before, now = (
+        {f"{_COMPRESSION}name": "none", **_leaves(each)}
+        for each in (record.get("config", {}), settings)
+    )
     for key in sorted(before.keys() | now.keys()):
         free = key in _FREE_TO_CHANGE or key.split(".")[0] in _FREE_TO_CHANGE
         if (not free or key.startswith(_COMPRESSION)) and before.get(key) != now.get(key):
             yield key, before.get(key), now.get(key)
 
 
-def _changed_corpus(folder: Path, record: Mapping[str, Any], corpus: Mapping[str, Any]) -> Iterator[str]:
+def _changed_corpus(
+    folder: Path, record: Mapping[str, Any], corpus: Mapping[str, Any]
+) -> Iterator[str]:
     """The same folder may hold another corpus than the run began with."""
     before = record.get("corpus", {})
-    for was, now in ((before, corpus), (before.get("validation", {}), corpus.get("validation", {}))):
+    for was, now in (
+        (before, corpus),
+        (before.get("validation", {}), corpus.get("validation", {})),
+    ):
         if was.get("manifest_sha256") not in (None, now.get("manifest_sha256")):
             yield (
                 f"{now['folder']}: not the corpus that the run in {folder} was started with (its manifest differs);"
@@ -197,5 +247,9 @@ def _changed_corpus(folder: Path, record: Mapping[str, Any], corpus: Mapping[str
 def _leaves(node: Any, path: str = "") -> dict[str, Any]:
     """`{"a": {"b": 1}}` -> `{"a.b": 1}`; lists count as leaves."""
     if isinstance(node, Mapping):
-        return {k: v for key, child in node.items() for k, v in _leaves(child, f"{path}.{key}".lstrip(".")).items()}
+        return {
+            k: v
+            for key, child in node.items()
+            for k, v in _leaves(child, f"{path}.{key}".lstrip(".")).items()
+        }
     return {path: list(node) if isinstance(node, tuple) else node}

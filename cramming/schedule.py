@@ -92,7 +92,9 @@ class WarmupStableDecay(Constant):
 
     def __post_init__(self) -> None:
         if self.warmup + self.decay > 1:
-            raise ValueError(f"warmup={self.warmup} and decay={self.decay} are more than the whole budget")
+            raise ValueError(
+                f"warmup={self.warmup} and decay={self.decay} are more than the whole budget"
+            )
 
     def factor(self, progress: float) -> float:
         done = (progress - (1 - self.decay)) / max(self.decay, 1e-12)
@@ -108,7 +110,9 @@ SCHEDULES: dict[str, type[Schedule]] = {
 
 def learning_rate_factor(schedule: Schedule, progress: float) -> float:
     """The learning rate at `progress` as a share of its peak."""
-    return max(0.0, schedule.factor(min(max(progress, 0.0), 1.0)))  # rounding may give -1e-16 at the end
+    return max(
+        0.0, schedule.factor(min(max(progress, 0.0), 1.0))
+    )  # rounding may give -1e-16 at the end
 
 
 @dataclass(frozen=True)
@@ -147,7 +151,11 @@ class PeakRate:
         rate = self.lr
         if by := self.lr_scale:
             rate *= (batch_size / by.base_batch) ** (1 if by.rule == "linear" else 0.5)
-        return rate * (width / self.lr_width.base_width) ** self.lr_width.power if self.lr_width else rate
+        return (
+            rate * (width / self.lr_width.base_width) ** self.lr_width.power
+            if self.lr_width
+            else rate
+        )
 
 
 @dataclass(frozen=True)

@@ -22,18 +22,27 @@ from cramming.parallel.offload import HostOptimizer
 from cramming.precision import float32_products
 
 CHUNK = 1 << 22  # tokens counted at a time: bounds the memory for sorting pairs
-STRETCHES, STRETCH = 64, 1024  # of a text that is not read whole so many are, fewer if one would have fewer tokens
+STRETCHES, STRETCH = (
+    64,
+    1024,
+)  # of a text that is not read whole so many are, fewer if one would have fewer tokens
 SMOOTHING = 0.75  # power of the neighbours' frequencies: rare neighbours say less than their counts
 EIGENVALUE_POWER = 0.25
-ITERATIONS = 2  # of the randomised decomposition's power iteration (Halko et al. 2011, algorithm 4.4)
+ITERATIONS = (
+    2  # of the randomised decomposition's power iteration (Halko et al. 2011, algorithm 4.4)
+)
 OVERSAMPLES = 10  # columns of its basis beyond those wanted
 
 
-def start_engine_from_text(engine: Engine, corpus: Corpus, config: Config, start: CooccurrenceStart) -> None:
+def start_engine_from_text(
+    engine: Engine, corpus: Corpus, config: Config, start: CooccurrenceStart
+) -> None:
     """Weights counted from the corpus; all processes get those of the first."""
     model, special_ids = engine.whole_model(config), tuple(corpus.special_ids)
     if isinstance(model, PretrainedModel):  # rank 0's
-        start_from_text(model, corpus.stream("train"), special_ids, start, config.seed, engine.device)
+        start_from_text(
+            model, corpus.stream("train"), special_ids, start, config.seed, engine.device
+        )
     if engine.device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(engine.device)  # the record's peak is the training's
@@ -44,9 +53,13 @@ def start_engine_from_text(engine: Engine, corpus: Corpus, config: Config, start
 
 
 def start_from_text(
-    model: PretrainedModel, stream: TokenStream, special_ids: tuple[int, ...], config: CooccurrenceStart, seed: int,
+    model: PretrainedModel,
+    stream: TokenStream,
+    special_ids: tuple[int, ...],
+    config: CooccurrenceStart,
+    seed: int,
     device: torch.device,
-) -> None:  # fmt: skip
+) -> None:
     """Set the token embeddings, and an untied decoder with its bias, from the text; `device` factorises.
 
     Entries that never occur beside another, special tokens among them, keep their random vectors, scaled to the same
@@ -65,7 +78,9 @@ def start_from_text(
             _fill(model.decoder_weight, vectors_VD, known_V, config.decoder_std)
             if model.decoder_bias is not None:
                 counts_V = torch.from_numpy(pairs.sum(axis=1)).clamp(min=1.0)
-                model.decoder_bias.copy_((counts_V / counts_V.sum()).log())  # the best guess without context
+                model.decoder_bias.copy_(
+                    (counts_V / counts_V.sum()).log()
+                )  # the best guess without context
 
 
 def _fill(weight_VD: Tensor, vectors_VD: Tensor, known_V: Tensor, std: float) -> None:
@@ -113,7 +128,9 @@ def _chunks(stream: TokenStream, max_tokens: int) -> Iterator[np.ndarray]:
         yield stream.gather(begins[i : i + rows], length)
 
 
-def word_vectors(pairs: sparse.csr_array, width: int, seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def word_vectors(
+    pairs: sparse.csr_array, width: int, seed: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """Vectors fp32 [V, D] of mean square 1, and which entries have one (bool [V]); the others are zero. Both are on
     `device`, which factorises.
 
@@ -126,7 +143,9 @@ def word_vectors(pairs: sparse.csr_array, width: int, seed: int, device: torch.d
     rows = np.repeat(np.arange(pairs.shape[0]), np.diff(pairs.indptr))
     information = np.log(pairs.data / (totals_V[rows] * neighbour_V[pairs.indices]))
     keep = information > 0
-    positive = sparse.csr_array((information[keep], (rows[keep], pairs.indices[keep])), shape=pairs.shape)
+    positive = sparse.csr_array(
+        (information[keep], (rows[keep], pairs.indices[keep])), shape=pairs.shape
+    )
     known_V = torch.from_numpy(np.diff(positive.indptr) > 0).to(device)
     with float32_products(tf32=False):
         vectors_VD = _decompose(positive, width, seed, device)
@@ -153,7 +172,9 @@ def _decompose(matrix: sparse.csr_array, width: int, seed: int, device: torch.de
     _, values_R, right_RR = torch.linalg.svd(torch.linalg.qr(columns @ basis_VR, mode="r").R)
     vectors_VR = basis_VR @ right_RR.T * values_R**EIGENVALUE_POWER
     largest_1R = vectors_VR.abs().argmax(0, keepdim=True)
-    vectors_VR *= vectors_VR.gather(0, largest_1R).sign()  # which is arbitrary, and another on each device
+    vectors_VR *= vectors_VR.gather(
+        0, largest_1R
+    ).sign()  # which is arbitrary, and another on each device
     return nn.functional.pad(vectors_VR[:, :rank], (0, width - rank))
 
 
@@ -163,7 +184,11 @@ def _orthonormal(vectors_VR: Tensor) -> Tensor:
 
 def _on(device: torch.device, matrix: sparse.sparray) -> Tensor:
     found = sparse.csr_array(matrix)
-    begins, columns, values = (torch.from_numpy(part) for part in (found.indptr, found.indices, found.data))
+    begins, columns, values = (
+        torch.from_numpy(part) for part in (found.indptr, found.indices, found.data)
+    )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
-        return torch.sparse_csr_tensor(begins, columns, values, found.shape, check_invariants=False).to(device)
+        return torch.sparse_csr_tensor(
+            begins, columns, values, found.shape, check_invariants=False
+        ).to(device)

@@ -85,7 +85,10 @@ class WeightsAndBiases:
         self._run.finish()
 
 
-TRACKERS: dict[str, Callable[[Tracked], Tracker]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
+TRACKERS: dict[str, Callable[[Tracked], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+}
 
 
 class _Feed(Thread):
@@ -105,20 +108,26 @@ class _Feed(Thread):
             tracker.close()
         except Exception as error:  # whatever a tracker does, the run goes on
             reason = " ".join(str(error).split()) or type(error).__name__
-            say(f"warning: trackers={self.name}: {reason}; off until this process ends, metrics.jsonl has all rows")
+            say(
+                f"warning: trackers={self.name}: {reason}; off until this process ends, metrics.jsonl has all rows"
+            )
 
 
 class TrackedLog(MetricsLog):
     """The log of a run whose rows go to trackers, too."""
 
-    def __init__(self, folder: Path, names: Sequence[str], steps: int, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, names: Sequence[str], steps: int, settings: Mapping[str, Any]
+    ) -> None:
         super().__init__(folder)
         run = Tracked(folder, steps, settings)
         self._feeds = [_Feed(name, run) for name in dict.fromkeys(names)]
 
     def write(self, row: Mapping[str, Any]) -> None:
         super().write(row)
-        numbers = {name: n for name, n in row.items() if isinstance(n, int | float) and math.isfinite(n)}
+        numbers = {
+            name: n for name, n in row.items() if isinstance(n, int | float) and math.isfinite(n)
+        }
         for feed in self._feeds:  # a hung tracker leaves every row in the queue
             feed.rows.put(numbers)
 
@@ -128,4 +137,6 @@ class TrackedLog(MetricsLog):
             feed.rows.put(None)
             feed.join(CLOSE_SECONDS)
             if feed.is_alive():
-                say(f"warning: trackers={feed.name}: not done after {CLOSE_SECONDS:.0f} s; metrics.jsonl has all rows")
+                say(
+                    f"warning: trackers={feed.name}: not done after {CLOSE_SECONDS:.0f} s; metrics.jsonl has all rows"
+                )

@@ -29,7 +29,14 @@ from cramming.model.config import ModelConfig
 from cramming.model.heads import PretrainedModel
 from cramming.parallel.mesh import Mesh
 from cramming.progress import say
-from cramming.record import MetricsLog, create_run_folder, is_untouched, load_record, setup_hash, write_record_section
+from cramming.record import (
+    MetricsLog,
+    create_run_folder,
+    is_untouched,
+    load_record,
+    setup_hash,
+    write_record_section,
+)
 from cramming.schedule import learning_rate_factor, ramp_step
 
 
@@ -55,13 +62,17 @@ class RunData:
         """
         corpus = other = Corpus.open(corpus_folder(settings), verify=verify)
         if config.train.validation_corpus is not None:
-            other = Corpus.open(config.train.validation_corpus, verify="validation" if verify else False)
+            other = Corpus.open(
+                config.train.validation_corpus, verify="validation" if verify else False
+            )
         if other.manifest.tokenizer.sha256 != corpus.manifest.tokenizer.sha256:
             raise UserError(
                 f"train.validation_corpus={other.folder}: it has another tokenizer than {corpus.folder}, so its tokens"
                 f" mean something else; prepare it with tokenizer.path={corpus.tokenizer_file}"
             )
-        held_out = HeldOut(_batch_source(other, "validation", config), config.train.validation_tokens)
+        held_out = HeldOut(
+            _batch_source(other, "validation", config), config.train.validation_tokens
+        )
         return cls(corpus, other, _batch_source(corpus, "train", config), held_out)
 
     def describe(self) -> dict[str, Any]:
@@ -88,7 +99,9 @@ class RunData:
         known = changed_before(folder)
         for path, as_prepared in changed.items():
             if again:
-                now = {True: "it is", False: "it is not", None: "it cannot be read, or is not"}[as_prepared]
+                now = {True: "it is", False: "it is not", None: "it cannot be read, or is not"}[
+                    as_prepared
+                ]
                 say(f"{path}: changed while training read it; now {now} as `prepare` wrote it")
             elif path not in known:
                 say(
@@ -98,12 +111,16 @@ class RunData:
         write_record_section(folder, corpus={"changed": {**known, **changed}})
 
 
-def _batch_source(corpus: Corpus, split: Literal["train", "validation"], config: Config) -> BatchSource:
+def _batch_source(
+    corpus: Corpus, split: Literal["train", "validation"], config: Config
+) -> BatchSource:
     special, train, seed = corpus.special_ids, config.train, config.seed
     masker = Masker(config.objective, corpus.vocab_size, special.mask, tuple(special), seed)
     order = train.order if split == "train" else "shuffled"
     stream = corpus.stream(split, order)
-    return BatchSource(stream, masker, train.sequence_length, train.packing, seed, shuffle=order == "shuffled")
+    return BatchSource(
+        stream, masker, train.sequence_length, train.packing, seed, shuffle=order == "shuffled"
+    )
 
 
 def changed_before(folder: Path) -> dict[str, bool | None]:
@@ -136,7 +153,9 @@ class TrainState:
         if self.metrics:
             self.metrics.sync()
             self.data.note_changed_files(self.folder)
-        enter = partial(self.clock.enter_checkpoint, kept=kept) if self.clock else lambda sha256: None
+        enter = (
+            partial(self.clock.enter_checkpoint, kept=kept) if self.clock else lambda sha256: None
+        )
         checkpoint.save(self.folder / "checkpoints", self.engine, self.work, enter, kept)
         self.saved_steps = self.work.steps
 
@@ -144,13 +163,19 @@ class TrainState:
         """Go back to the newest checkpoint, to no work at all if there is none: the step just done ended too late."""
         folder, saved = self.folder / "checkpoints", None
         if self.clock:
-            saved = checkpoint.newest_of(folder, checkpoints_of(read_journal(self.folder / JOURNAL)))
+            saved = checkpoint.newest_of(
+                folder, checkpoints_of(read_journal(self.folder / JOURNAL))
+            )
             say(
                 f"step {self.work.steps + 1} ended {-self.clock.seconds_left():.1f} s after the deadline, so it is not"
                 f" kept: back to step {saved.steps if saved else 0}"
             )
         saved = self.mesh.object_from_main(saved)
-        self.work = checkpoint.load(checkpoint.path_of(folder, saved), self.engine) if saved and saved.steps else Work()
+        self.work = (
+            checkpoint.load(checkpoint.path_of(folder, saved), self.engine)
+            if saved and saved.steps
+            else Work()
+        )
         if self.clock:
             self.clock.attach(self.work, saved.sha256 if saved else None)
 
@@ -174,7 +199,12 @@ class TrainState:
     def announce(self) -> None:
         """Print the derived arithmetic before the long part begins."""
         assert self.clock
-        config, train, budget, engine = self.config, self.config.train, self.clock.config, self.engine
+        config, train, budget, engine = (
+            self.config,
+            self.config.train,
+            self.clock.config,
+            self.engine,
+        )
         assert isinstance(engine.model, PretrainedModel)
         count, processes = config.parameters, self.mesh.data_size
         say(
@@ -188,7 +218,9 @@ class TrainState:
             for at, phase in config.objective.each_phase.items()
         )
         if by_loss := config.objective.by_loss:
-            targets += f", chosen by loss from {by_loss.start:.0%} to {by_loss.until:.0%} of the budget"
+            targets += (
+                f", chosen by loss from {by_loss.start:.0%} to {by_loss.until:.0%} of the budget"
+            )
         say(
             f"step: {train.batch_size} sequences of {train.sequence_length} ="
             f" {train.batch_size * train.sequence_length} tokens ="
@@ -197,7 +229,11 @@ class TrainState:
             f" attention kernel {' and '.join(self.attention_kernels)}; peak learning rate"
             f" {config.peak_learning_rate:.3g}"
         )
-        other = f", validated on the text of {train.validation_corpus}" if train.validation_corpus else ""
+        other = (
+            f", validated on the text of {train.validation_corpus}"
+            if train.validation_corpus
+            else ""
+        )
         say(
             f"corpus: {self.data.corpus.folder}, {self.data.source.stream.num_tokens / 1e6:.1f}M tokens{other}; budget:"
             f" {budget.limit:g} {budget.unit}; started at step {self.work.steps}"
@@ -206,7 +242,9 @@ class TrainState:
         if warning := tiny_defaults(config):
             say(warning)
 
-    def log_step(self, recent: Sequence[tuple[float, StepStats]], progress: float, rate: float) -> None:
+    def log_step(
+        self, recent: Sequence[tuple[float, StepStats]], progress: float, rate: float
+    ) -> None:
         """One row of metrics.jsonl: means over the `recent` steps, and this process's tokens per second.
 
         Of each of these steps it has what a replay (cramming/replay.py) and a resume (`logged_steps`) need to know.
@@ -221,7 +259,8 @@ class TrainState:
             "loss": sum(s.loss for s in each) / len(each),
             "accuracy": sum(s.accuracy for s in each) / len(each),
             "grad_norm": each[-1].grad_norm,
-            "lr": self.config.peak_learning_rate * learning_rate_factor(self.config.schedule, each_progress[-1]),
+            "lr": self.config.peak_learning_rate
+            * learning_rate_factor(self.config.schedule, each_progress[-1]),
             "tokens_per_second": rate,
             "each_progress": each_progress,
             "each_loss": [s.loss for s in each],
@@ -243,16 +282,30 @@ class TrainState:
         objective = self.config.objective
         found: dict[str, float | None] = {"loss": loss, "accuracy": accuracy}
         if objective.replaces_tokens:
-            found = {"loss": None, "accuracy": None, "replaced_token_loss": loss, "replaced_token_accuracy": accuracy}
-        row = {"step": step, "progress": progress, "tokens": self.work.tokens, "seconds": self.clock.elapsed_seconds()}
+            found = {
+                "loss": None,
+                "accuracy": None,
+                "replaced_token_loss": loss,
+                "replaced_token_accuracy": accuracy,
+            }
+        row = {
+            "step": step,
+            "progress": progress,
+            "tokens": self.work.tokens,
+            "seconds": self.clock.elapsed_seconds(),
+        }
         name = objective.validation_name
-        say(f"step {step} ({progress:.0%} of the budget): {name} {loss:.3f}, accuracy {accuracy:.3f}")
+        say(
+            f"step {step} ({progress:.0%} of the budget): {name} {loss:.3f}, accuracy {accuracy:.3f}"
+        )
         found |= further or {}
         self.metrics.write({**row, **{f"validation_{key}": value for key, value in found.items()}})
         return {**found, "targets": targets}
 
 
-def build_train_state(settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device) -> TrainState:
+def build_train_state(
+    settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device
+) -> TrainState:
     """A new run, or one that goes on from its newest checkpoint."""
     config = Config.of(settings)
     kernels, gates = check_run(settings, config, device, mesh.world_size)
@@ -277,7 +330,20 @@ def build_train_state(settings: dict[str, Any], folder: Path, mesh: Mesh, device
         from cramming.trackers import TrackedLog  # only for those who ask
 
         metrics = TrackedLog(folder, config.trackers, work.steps, settings)
-    return TrainState(folder, config, mesh, data, engine, work, work.steps, kernels, gates, clock, metrics, validation)
+    return TrainState(
+        folder,
+        config,
+        mesh,
+        data,
+        engine,
+        work,
+        work.steps,
+        kernels,
+        gates,
+        clock,
+        metrics,
+        validation,
+    )
 
 
 def fit_to_corpus(model: ModelConfig, corpus: Corpus) -> ModelConfig:
@@ -292,9 +358,14 @@ def fit_to_corpus(model: ModelConfig, corpus: Corpus) -> ModelConfig:
 
 
 def begin_record(
-    settings: dict[str, Any], config: Config, data: RunData, gates: Mapping[str, str], folder: Path, mesh: Mesh,
+    settings: dict[str, Any],
+    config: Config,
+    data: RunData,
+    gates: Mapping[str, str],
+    folder: Path,
+    mesh: Mesh,
     device: torch.device,
-) -> BudgetClock:  # fmt: skip
+) -> BudgetClock:
     """The run folder with what is known at the start, and the clock that has its journal there.
 
     The journal begins before the record's section says so: killed at any moment, a run never has one without the other.
@@ -312,10 +383,17 @@ def begin_record(
     begun = {
         "status": "running",
         "journal_start": first_line_sha256(folder / JOURNAL),
-        "forced": sorted({*before.get("forced", []), *(trick for trick, state in gates.items() if state == "forced")}),
+        "forced": sorted(
+            {
+                *before.get("forced", []),
+                *(trick for trick, state in gates.items() if state == "forced"),
+            }
+        ),
         "devices": max(mesh.world_size, before.get("devices", 1)),
     }
-    write_record_section(folder, corpus={"changed": changed_before(folder), **data.describe()}, pretrain=begun)
+    write_record_section(
+        folder, corpus={"changed": changed_before(folder), **data.describe()}, pretrain=begun
+    )
     data.note_changed_files(folder)
     return clock
 
@@ -326,11 +404,18 @@ def environment_here(device: torch.device) -> dict[str, Any]:
 
 
 def start_engine(
-    config: Config, data: RunData, folder: Path, mesh: Mesh, device: torch.device, saved: Path | None
+    config: Config,
+    data: RunData,
+    folder: Path,
+    mesh: Mesh,
+    device: torch.device,
+    saved: Path | None,
 ) -> tuple[Engine, Work]:
     """The engine with the state that is `saved`, else that before the first step, and the work that is done."""
     devices.prepare(config.runtime, device, folder)
-    torch.manual_seed(config.seed)  # weights and dropout; data order and masks are functions of the seed
+    torch.manual_seed(
+        config.seed
+    )  # weights and dropout; data order and masks are functions of the seed
     try:
         engine = build_engine(config, mesh, device)
         work = checkpoint.load(saved, engine) if saved else Work()

@@ -63,12 +63,17 @@ def overlap(folder: Path, tasks: Path, seconds: float) -> tuple[list[str], str]:
     examples = search.by_task(np.array(sorted(found), dtype=np.int64))
     share = documents / max(1, total)
     much = [
-        f"{task} {count}" for task, count in examples.items()
-        if task in known.get("examples", {}) and count >= FEW and count > MOST_FOUND * share * search.searchable[task]
-    ]  # fmt: skip
+        f"{task} {count}"
+        for task, count in examples.items()
+        if task in known.get("examples", {})
+        and count >= FEW
+        and count > MOST_FOUND * share * search.searchable[task]
+    ]
     problems = []
     if much:
-        problems = [f"{folder} holds texts of {', '.join(much)}, and its manifest says that it was searched for them"]
+        problems = [
+            f"{folder} holds texts of {', '.join(much)}, and its manifest says that it was searched for them"
+        ]
     per_task = ", ".join(f"{task} {holding[task]} ({examples[task]})" for task in search.tasks)
     return problems, (
         f"{documents:,} of {total:,} documents searched in {time.monotonic() - began:.0f} s; of each task, documents"
@@ -78,15 +83,24 @@ def overlap(folder: Path, tasks: Path, seconds: float) -> tuple[list[str], str]:
 
 def _texts(corpus: Corpus) -> Iterator[list[str]]:
     """The training documents as text in groups, shard by shard, both in an order that nobody can know before."""
-    tokenizer, stream = Tokenizer.from_buffer(corpus.tokenizer_file.read_bytes()), corpus.stream("train")
-    shards, hashes, draw = corpus.manifest.splits["train"], corpus.manifest.hashes(), random.SystemRandom()
+    tokenizer, stream = (
+        Tokenizer.from_buffer(corpus.tokenizer_file.read_bytes()),
+        corpus.stream("train"),
+    )
+    shards, hashes, draw = (
+        corpus.manifest.splits["train"],
+        corpus.manifest.hashes(),
+        random.SystemRandom(),
+    )
     bounds_D = np.append(stream.document_starts, stream.num_tokens)
     first_S = np.cumsum([0, *(shard.documents for shard in shards)]).tolist()
     for number in draw.sample(range(len(shards)), len(shards)):
         name, first, last = shards[number].file, first_S[number], first_S[number + 1]
         problem = damage(corpus.folder / name, hashes[name])
         require(not problem, f"{problem}; {DAMAGED}")
-        cuts = np.unique(np.searchsorted(bounds_D, np.arange(bounds_D[first], bounds_D[last], GROUP_TOKENS)))
+        cuts = np.unique(
+            np.searchsorted(bounds_D, np.arange(bounds_D[first], bounds_D[last], GROUP_TOKENS))
+        )
         groups = list(pairwise([*cuts[cuts < last].tolist(), last]))
         for begin, end in draw.sample(groups, len(groups)):
             ids = stream.take(np.arange(bounds_D[begin], bounds_D[end]))

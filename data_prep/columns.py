@@ -42,9 +42,13 @@ class TextBlock:
     def chosen(self, rows_M: np.ndarray) -> "TextBlock":
         """The texts of these rows, in this order."""
         starts_M, ends_M = np.concatenate([[0], self.ends_N])[rows_M], self.ends_N[rows_M]
-        runs = np.flatnonzero(np.append(True, starts_M[1:] != ends_M[:-1])[: len(rows_M)])  # neighbours go together
+        runs = np.flatnonzero(
+            np.append(True, starts_M[1:] != ends_M[:-1])[: len(rows_M)]
+        )  # neighbours go together
         bounds = zip(starts_M[runs].tolist(), np.append(ends_M[runs[1:] - 1], ends_M[-1:]).tolist())
-        return TextBlock(b"".join(self.data[start:end] for start, end in bounds), np.cumsum(ends_M - starts_M))
+        return TextBlock(
+            b"".join(self.data[start:end] for start, end in bounds), np.cumsum(ends_M - starts_M)
+        )
 
 
 @dataclass
@@ -55,10 +59,14 @@ class Normalised:
     parts: Parts
     bytes_read: int  # UTF-8
     pieces_D: np.ndarray  # how many each document was cut into
-    broken: dict[int, str]  # by document: the text as read, where a filter removes it for what it was
+    broken: dict[
+        int, str
+    ]  # by document: the text as read, where a filter removes it for what it was
     deleted: Counter[str]
     texts: TextBlock  # the pieces
-    reasons: dict[int, str]  # by piece: why it goes by the filters that are always on, or for being `broken`
+    reasons: dict[
+        int, str
+    ]  # by piece: why it goes by the filters that are always on, or for being `broken`
     bytes_P: np.ndarray  # UTF-8
     measures_P3: np.ndarray  # as `measured`
     hashes_P: np.ndarray  # dtype `HASHES`
@@ -119,13 +127,19 @@ class Group:
         """The token ids of those rows that are no text."""
         if not self.documents.others:
             return {}
-        found = ((n, self.documents.others.get(place)) for n, place in enumerate(self.origin.tolist()))
+        found = (
+            (n, self.documents.others.get(place)) for n, place in enumerate(self.origin.tolist())
+        )
         return {n: document.ids for n, document in found if document and document.ids is not None}
 
     def reasons(self) -> dict[int, str]:
         """Why rows go by what normalisation found."""
         known = self.chunk.reasons
-        return {n: known[row] for n, row in enumerate(self.rows_N.tolist()) if row in known} if known else {}
+        return (
+            {n: known[row] for n, row in enumerate(self.rows_N.tolist()) if row in known}
+            if known
+            else {}
+        )
 
     def broken(self, n: int) -> str:
         """The text of row `n` as it was read, if a filter removes it for that."""
@@ -157,4 +171,6 @@ class Group:
         return left
 
 
-Shows = Callable[[Group, int, str], Show | None]  # of this row, dropped for this reason; None: it is no example
+Shows = Callable[
+    [Group, int, str], Show | None
+]  # of this row, dropped for this reason; None: it is no example

@@ -22,7 +22,11 @@ from data_prep.prepare_config import Preparation
 from data_prep.resume_state import CARD
 from data_prep.shard_writer import TOO_MANY_TOKENS, CorpusWriter
 from data_prep.sources.source import DataConfig
-from data_prep.tokenizer.load import TOKENIZER_CONFIG, characters_by_entry, describe_for_transformers
+from data_prep.tokenizer.load import (
+    TOKENIZER_CONFIG,
+    characters_by_entry,
+    describe_for_transformers,
+)
 
 MUCH = 0.2  # of the text's bytes, taken by filters
 FEW_WORDS = 20  # of a tiny document, on average, and 6 characters for each: scripts without spaces have few words
@@ -46,14 +50,22 @@ def complete(
 ) -> Manifest:
     """Write orders, card and the tokenizer's description, all but the manifest, which is returned."""
     folder, data, stats = preparation.folder, preparation.data, pipeline.stats
-    streams = {split: TokenStream(folder, shards, writer.encoder.dtype) for split, shards in writer.shards.items()}
-    orders = write_orders(folder, data.orders, writer.documents["train"], streams["train"], writer.token_use)
+    streams = {
+        split: TokenStream(folder, shards, writer.encoder.dtype)
+        for split, shards in writer.shards.items()
+    }
+    orders = write_orders(
+        folder, data.orders, writer.documents["train"], streams["train"], writer.token_use
+    )
     found = _statistics(preparation, list(streams.values()), tokenizer, writer)
     for name in ("tokenizer", "order", "shards"):
         stats.pass_on(name)
     near, path = pipeline.near, preparation.tokenizer_path
     if near:
-        stats["near deduplication"].notes |= {"clusters": near.clusters, "index_bytes": near.memory_bytes}
+        stats["near deduplication"].notes |= {
+            "clusters": near.clusters,
+            "index_bytes": near.memory_bytes,
+        }
     origin = path.name if path else f"trained on at most {preparation.tokenizer.sample_mb:g} MB"
     stats["tokenizer"].notes |= {"kind": info.kind, "entries": info.vocab_size, "origin": origin}
     stats["tokens"].notes |= {"tokens": found["tokens"], "unknown_rate": found["unknown_rate"]}
@@ -81,12 +93,16 @@ def complete(
         decontamination=_decontamination(pipeline),
         orders=orders,
     )
-    card = _card(manifest).encode(errors="backslashreplace").decode()  # names of files may be no UTF-8
+    card = (
+        _card(manifest).encode(errors="backslashreplace").decode()
+    )  # names of files may be no UTF-8
     write_atomically(folder / CARD, card)
     write_atomically(folder / TOKENIZER_CONFIG, describe_for_transformers(info.special))
     files = [folder / name for name in (CARD, TOKENIZER_CONFIG, *orders.values())]
     files += [path for path in (folder / TASKS).rglob("*") if path.is_file()]
-    return replace(manifest, files={path.relative_to(folder).as_posix(): file_sha256(path) for path in files})
+    return replace(
+        manifest, files={path.relative_to(folder).as_posix(): file_sha256(path) for path in files}
+    )
 
 
 def _statistics(
@@ -100,7 +116,8 @@ def _statistics(
             before = by_source.get(name, {})
             by_source[name] = {key: value + before.get(key, 0) for key, value in row.items()}
     characters, words, count = (
-        sum(getattr(documents, key) for documents in splits) for key in ("characters", "words", "documents")
+        sum(getattr(documents, key) for documents in splits)
+        for key in ("characters", "words", "documents")
     )
     tokens, size = int(use_V.sum()), sum(row["bytes"] for row in by_source.values())
     # White space aside; None where it is not known: ready-made ids, and kinds of which entries do not tell.
@@ -143,20 +160,31 @@ def _decontamination(pipeline: Pipeline) -> dict[str, Any]:
 
 def _card(manifest: Manifest) -> str:
     found, info = manifest.statistics, manifest.tokenizer
-    licenses = sorted({str(source.get("license")) for source in manifest.sources if source["kind"] != "tokenizer"})
+    licenses = sorted(
+        {str(source.get("license")) for source in manifest.sources if source["kind"] != "tokenizer"}
+    )
     total, text, per_token = found["bytes"], NOT_KNOWN, NOT_KNOWN
     if total:
         text = f"{total:,} bytes, {found['characters']:,} characters, {found['words']:,} words"
         text += " (normalised: single spaces, no indentation, no blank lines)"
         per_token = f"{found['tokens_per_byte']}, {found['tokens_per_word']}"
     rows = [
-        *([f"{split} tokens", sum(s.tokens for s in shards)] for split, shards in manifest.splits.items()),
+        *(
+            [f"{split} tokens", sum(s.tokens for s in shards)]
+            for split, shards in manifest.splits.items()
+        ),
         ["documents", manifest.counts["documents"]],
         ["median tokens per document", found["median_length"]],
         ["text", text],
-        ["tokenizer", f"{info.kind}, {info.vocab_size:,} entries, of which {found['vocabulary_used']:,} occur"],
+        [
+            "tokenizer",
+            f"{info.kind}, {info.vocab_size:,} entries, of which {found['vocabulary_used']:,} occur",
+        ],
         ["tokens per byte, per word", per_token],
-        ["unknown tokens", f"{manifest.counts['unknown_tokens']:,} ({100 * found['unknown_rate']:.4f} %)"],
+        [
+            "unknown tokens",
+            f"{manifest.counts['unknown_tokens']:,} ({100 * found['unknown_rate']:.4f} %)",
+        ],
         ["characters that no token stands for", _lost(manifest)],
         ["orders", ", ".join(("shuffled", "source", *manifest.orders)) + " (`train.order`)"],
     ]
@@ -169,10 +197,15 @@ def _card(manifest: Manifest) -> str:
         "",
         *_table("|", rows),
         *("## Stages", ""),
-        *_table("stage|documents in|out|bytes in|out|dropped|notes", map(_stage_row, manifest.stages)),
+        *_table(
+            "stage|documents in|out|bytes in|out|dropped|notes", map(_stage_row, manifest.stages)
+        ),
     ]
     if any(stage.dropped for stage in manifest.stages):
-        lines += ["`file:n` is document n of that file, counted from 0; the first filter that removes is named.", ""]
+        lines += [
+            "`file:n` is document n of that file, counted from 0; the first filter that removes is named.",
+            "",
+        ]
     for stage in manifest.stages:
         for reason, entry in stage.dropped.items():
             lines += [f"Dropped by {stage.name}, {reason}, for example:", ""]
@@ -197,21 +230,32 @@ def _lost(manifest: Manifest) -> str:
     found, unknown = manifest.statistics, manifest.counts["unknown_tokens"]
     if found["characters_lost"] is not None:
         return f"{100 * found['characters_lost']:.4f} %"
-    return f"at least {100 * unknown / found['characters']:.4f} %" if found["characters"] else NOT_KNOWN
+    return (
+        f"at least {100 * unknown / found['characters']:.4f} %"
+        if found["characters"]
+        else NOT_KNOWN
+    )
 
 
 def _table(columns: str, rows: Iterable[Sequence[Any]]) -> list[str]:
     """Lines of Markdown with an empty one behind; `columns` are separated by `|`."""
     names = columns.split("|")
     cells = (
-        [f"{value:,}" if isinstance(value, int) else str(value).replace("|", r"\|") for value in row] for row in rows
+        [
+            f"{value:,}" if isinstance(value, int) else str(value).replace("|", r"\|")
+            for value in row
+        ]
+        for row in rows
     )
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     return [*lines, *(f"| {' | '.join(row)} |" for row in cells), ""]
 
 
 def _stage_row(stage: StageLine) -> list[Any]:
-    dropped = (f"{entry.documents:,} {reason} ({entry.bytes:,} B)" for reason, entry in stage.dropped.items())
+    dropped = (
+        f"{entry.documents:,} {reason} ({entry.bytes:,} B)"
+        for reason, entry in stage.dropped.items()
+    )
     notes = []
     for key, note in stage.notes.items():
         if isinstance(note, dict):
@@ -226,7 +270,8 @@ def _overlap(found: dict[str, Any]) -> list[str]:
         return ["Off: the corpus was not compared with any task (`data.decontaminate`).", ""]
     sets = "training, dev and test" if found["train_text"] else "dev and test"
     how = (
-        f"runs of {found['ngram']} words; sentences of fewer from 6 words and 28 letters, standing alone from 4 and 20"
+        f"runs of {found['ngram']} words;"
+        " sentences of fewer from 6 words and 28 letters, standing alone from 4 and 20"
     )
     keys = ("examples", "searchable", "found", "removed")
     rows = ([task, *(found[key][task] for key in keys)] for task in found["removed"])
@@ -242,7 +287,10 @@ def advice(manifest: Manifest, config: DataConfig, documents: str | None = None)
     found, count = manifest.statistics, manifest.counts["documents"]
     stages = {stage.name: stage for stage in manifest.stages}
     dropped = stages["filters"].dropped | stages["tokens"].dropped
-    taken = {reason: entry.bytes / max(1, stages["normalise"].bytes_out) for reason, entry in dropped.items()}
+    taken = {
+        reason: entry.bytes / max(1, stages["normalise"].bytes_out)
+        for reason, entry in dropped.items()
+    }
     if sum(taken.values()) > MUCH:
         reason, share = max(taken.items(), key=lambda item: item[1])
         setting = f" ({_SETTINGS[reason]})" if reason in _SETTINGS else ""
@@ -250,13 +298,20 @@ def advice(manifest: Manifest, config: DataConfig, documents: str | None = None)
             f"the filters took {sum(taken.values()):.0%} of the text, {share:.0%} by {reason}{setting}; corpus_card.md"
             f" has examples{hint}"
         )
-    elif 0 < (words := found["words"] / max(1, count)) < FEW_WORDS and found["characters"] < 6 * FEW_WORDS * count:
+    elif (
+        0 < (words := found["words"] / max(1, count)) < FEW_WORDS
+        and found["characters"] < 6 * FEW_WORDS * count
+    ):
         yield f"documents are tiny: {words:.0f} words on average{hint}"
     rate, lost = found["unknown_rate"], found["characters_lost"]
     if max(rate, lost or 0) > MUCH_UNKNOWN:
-        characters = "" if lost is None else f", and no token stands for {lost:.1%} of the characters"
+        characters = (
+            "" if lost is None else f", and no token stands for {lost:.1%} of the characters"
+        )
         yield f"{rate:.1%} of the tokens are unknown{characters}; tokenizer=bpe knows every character"
-    train, validation = (sum(shard.tokens for shard in manifest.splits[split]) for split in ("train", "validation"))
+    train, validation = (
+        sum(shard.tokens for shard in manifest.splits[split]) for split in ("train", "validation")
+    )
     held_out = validation / (train + validation)
     if held_out > max(LARGE_HOLD_OUT, 2 * config.validation_fraction):
         yield (

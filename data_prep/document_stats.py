@@ -51,16 +51,26 @@ class DocumentStats:
         self._bytes, self._characters = array("I"), array("I")
         self._sentence_length, self._source = array("f"), array("H")
 
-    def add(self, measures_N3: np.ndarray, bytes_N: np.ndarray, source_N: np.ndarray, sources: Sequence[str]) -> None:
+    def add(
+        self,
+        measures_N3: np.ndarray,
+        bytes_N: np.ndarray,
+        source_N: np.ndarray,
+        sources: Sequence[str],
+    ) -> None:
         """The next documents, as `measured`, with their UTF-8 bytes and the places of their sources in `sources`."""
         characters_N, words_N, sentences_N = measures_N3.T
         self.documents += len(measures_N3)
         self.characters += int(characters_N.sum())
         self.words += int(words_N.sum())
-        index_S = np.array([self._index.get(source, len(self._index) - 1) for source in sources], dtype=np.uint16)
+        index_S = np.array(
+            [self._index.get(source, len(self._index) - 1) for source in sources], dtype=np.uint16
+        )
         self._bytes.frombytes(bytes_N.astype(np.uint32).tobytes())
         self._characters.frombytes(characters_N.astype(np.uint32).tobytes())
-        self._sentence_length.frombytes((words_N / np.maximum(1, sentences_N)).astype(np.float32).tobytes())
+        self._sentence_length.frombytes(
+            (words_N / np.maximum(1, sentences_N)).astype(np.float32).tobytes()
+        )
         self._source.frombytes(index_S[source_N].tobytes())
 
     def by_source(self, lengths_D: np.ndarray) -> dict[str, dict[str, int]]:
@@ -71,7 +81,10 @@ class DocumentStats:
             "bytes": np.bincount(source_D, np.frombuffer(self._bytes, dtype=np.uint32), most),
             "tokens": np.bincount(source_D, lengths_D, most),
         }
-        rows = {name: {key: int(value[i]) for key, value in counts.items()} for i, name in enumerate(self.sources)}
+        rows = {
+            name: {key: int(value[i]) for key, value in counts.items()}
+            for i, name in enumerate(self.sources)
+        }
         return {name: row for name, row in rows.items() if row["documents"]}
 
     def sort_key(self, order: Curriculum, stream: TokenStream, token_use: np.ndarray) -> np.ndarray:
@@ -79,7 +92,9 @@ class DocumentStats:
         if order == "sentence_length":
             return np.frombuffer(self._sentence_length, dtype=np.float32)
         if order == "compressibility":
-            return (token_lengths(stream) - 2) / np.maximum(1, np.frombuffer(self._characters, dtype=np.uint32))
+            return (token_lengths(stream) - 2) / np.maximum(
+                1, np.frombuffer(self._characters, dtype=np.uint32)
+            )
         return -_mean_log_probabilities(stream, token_use)
 
 
@@ -95,16 +110,24 @@ def _mean_log_probabilities(stream: TokenStream, token_use: np.ndarray) -> np.nd
     starts_D, sums_D = stream.document_starts, np.zeros(stream.num_documents)
     base = 0
     for tokens in stream.shards:
-        first = int(np.searchsorted(starts_D, base, side="right")) - 1  # the one that the shard begins in
+        first = (
+            int(np.searchsorted(starts_D, base, side="right")) - 1
+        )  # the one that the shard begins in
         last = int(np.searchsorted(starts_D, base + len(tokens)))
-        sums_D[first:last] += np.add.reduceat(log_V[tokens], np.maximum(starts_D[first:last] - base, 0))
+        sums_D[first:last] += np.add.reduceat(
+            log_V[tokens], np.maximum(starts_D[first:last] - base, 0)
+        )
         base += len(tokens)
     ends = log_V[stream.shards[0][0]] + log_V[stream.shards[-1][-1]]
     return (sums_D - ends) / np.maximum(1, token_lengths(stream) - 2)
 
 
 def write_orders(
-    folder: Path, names: list[Curriculum], stats: DocumentStats, stream: TokenStream, token_use: np.ndarray
+    folder: Path,
+    names: list[Curriculum],
+    stats: DocumentStats,
+    stream: TokenStream,
+    token_use: np.ndarray,
 ) -> dict[str, str]:
     """Write order files of uint32; their names. All but `token_prevalence` need text: ready-made ids have none."""
     written: dict[str, str] = {}
@@ -113,6 +136,10 @@ def write_orders(
             continue
         order_D = np.argsort(stats.sort_key(name, stream, token_use), kind="stable").astype("<u4")
         written[name] = f"order-{name}.npy"
-        np.save(buffer := io.BytesIO(), order_D)  # numpy's own writing to a file loses the system's errors
-        overwrite_atomically(folder / written[name], partial(Path.write_bytes, data=buffer.getbuffer()))
+        np.save(
+            buffer := io.BytesIO(), order_D
+        )  # numpy's own writing to a file loses the system's errors
+        overwrite_atomically(
+            folder / written[name], partial(Path.write_bytes, data=buffer.getbuffer())
+        )
     return written

@@ -57,7 +57,12 @@ class Normaliser:
             return None
         always_on, bytes_read, pieces = quality.always_on(self.clean), 0, list[int]()
         broken, deleted, reasons = dict[int, str](), Counter[str](), dict[int, str]()
-        texts, cut_sizes, hashes, measures = list[bytes](), list[int](), list[bytes](), list[tuple[int, int, int]]()
+        texts, cut_sizes, hashes, measures = (
+            list[bytes](),
+            list[int](),
+            list[bytes](),
+            list[tuple[int, int, int]](),
+        )
         for place, content in enumerate(given.contents):
             before = len(texts)
             if isinstance(content, np.ndarray):
@@ -82,17 +87,32 @@ class Normaliser:
                     hashes.append(content_hash(data, self.seed))
             pieces.append(len(texts) - before)
         return Normalised(
-            given.parts, bytes_read, np.array(pieces, dtype=np.int64), broken, deleted,
-            TextBlock.of(texts), reasons, np.array(cut_sizes, dtype=np.int64),
-            np.array(measures, dtype=np.int64).reshape(-1, 3), np.frombuffer(b"".join(hashes), HASHES),
-        )  # fmt: skip
+            given.parts,
+            bytes_read,
+            np.array(pieces, dtype=np.int64),
+            broken,
+            deleted,
+            TextBlock.of(texts),
+            reasons,
+            np.array(cut_sizes, dtype=np.int64),
+            np.array(measures, dtype=np.int64).reshape(-1, 3),
+            np.frombuffer(b"".join(hashes), HASHES),
+        )
 
     def _pieces(self, text: str, deleted: Counter[str]) -> Iterator[str]:
-        whole = normalise.split_evenly(normalise.normalize(text, self.clean, deleted), self.clean.max_characters)
-        return (piece for part in whole for piece in normalise.split_by_words(part, self.filters.max_words))
+        whole = normalise.split_evenly(
+            normalise.normalize(text, self.clean, deleted), self.clean.max_characters
+        )
+        return (
+            piece
+            for part in whole
+            for piece in normalise.split_by_words(part, self.filters.max_words)
+        )
 
 
-def through_workers(name: str, chunks: Iterable[Chunk], workers: Workers) -> Iterator[tuple[Documents, Any]]:
+def through_workers(
+    name: str, chunks: Iterable[Chunk], workers: Workers
+) -> Iterator[tuple[Documents, Any]]:
     """Each chunk's documents with what the workers' function (`READ` or `NORMALISE`) made of them."""
     for chunk, found in workers.map(name, ((chunk, chunk.task) for chunk in chunks)):
         if found is None and not chunk.void:

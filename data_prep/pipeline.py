@@ -32,7 +32,9 @@ from data_prep.stage_stats import EXAMPLES, Stage, StageStats, excerpt, matches
 from data_prep.workers import Function, Workers
 
 GROUP_BYTES = 1 << 21  # of text in a task, where there is more than one document
-_VISIBLE = {code: f"\\x{code:02x}" for code in (*range(9), *range(0xB, 0x20), *range(0x7F, 0xA0))}  # control characters
+_VISIBLE = {
+    code: f"\\x{code:02x}" for code in (*range(9), *range(0xB, 0x20), *range(0x7F, 0xA0))
+}  # control characters
 
 
 def judges(config: DataConfig, decontaminator: Decontaminator | None) -> dict[str, Function]:
@@ -83,7 +85,9 @@ class Pipeline:
                     source.take(one.damage.bytes, one.part == 0)
                     source.drop(one.damage.reason, one.damage.bytes, one.part == 0)
                     source.example(one.damage.reason, one.id, one.text, _broken_bytes)
-            count = int(np.count_nonzero((documents.part_D == 0) & (found.pieces_D > 0)))  # all that are not damaged
+            count = int(
+                np.count_nonzero((documents.part_D == 0) & (found.pieces_D > 0))
+            )  # all that are not damaged
             source.take(found.bytes_read, count)
             source.give(found.bytes_read, count)
             stage.take(found.bytes_read, count)
@@ -100,11 +104,17 @@ class Pipeline:
     def _count_parts(self, documents: Documents, found: Normalised, made: Counter[str]) -> None:
         """Which documents were cut, into how many. `made`: pieces of each source's last document, which its next one
         may go on with."""
-        notes, part_D, source_D = self.stats["normalise"].notes, documents.part_D, documents.source_D
+        notes, part_D, source_D = (
+            self.stats["normalise"].notes,
+            documents.part_D,
+            documents.source_D,
+        )
         if not part_D.any() and (found.pieces_D == 1).all():  # nearly always
             made.update({documents.sources[source]: 1 for source in np.unique(source_D).tolist()})
             return
-        for part, pieces, source in zip(part_D.tolist(), found.pieces_D.tolist(), source_D.tolist()):
+        for part, pieces, source in zip(
+            part_D.tolist(), found.pieces_D.tolist(), source_D.tolist()
+        ):
             before = made[documents.sources[source]] if part else 0
             made[documents.sources[source]] = whole = before + pieces
             if whole > 1:
@@ -114,7 +124,9 @@ class Pipeline:
     def filtered(self, groups: Iterable[Group]) -> Iterator[Group]:
         """What is text worth learning from, by the filters that read text."""
         stage, always_on = self.stats["filters"], quality.always_on(self.config.clean)
-        filters = {f.rule.reason: f for f in [*always_on, *quality.active_filters(self.config.filters)]}
+        filters = {
+            f.rule.reason: f for f in [*always_on, *quality.active_filters(self.config.filters)]
+        }
 
         def explain(reason: str, broken: str, text: str) -> str:
             text = broken if broken and reason == "broken_characters" else text
@@ -123,7 +135,9 @@ class Pipeline:
             return violation.explain(text, filters[reason].setting).translate(_VISIBLE)
 
         for group, reasons in self._judged(groups, stage):
-            yield group.through(stage, reasons, lambda group, n, reason: partial(explain, reason, group.broken(n)))
+            yield group.through(
+                stage, reasons, lambda group, n, reason: partial(explain, reason, group.broken(n))
+            )
 
     def deduplicated(self, groups: Iterable[Group]) -> Iterator[Group]:
         """The first of equal documents."""
@@ -142,8 +156,12 @@ class Pipeline:
         for group in groups:
             keys_N, dropped = group.hashes["key"], dict[int, str]()
             if near:
-                dropped = dict.fromkeys(np.flatnonzero(near.holds(keys_N)).tolist(), "near_duplicate")
-                for n in np.flatnonzero(np.isin(keys_N, np.array([*names, *examples], np.uint64))).tolist():
+                dropped = dict.fromkeys(
+                    np.flatnonzero(near.holds(keys_N)).tolist(), "near_duplicate"
+                )
+                for n in np.flatnonzero(
+                    np.isin(keys_N, np.array([*names, *examples], np.uint64))
+                ).tolist():
                     key = int(keys_N[n])
                     if key in examples:
                         waiting.setdefault(key, group.chosen(np.array([n])))
@@ -152,7 +170,9 @@ class Pipeline:
             yield group.through(stage, dropped, lambda *_: None)
         for key, example in waiting.items():
             kept, similarity = examples[key]
-            example.show(0, stage, "near_duplicate", partial(self._show_near, names[kept], similarity))
+            example.show(
+                0, stage, "near_duplicate", partial(self._show_near, names[kept], similarity)
+            )
 
     def _show_near(self, kept: str, similarity: float, text: str) -> str:
         limit = self.config.near_duplicates.threshold
@@ -161,7 +181,9 @@ class Pipeline:
     def decontaminated(self, groups: Iterable[Group]) -> Iterator[Group]:
         """What holds no text of a downstream task; a document with text of two tasks counts for both."""
         stage, tasks, search = self.stats["decontamination"], Counter[str](), self.decontaminator
-        texts: set[int] = set()  # by number; searched again here, since a resumed run knows only that some were found
+        texts: set[int] = (
+            set()
+        )  # by number; searched again here, since a resumed run knows only that some were found
         show = search.explain if search else excerpt
         for group, found in self._judged(groups, stage):
             for names in found.values():
@@ -174,13 +196,19 @@ class Pipeline:
         if search:
             stage.notes["texts_found"] = search.by_task(np.array(sorted(texts), dtype=np.uint32))
 
-    def _judged(self, groups: Iterable[Group], stage: Stage) -> Iterator[tuple[Group, dict[int, str]]]:
+    def _judged(
+        self, groups: Iterable[Group], stage: Stage
+    ) -> Iterator[tuple[Group, dict[int, str]]]:
         """Each group with the reasons why this stage drops rows of it: known, from normalisation, or a worker's."""
         asks = stage.name in self.workers.functions
 
         def asked() -> Iterator[tuple[tuple[Group, dict[int, str], np.ndarray], TextBlock]]:
             for group in groups:
-                open_N = self.decisions.undecided(group.places, stage.name) if asks else np.zeros(len(group), bool)
+                open_N = (
+                    self.decisions.undecided(group.places, stage.name)
+                    if asks
+                    else np.zeros(len(group), bool)
+                )
                 known = group.reasons()
                 to_ask = np.setdiff1d(np.flatnonzero(open_N), [*known, *group.ids()])
                 yield (group, known, to_ask), group.chosen(to_ask).texts
@@ -205,7 +233,9 @@ class Pipeline:
         for group in groups:
             stage.take(int(group.sizes.sum()), len(group))
             places_N, out_N, left = held_out.assign(group.hashes["number"])
-            before = np.flatnonzero(places_N < 0)  # where the one that was kept back comes in between
+            before = np.flatnonzero(
+                places_N < 0
+            )  # where the one that was kept back comes in between
             cuts = np.concatenate([before, before + 1])
             for some_N, some_out_N in zip(np.split(places_N, cuts), np.split(out_N, cuts)):
                 if kept_back and (some_N < 0).any():

@@ -22,7 +22,15 @@ from tokenizers import Tokenizer
 
 from cramming.config import UserError, file_sha256
 from cramming.data.corpus import SPLITS, TASKS, Corpus
-from cramming.data.manifest import MANIFEST, TOKENIZER, Manifest, Shard, SpecialIds, Split, token_dtype
+from cramming.data.manifest import (
+    MANIFEST,
+    TOKENIZER,
+    Manifest,
+    Shard,
+    SpecialIds,
+    Split,
+    token_dtype,
+)
 from cramming.files import explained, lock, overwrite_atomically, release, write_atomically
 from cramming.process_pool import WorkerDiedError, process_pool
 from cramming.progress import Progress, format_count, say
@@ -32,7 +40,16 @@ from data_prep.filters.normalise import normalize
 from data_prep.normaliser import READ, read, through_workers
 from data_prep.pipeline import Pipeline, judges
 from data_prep.prepare_config import Preparation, parse
-from data_prep.resume_state import DECISIONS, NEAR, UNFINISHED, Decisions, Unfinished, discard, finish, has_finished
+from data_prep.resume_state import (
+    DECISIONS,
+    NEAR,
+    UNFINISHED,
+    Decisions,
+    Unfinished,
+    discard,
+    finish,
+    has_finished,
+)
 from data_prep.shard_writer import ENCODE, CorpusWriter, Encoder
 from data_prep.sources.embedded import EmbeddedConfig
 from data_prep.sources.hub import ConnectionLostError
@@ -97,7 +114,11 @@ def confirm(preparation: Preparation) -> None:
     manifest = Corpus.open(folder, verify=True).manifest
     earlier = manifest.settings_hash != preparation.settings_hash
     old, new = (
-        {f"{section}.{key}": value for section in settings for key, value in settings[section].items()}
+        {
+            f"{section}.{key}": value
+            for section in settings
+            for key, value in settings[section].items()
+        }
         for settings in (manifest.settings, preparation.settings)
     )
     if different := [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]:
@@ -106,9 +127,15 @@ def confirm(preparation: Preparation) -> None:
             " data.corpus"
         )
     if changed := preparation.changed(manifest.sources, manifest.decontamination.get("files", [])):
-        raise UserError(f"{folder}: its sources have changed since ({changed}); delete it to prepare anew")
+        raise UserError(
+            f"{folder}: its sources have changed since ({changed}); delete it to prepare anew"
+        )
     finish(folder)
-    by = ", by an earlier version's rules for text (delete it to prepare anew by today's)" if earlier else ""
+    by = (
+        ", by an earlier version's rules for text (delete it to prepare anew by today's)"
+        if earlier
+        else ""
+    )
     say(f"{folder}: already prepared with these settings{by}, nothing to do")
 
 
@@ -125,22 +152,37 @@ def prepare(preparation: Preparation, interrupted: Unfinished | None) -> None:
     dtype, ids = token_dtype(info.vocab_size), SpecialIds(**info.special_ids)
     encoder = Encoder(text_encoder(tokenizer, dtype), ids, info.vocab_size, dtype, data.filters)
     writer = CorpusWriter(
-        folder, state.shards, state.token_use, data.shard_tokens, encoder, stats["tokens"], decisions,
+        folder,
+        state.shards,
+        state.token_use,
+        data.shard_tokens,
+        encoder,
+        stats["tokens"],
+        decisions,
         source.parts() or [entry["name"] for entry in state.sources],
-    )  # fmt: skip
+    )
     functions = judges(data, preparation.decontaminator) | {ENCODE: encoder}
-    with Workers(data.processes, functions, data.ray, source.large) as workers, _progress("tokenize", source) as update:
+    with (
+        Workers(data.processes, functions, data.ray, source.large) as workers,
+        _progress("tokenize", source) as update,
+    ):
         pipeline = Pipeline(data, stats, decisions, workers, near, preparation.decontaminator)
         selected = pipeline.run(source.chunks())
         for position, shard_finished in writer.write(selected, workers, lambda: source.position):
             update(position, writer.stage.bytes_out)
             if shard_finished:
                 finished_use = writer.finished_use.tolist()
-                _save(folder, dataclasses.replace(state, shards=writer.shards, token_use=finished_use), decisions)
+                _save(
+                    folder,
+                    dataclasses.replace(state, shards=writer.shards, token_use=finished_use),
+                    decisions,
+                )
     _require_documents(preparation, stats, writer)
     if changed := preparation.changed(state.sources, state.compared):
         raise UserError(f"{changed}: changed while it was being read; run `cramming prepare` again")
-    if isinstance(data, EmbeddedConfig):  # it comes with its fine-tuning tasks, made from the same world
+    if isinstance(
+        data, EmbeddedConfig
+    ):  # it comes with its fine-tuning tasks, made from the same world
         from data_prep.synthetic import tasks
 
         overwrite_atomically(folder / TASKS, lambda path: tasks.write_tasks(path, data.seed))
@@ -169,7 +211,13 @@ def _begin(preparation: Preparation, state: Unfinished | None) -> Unfinished:
         )
         discard(folder)
     shards: dict[Split, list[Shard]] = {split: [] for split in SPLITS}
-    state = Unfinished(preparation.settings_hash, preparation.inventory(), shards, [], compared=preparation.compared)
+    state = Unfinished(
+        preparation.settings_hash,
+        preparation.inventory(),
+        shards,
+        [],
+        compared=preparation.compared,
+    )
     state.save(folder)
     return state
 
@@ -180,7 +228,9 @@ def _save(folder: Path, state: Unfinished, decisions: Decisions) -> None:
     dataclasses.replace(state, reasons=decisions.reasons).save(folder)
 
 
-def _near_duplicates(preparation: Preparation, state: Unfinished, decisions: Decisions) -> NearDuplicates:
+def _near_duplicates(
+    preparation: Preparation, state: Unfinished, decisions: Decisions
+) -> NearDuplicates:
     """A pass over the whole text in search of near-duplicates; an earlier run's result, if there is one."""
     data, source, path = preparation.data, preparation.source, preparation.folder / NEAR
     found = NearDuplicates.load(path)
@@ -189,8 +239,14 @@ def _near_duplicates(preparation: Preparation, state: Unfinished, decisions: Dec
         with Workers(data.processes, functions, data.ray, source.large) as workers:
             first_pass = Pipeline(data, StageStats(data.seed), decisions, workers)
             unique = first_pass.unique(source.chunks())
-            groups = _counted("search near-duplicates", source, unique, lambda group: int(group.sizes.sum()))
-            texts = ((group.hashes["key"], group.texts) for group in groups if len(group) and not group.ids())
+            groups = _counted(
+                "search near-duplicates", source, unique, lambda group: int(group.sizes.sum())
+            )
+            texts = (
+                (group.hashes["key"], group.texts)
+                for group in groups
+                if len(group) and not group.ids()
+            )
             found = find_near_duplicates(texts, data.near_duplicates, workers)
         _save(preparation.folder, state, decisions)
         found.save(path)
@@ -204,13 +260,24 @@ def _tokenizer(preparation: Preparation) -> Tokenizer:
         existing = preparation.tokenizer_path
         model = load(existing) if existing else _trained_tokenizer(preparation)
         write_atomically(target, model.to_str(pretty=True))
-    return load(target)  # as every later run has it: what is written loses the last bits of some scores
+    return load(
+        target
+    )  # as every later run has it: what is written loses the last bits of some scores
 
 
 def _trained_tokenizer(preparation: Preparation) -> Tokenizer:
-    config, data, source, damage = preparation.tokenizer, preparation.data, preparation.source, Counter[str]()
-    texts = _counted("read a sample for the tokenizer", source, _sample_texts(preparation, damage), text_bytes)
-    sample = training.sample_text(texts, lambda text: normalize(text, data.clean), config.sample_mb, data.seed)
+    config, data, source, damage = (
+        preparation.tokenizer,
+        preparation.data,
+        preparation.source,
+        Counter[str](),
+    )
+    texts = _counted(
+        "read a sample for the tokenizer", source, _sample_texts(preparation, damage), text_bytes
+    )
+    sample = training.sample_text(
+        texts, lambda text: normalize(text, data.clean), config.sample_mb, data.seed
+    )
     characters = sum(map(len, sample))
     say(f"training a {config.kind} tokenizer on {characters:,} characters")
     if characters < TRAINED_HERE:
@@ -225,7 +292,9 @@ def _trained_tokenizer(preparation: Preparation) -> Tokenizer:
         with process_pool(1, TRAINER_DIED) as submit:
             model = submit(training.train, sample, config).result()
     if model.get_vocab_size() < config.vocab_size:
-        say(f"the text supports {model.get_vocab_size()} vocabulary entries of the {config.vocab_size} set")
+        say(
+            f"the text supports {model.get_vocab_size()} vocabulary entries of the {config.vocab_size} set"
+        )
     return model
 
 
@@ -246,16 +315,26 @@ def _sample_texts(preparation: Preparation, damage: Counter[str]) -> Iterator[st
         return
     with Workers(data.processes, {READ: read}, data.ray, source.large) as workers:
         for documents, found in through_workers(READ, source.chunks(), workers):
-            damage.update(one.damage.reason for one in documents.others.values() if one.damage and one.part == 0)
+            damage.update(
+                one.damage.reason
+                for one in documents.others.values()
+                if one.damage and one.part == 0
+            )
             yield from (text for text in found.contents if text is not None)
 
 
 def _require_documents(preparation: Preparation, stats: StageStats, writer: CorpusWriter) -> None:
     empty = [split for split, shards in writer.shards.items() if not shards]
     if empty:
-        removed = ", ".join(f"{count} {reason}" for reason, count in stats.removed().items()) or "none"
+        removed = (
+            ", ".join(f"{count} {reason}" for reason, count in stats.removed().items()) or "none"
+        )
         kept, read = stats["tokens"].documents_out, stats["source"].documents_in
-        how = f"; data.documents={cut} cuts the text so" if (cut := _cut_by(preparation.source)) else ""
+        how = (
+            f"; data.documents={cut} cuts the text so"
+            if (cut := _cut_by(preparation.source))
+            else ""
+        )
         raise UserError(
             f"too little text: {kept} of {read} documents remain (removed: {removed}), none of them for {empty[0]}; at"
             f" least 2 are needed, one of them for validation (by data.validation_fraction and data.seed){how}"
@@ -270,8 +349,12 @@ def _cut_by(source: Source) -> str | None:
 def _report(preparation: Preparation, manifest: Manifest) -> None:
     overlap = manifest.decontamination
     for task, documents in overlap.get("removed", {}).items():
-        texts, searchable, found = (overlap[key][task] for key in ("examples", "searchable", "found"))
-        say(f"{task}: {searchable:,} of {texts:,} texts searchable, {found:,} found; {documents:,} documents removed")
+        texts, searchable, found = (
+            overlap[key][task] for key in ("examples", "searchable", "found")
+        )
+        say(
+            f"{task}: {searchable:,} of {texts:,} texts searchable, {found:,} found; {documents:,} documents removed"
+        )
     train, validation = (sum(shard.tokens for shard in manifest.splits[split]) for split in SPLITS)
     say(
         f"{preparation.folder}: {train:,} training tokens, {validation:,} for validation, from"
@@ -286,7 +369,9 @@ def _report(preparation: Preparation, manifest: Manifest) -> None:
         say(line)
 
 
-def _counted(title: str, source: Source, items: Iterator[Item], size: Callable[[Item], int]) -> Iterator[Item]:
+def _counted(
+    title: str, source: Source, items: Iterator[Item], size: Callable[[Item], int]
+) -> Iterator[Item]:
     """These items of the source, of which each has a `size` in bytes, with a progress bar."""
     done = shown = 0
     with _progress(title, source) as update:

@@ -47,14 +47,18 @@ class Preparation:
         config = self.data.decontaminate
         if not config.tasks:
             return None
-        return Decontaminator.from_folder(expand_home(config.tasks, "data.decontaminate.tasks"), config)
+        return Decontaminator.from_folder(
+            expand_home(config.tasks, "data.decontaminate.tasks"), config
+        )
 
     @property
     def compared(self) -> list[dict[str, Any]]:
         """The tasks' files that the text is compared with; no sources of the corpus."""
         return self.decontaminator.files if self.decontaminator else []
 
-    def changed(self, inventory: list[dict[str, Any]], compared: list[dict[str, Any]]) -> str | None:
+    def changed(
+        self, inventory: list[dict[str, Any]], compared: list[dict[str, Any]]
+    ) -> str | None:
         """What differs from the inventory and the tasks' files of an earlier run, in words; None if nothing does."""
         if sorted(map(str, self.compared)) != sorted(map(str, compared)):
             return f"the tasks in {self.data.decontaminate.tasks}"
@@ -73,7 +77,9 @@ class Preparation:
         if not self.tokenizer.path:
             return []
         sha256 = file_sha256(expand_home(self.tokenizer.path, "tokenizer.path"))
-        return [{"name": self.tokenizer.path, "kind": "tokenizer", "license": None, "sha256": sha256}]
+        return [
+            {"name": self.tokenizer.path, "kind": "tokenizer", "license": None, "sha256": sha256}
+        ]
 
 
 def parse(config: Mapping[str, Any]) -> Preparation:
@@ -88,7 +94,9 @@ def parse(config: Mapping[str, Any]) -> Preparation:
         settings_hash=manifest.corpus_hash(config),
     )
     data, has_its_own = source.config, isinstance(source, HubSource) and source.config.ids_field
-    if has_its_own and (data.decontaminate.tasks or data.near_duplicates.enabled or data.filters != FilterConfig()):
+    if has_its_own and (
+        data.decontaminate.tasks or data.near_duplicates.enabled or data.filters != FilterConfig()
+    ):
         raise UserError(
             "data.ids_field: token ids are neither searched nor filtered; set data.decontaminate.tasks=null (open"
             " division), data.near_duplicates.enabled=false, and no data.filters"
@@ -100,11 +108,15 @@ def parse(config: Mapping[str, Any]) -> Preparation:
         packages.append(Package("ray", "ray", "data.ray"))
     if path := preparation.tokenizer.path:
         if has_its_own:
-            raise UserError("tokenizer.path: data.ids_field comes with its own tokenizer; set tokenizer.path=null")
+            raise UserError(
+                "tokenizer.path: data.ids_field comes with its own tokenizer; set tokenizer.path=null"
+            )
         tokenizer.load(expand_home(path, "tokenizer.path"))
     elif preparation.tokenizer.kind == "unigram" and not has_its_own:
         packages.append(Package("sentencepiece", "unigram", "tokenizer.kind=unigram"))
     for module, extra, needed_by in packages:
         if not importlib.util.find_spec(module):
-            raise UserError(f"{needed_by} needs the package {module}: pip install 'cramming[{extra}]'")
+            raise UserError(
+                f"{needed_by} needs the package {module}: pip install 'cramming[{extra}]'"
+            )
     return preparation

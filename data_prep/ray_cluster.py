@@ -26,18 +26,24 @@ Submit = Callable[[str, Any], Future[Any]]
 
 
 @contextmanager
-def ray_tasks(address: str, functions: Mapping[str, Callable[[Any], Any]]) -> Iterator[tuple[Submit, int]]:
+def ray_tasks(
+    address: str, functions: Mapping[str, Callable[[Any], Any]]
+) -> Iterator[tuple[Submit, int]]:
     """For the length of the block: `submit(name, texts)` gives the future of what the function of this name makes of
     them, and the number of the cluster's cores. UserError: there is no cluster at the address."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")  # a cluster that is gone: waits for 40 s, not 12 minutes
+    os.environ.setdefault(
+        "RAY_NUM_REDIS_GET_RETRIES", "1"
+    )  # a cluster that is gone: waits for 40 s, not 12 minutes
     import ray
 
     try:
         ray.init(address=address, log_to_driver=False, logging_level="error")
     except (ConnectionError, RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
-        raise UserError(f"data.ray={address}: no Ray cluster there ({reason}); start one with `ray start`") from None
+        raise UserError(
+            f"data.ray={address}: no Ray cluster there ({reason}); start one with `ray start`"
+        ) from None
     try:
         sent = ray.put(dict(functions))
         task = ray.remote(_call).options(max_retries=RETRIES)
@@ -45,7 +51,9 @@ def ray_tasks(address: str, functions: Mapping[str, Callable[[Any], Any]]) -> It
         def submit(name: str, texts: Any) -> Future[Any]:
             answer = Future[Any]()
             # In a list the reference stays one: fetched once by each process, not with every task.
-            task.remote([sent], name, texts).future().add_done_callback(lambda done: _pass_on(done, answer))
+            task.remote([sent], name, texts).future().add_done_callback(
+                lambda done: _pass_on(done, answer)
+            )
             return answer
 
         yield submit, int(ray.cluster_resources().get("CPU", 1))
@@ -75,4 +83,6 @@ def _pass_on(done: Future[Any], answer: Future[Any]) -> None:
     elif isinstance(error, ray.exceptions.RayTaskError):
         answer.set_exception(error.cause if isinstance(error.cause, Exception) else error)
     else:
-        answer.set_exception(WorkerDiedError(LOST) if isinstance(error, ray.exceptions.RayError) else error)
+        answer.set_exception(
+            WorkerDiedError(LOST) if isinstance(error, ray.exceptions.RayError) else error
+        )

@@ -22,8 +22,14 @@ UNFINISHED = "unfinished.json"
 DECISIONS = "unfinished-decisions.bin"
 NEAR = "unfinished-near-duplicates.npz"
 CARD = "corpus_card.md"
-DECIDING = ("filters", "decontamination", "tokens")  # stages whose decisions are kept, in their order
-_FIRST = 1 + len(DECIDING)  # code 0: undecided; 1 ...: passed up to this stage; from _FIRST on: a reason to drop
+DECIDING = (
+    "filters",
+    "decontamination",
+    "tokens",
+)  # stages whose decisions are kept, in their order
+_FIRST = 1 + len(
+    DECIDING
+)  # code 0: undecided; 1 ...: passed up to this stage; from _FIRST on: a reason to drop
 _BLOCK = 1 << 16
 
 
@@ -53,7 +59,9 @@ class Decisions:
     def dropped(self, numbers_N: np.ndarray, stage: str) -> dict[int, str]:
         """Those of these documents that the stage drops, by their places in `numbers_N`, and why."""
         code_N = self._codes_of(numbers_N)
-        found = ((n, self.reasons[code_N[n] - _FIRST]) for n in np.flatnonzero(code_N >= _FIRST).tolist())
+        found = (
+            (n, self.reasons[code_N[n] - _FIRST]) for n in np.flatnonzero(code_N >= _FIRST).tolist()
+        )
         return {n: reason for n, (by, reason) in found if by == stage}
 
     def set(self, numbers_N: np.ndarray, stage: str, dropped: Mapping[int, str]) -> None:
@@ -105,7 +113,9 @@ class Unfinished:
     shards: dict[Split, list[Shard]]
     token_use: list[int]  # how often each entry of the vocabulary stands in them
     reasons: list[list[str]] = field(default_factory=list)  # of `Decisions`
-    compared: list[dict[str, Any]] = field(default_factory=list)  # the tasks' files, for decontamination
+    compared: list[dict[str, Any]] = field(
+        default_factory=list
+    )  # the tasks' files, for decontamination
     tokenizer_sha256: str | None = None  # None: there is none yet that counts
 
     def save(self, folder: Path) -> None:
@@ -125,10 +135,16 @@ class Unfinished:
                     f"{path}: damaged or of another version ({what}); delete {folder} and prepare anew, or go on with"
                     " the version that began it"
                 ) from None
-        begun = set(folder.glob(f".{UNFINISHED}.*.tmp"))  # all that is there of a run killed at its first write
-        if foreign := sorted(item.name for item in folder.iterdir() if item not in begun and item.name != LOCK):
+        begun = set(
+            folder.glob(f".{UNFINISHED}.*.tmp")
+        )  # all that is there of a run killed at its first write
+        if foreign := sorted(
+            item.name for item in folder.iterdir() if item not in begun and item.name != LOCK
+        ):
             some = ", ".join(foreign[:3])
-            raise UserError(f"{folder}: not a corpus, and not empty ({some}); name another data.corpus")
+            raise UserError(
+                f"{folder}: not a corpus, and not empty ({some}); name another data.corpus"
+            )
         for file in begun:
             remove(file)
         return None

@@ -37,7 +37,12 @@ class ShardWriter:
     """
 
     def __init__(
-        self, folder: Path, split: Split, dtype: np.dtype[Any], shard_tokens: int, finished: list[Shard]
+        self,
+        folder: Path,
+        split: Split,
+        dtype: np.dtype[Any],
+        shard_tokens: int,
+        finished: list[Shard],
     ) -> None:
         self.folder, self.split, self.dtype, self.shard_tokens = folder, split, dtype, shard_tokens
         self.shards = list(finished)
@@ -82,7 +87,10 @@ class ShardWriter:
         self._part.close()
         self._part = None
         index = b"".join(starts.tobytes() for starts in self._starts)
-        documents, index_hash = len(index) // INDEX_DTYPE.itemsize, hashlib.sha256(index).hexdigest()
+        documents, index_hash = (
+            len(index) // INDEX_DTYPE.itemsize,
+            hashlib.sha256(index).hexdigest(),
+        )
         shard = Shard(self._file, self._tokens, documents, self._hash.hexdigest(), index_hash)
         overwrite_atomically(self.folder / shard.index_file, lambda path: path.write_bytes(index))
         (self.folder / f"{self._file}.part").rename(self.folder / self._file)
@@ -139,7 +147,9 @@ class Encoder:
     def __call__(self, batch: Batch) -> Encoded:
         texts = list(batch.texts)
         encoded = self.encode(text for n, text in enumerate(texts) if n not in batch.ids)
-        tokens: dict[Split, list[np.ndarray]] = {split: [np.empty(0, self.dtype)] for split in SPLITS}
+        tokens: dict[Split, list[np.ndarray]] = {
+            split: [np.empty(0, self.dtype)] for split in SPLITS
+        }
         cls, sep = np.array([[self.ids.cls], [self.ids.sep]], self.dtype)
         starts: dict[Split, list[int]] = {split: [] for split in SPLITS}
         lengths, too_many = dict.fromkeys(SPLITS, 0), list[bool]()
@@ -181,16 +191,27 @@ class CorpusWriter:
     """
 
     def __init__(
-        self, folder: Path, finished: dict[Split, list[Shard]], finished_use: Sequence[int], shard_tokens: int,
-        encoder: Encoder, stage: Stage, decisions: Decisions, sources: list[str],
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        finished: dict[Split, list[Shard]],
+        finished_use: Sequence[int],
+        shard_tokens: int,
+        encoder: Encoder,
+        stage: Stage,
+        decisions: Decisions,
+        sources: list[str],
+    ) -> None:
         self.encoder, self.stage, self.decisions = encoder, stage, decisions
-        self.writers = {s: ShardWriter(folder, s, encoder.dtype, shard_tokens, finished[s]) for s in SPLITS}
+        self.writers = {
+            s: ShardWriter(folder, s, encoder.dtype, shard_tokens, finished[s]) for s in SPLITS
+        }
         self.documents = {split: DocumentStats(sources) for split in SPLITS}
         self.finished_use = np.zeros(encoder.vocab_size, dtype=np.int64)
         if finished_use:
             self.finished_use += finished_use
-        self._open_use = {split: np.zeros_like(self.finished_use) for split in SPLITS}  # in shards being written
+        self._open_use = {
+            split: np.zeros_like(self.finished_use) for split in SPLITS
+        }  # in shards being written
         self._done = {split: resume_point(folder, finished[split]) for split in SPLITS}
 
     @property
@@ -204,7 +225,10 @@ class CorpusWriter:
         return self.finished_use + self._open_use["train"] + self._open_use["validation"]
 
     def write(
-        self, selected: Iterable[tuple[Group, np.ndarray]], workers: Workers, position: Callable[[], float]
+        self,
+        selected: Iterable[tuple[Group, np.ndarray]],
+        workers: Workers,
+        position: Callable[[], float],
     ) -> Iterator[tuple[float, bool]]:
         """Encode and write everything, then close the writers. `selected`: documents, and whether each is held out.
 
@@ -243,7 +267,9 @@ class CorpusWriter:
             self._open_use[split] = open_V
         return finished
 
-    def _to_encode(self, selected: Iterable[tuple[Group, np.ndarray]]) -> Iterator[tuple[Group, np.ndarray]]:
+    def _to_encode(
+        self, selected: Iterable[tuple[Group, np.ndarray]]
+    ) -> Iterator[tuple[Group, np.ndarray]]:
         """The documents that are not in finished shards, and not known to have too many tokens."""
         for group, held_out_N in selected:
             known_N = np.zeros(len(group), dtype=bool)

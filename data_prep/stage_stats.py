@@ -19,9 +19,18 @@ from cramming.data.manifest import Dropped, StageLine
 EXAMPLES = 3
 EXCERPT_CHARACTERS = 160
 STAGES = (
-    "source", "normalise", "filters", "exact deduplication", "near deduplication", "decontamination", "hold-out",
-    "tokenizer", "tokens", "order", "shards",
-)  # fmt: skip
+    "source",
+    "normalise",
+    "filters",
+    "exact deduplication",
+    "near deduplication",
+    "decontamination",
+    "hold-out",
+    "tokenizer",
+    "tokens",
+    "order",
+    "shards",
+)
 Span = tuple[int, int]  # of characters, the end not included
 
 
@@ -88,7 +97,9 @@ class Stage:
         found.documents += documents
         found.bytes += size
 
-    def example(self, reason: str, name: str, text: str, show: Callable[[str], str] = excerpt) -> None:
+    def example(
+        self, reason: str, name: str, text: str, show: Callable[[str], str] = excerpt
+    ) -> None:
         """One that was dropped is perhaps an example. `name` is its place in the source; `show` makes of `text` what an
         example shows."""
         examples = self.reasons[reason].examples

@@ -17,8 +17,12 @@ from typing import Any, TypeVar
 
 from cramming.process_pool import process_pool, usable_cores
 
-MOST_WORKERS = 32  # by themselves: the main process feeds 40, or 30 with documents of 500 bytes (docs/log.md)
-HERE_FIRST = 4  # calls in the main process before any other starts, unless the text is known to be large
+MOST_WORKERS = (
+    32  # by themselves: the main process feeds 40, or 30 with documents of 500 bytes (docs/log.md)
+)
+HERE_FIRST = (
+    4  # calls in the main process before any other starts, unless the text is known to be large
+)
 AHEAD = 2  # groups per worker under way, for each map
 DIED = (
     "a process of `cramming prepare` died (out of memory?); finished shards are kept; run the same command again, with"
@@ -30,7 +34,9 @@ Item = TypeVar("Item")
 Function = Callable[[Any], Any]
 
 
-def grouped(items: Iterable[Item], most: int, length: Callable[[Item], int], enough: int) -> Iterator[list[Item]]:
+def grouped(
+    items: Iterable[Item], most: int, length: Callable[[Item], int], enough: int
+) -> Iterator[list[Item]]:
     """Lists of at most `most` items, or fewer whose lengths add up to `enough`."""
     group: list[Item] = []
     total = 0
@@ -53,10 +59,18 @@ class Workers(ExitStack):
     """
 
     def __init__(
-        self, count: int | None, functions: Mapping[str, Function], ray: str | None = None, large: bool = False
+        self,
+        count: int | None,
+        functions: Mapping[str, Function],
+        ray: str | None = None,
+        large: bool = False,
     ) -> None:
         super().__init__()
-        self.functions, self._count, self._ray = functions, count or min(usable_cores(), MOST_WORKERS), ray
+        self.functions, self._count, self._ray = (
+            functions,
+            count or min(usable_cores(), MOST_WORKERS),
+            ray,
+        )
         self._here = 0 if large else HERE_FIRST
         self._all = count is None
         self._submit: Callable[[str, Any], Future[Any]] | None = None
@@ -89,7 +103,9 @@ class Workers(ExitStack):
     def _begin(self, name: str, texts: Any) -> Future[Any]:
         if texts and self._here == 0 and (self._ray or self._count > 1):
             if self._submit is None:
-                pool = self.enter_context(process_pool(self._count, DIED, _set_functions, (self.functions,)))
+                pool = self.enter_context(
+                    process_pool(self._count, DIED, _set_functions, (self.functions,))
+                )
                 self._submit = partial(pool, _call)
             return self._submit(name, texts)
         done = Future[Any]()

@@ -14,7 +14,11 @@ import tempfile
 from pathlib import Path
 
 from datasets import Dataset
-from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers import (
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
 EXAMPLES = [
@@ -32,7 +36,9 @@ EXAMPLES = [
 def main() -> None:
     arguments = parse()
     # The folder's own code computes what transformers lacks; for other architectures there is none to run.
-    model = SentenceTransformer(str(arguments.folder), trust_remote_code=True, device=arguments.device)
+    model = SentenceTransformer(
+        str(arguments.folder), trust_remote_code=True, device=arguments.device
+    )
     pairs = read(arguments.pairs) if arguments.pairs else EXAMPLES
     before = found_first(model, pairs)
     with tempfile.TemporaryDirectory() as scratch:
@@ -48,12 +54,18 @@ def main() -> None:
         )
         first, second = zip(*pairs)
         data = Dataset.from_dict({"anchor": list(first), "positive": list(second)})
-        SentenceTransformerTrainer(model, settings, data, loss=MultipleNegativesRankingLoss(model)).train()
-    print(f"texts nearest to their partner: {before:.0%} before, {found_first(model, pairs):.0%} after")
+        SentenceTransformerTrainer(
+            model, settings, data, loss=MultipleNegativesRankingLoss(model)
+        ).train()
+    print(
+        f"texts nearest to their partner: {before:.0%} before, {found_first(model, pairs):.0%} after"
+    )
     model.save_pretrained(str(arguments.out))
     again = SentenceTransformer(str(arguments.out), trust_remote_code=True, device=arguments.device)
     vectors = again.encode([first[0], second[0], second[1]])
-    print(f"{arguments.out}: {vectors.shape[1]} numbers a text; similarities {again.similarity(vectors, vectors)[0]}")
+    print(
+        f"{arguments.out}: {vectors.shape[1]} numbers a text; similarities {again.similarity(vectors, vectors)[0]}"
+    )
 
 
 def parse() -> argparse.Namespace:

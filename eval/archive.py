@@ -26,12 +26,21 @@ LIST = "files.json"
 SUFFIX = ".record.zip"
 FORMAT_VERSION = 1
 KEPT = {
-    "record.json", "budget.jsonl", "metrics.jsonl", "config.yaml", "corpus.json", "environment.json", "git.diff",
+    "record.json",
+    "budget.jsonl",
+    "metrics.jsonl",
+    "config.yaml",
+    "corpus.json",
+    "environment.json",
+    "git.diff",
     "README.md",
-}  # fmt: skip
+}
 KEPT_BELOW, BY_HASH = ("glue/", "logs/"), ("checkpoints/", "final/")
 NAME = re.compile(r"\w[\w.+=,@-]*(/\w[\w.+=,@-]*)*")  # no part is hidden, empty or `..`
-MOST_FILES, MOST_BYTES = 10_000, 2**28  # a day's journal and metrics take a sixth of it, of a tiny model a half
+MOST_FILES, MOST_BYTES = (
+    10_000,
+    2**28,
+)  # a day's journal and metrics take a sixth of it, of a tiny model a half
 
 
 def is_kept(name: str) -> bool:
@@ -42,14 +51,18 @@ def is_kept(name: str) -> bool:
 def list_of(folder: Path) -> dict[str, Any]:
     """`files.json` of a run folder as it is now."""
     outside = _described(folder, lambda name: name.startswith(BY_HASH))
-    return _signed({"format": FORMAT_VERSION, "files": _described(folder, is_kept), "outside": outside})
+    return _signed(
+        {"format": FORMAT_VERSION, "files": _described(folder, is_kept), "outside": outside}
+    )
 
 
 def _described(folder: Path, wanted: Callable[[str], bool]) -> dict[str, Any]:
     """Bytes and SHA-256 by name; of what a link leads to, as of a `glue/` on another disk."""
     files = {str(path.relative_to(folder)): path for path in _files(folder) if path.is_file()}
     chosen = [(name, files[name]) for name in sorted(files) if wanted(name)]
-    return {name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)} for name, path in chosen}
+    return {
+        name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)} for name, path in chosen
+    }
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -106,7 +119,9 @@ def pack(folder: Path, archive: Path) -> dict[str, Any]:
         with zipfile.ZipFile(temporary, "w") as bundle:
             for name in (LIST, *files["files"]):
                 content = _text(files) if name == LIST else (folder / name).read_bytes()
-                bundle.writestr(zipfile.ZipInfo(f"{folder.name}/{name}"), content, zipfile.ZIP_DEFLATED)
+                bundle.writestr(
+                    zipfile.ZipInfo(f"{folder.name}/{name}"), content, zipfile.ZIP_DEFLATED
+                )
             _checked(archive, bundle.infolist())
 
     overwrite_atomically(archive, write)
@@ -142,7 +157,9 @@ def unpack(archive: Path, into: Path) -> Path:
     except UserError:
         raise
     except Exception as error:  # whatever the file of a stranger makes of the code that unpacks it
-        raise UserError(f"{archive}: not an archive that can be unpacked ({error}); get it again") from None
+        raise UserError(
+            f"{archive}: not an archive that can be unpacked ({error}); get it again"
+        ) from None
     return into / name
 
 
@@ -151,12 +168,19 @@ def _checked(archive: Path, entries: Sequence[zipfile.ZipInfo]) -> str:
     names = [entry.filename for entry in entries]
     inside = [name.partition("/")[2] for name in names]
     odd = [
-        name for name, inner in zip(names, inside) if not NAME.fullmatch(name) or not (inner == LIST or is_kept(inner))
+        name
+        for name, inner in zip(names, inside)
+        if not NAME.fullmatch(name) or not (inner == LIST or is_kept(inner))
     ]
     odd += [
-        entry.filename for entry in entries if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+        entry.filename
+        for entry in entries
+        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
     ]
-    folders, size = {name.partition("/")[0] for name in names}, sum(entry.file_size for entry in entries)
+    folders, size = (
+        {name.partition("/")[0] for name in names},
+        sum(entry.file_size for entry in entries),
+    )
     require(not odd, f"{archive}: holds {odd[:1]}, which no run's archive does")
     require(
         len(folders) == 1 and inside.count(LIST) == 1,

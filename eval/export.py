@@ -25,9 +25,15 @@ from eval.rules.load import Run, load_run
 WEIGHTS = "model.safetensors"
 # Everything that an export may hold: a folder with anything else is somebody's, and stays.
 FILES = {
-    WEIGHTS, *CODE, "README.md", "config.json", "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json",
+    WEIGHTS,
+    *CODE,
+    "README.md",
+    "config.json",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
     "modeling_cramming.py",  # of exports before the model's own files went along
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -69,30 +75,46 @@ def main(config: dict[str, Any]) -> None:
 
     sweep(out.parent, f".{glob.escape(out.name)}.*", locked=False)
     overwrite_atomically(out, write)
-    how = "loads in transformers as it is" if family else "loads in transformers with trust_remote_code=True"
-    say(f"export: {out}, {'' if run else 'no run record beside the model, '}{how}; README.md says how")
+    how = (
+        "loads in transformers as it is"
+        if family
+        else "loads in transformers with trust_remote_code=True"
+    )
+    say(
+        f"export: {out}, {'' if run else 'no run record beside the model, '}{how}; README.md says how"
+    )
 
 
 def _replaceable(out: Path) -> bool:
     """Whether a folder is empty or one that this verb made: of its files alone, with its card."""
     names, card = {path.name for path in out.iterdir()} if out.is_dir() else {""}, out / "README.md"
-    return not names or (names <= FILES and card.is_file() and CARD_TAG in card.read_text(errors="replace"))
+    return not names or (
+        names <= FILES and card.is_file() and CARD_TAG in card.read_text(errors="replace")
+    )
 
 
 def find_model(config: dict[str, Any]) -> tuple[Path, Run | None]:
     """The model folder and the run that made it; None where no record of a finished run with these weights is there."""
     if config["model_path"]:
         folder = expand_home(config["model_path"], "model_path").absolute()
-        require(folder.is_dir(), f"model_path={folder}: no such folder; give a model folder, such as runs/<name>/final")
+        require(
+            folder.is_dir(),
+            f"model_path={folder}: no such folder; give a model folder, such as runs/<name>/final",
+        )
         run = load_run(folder.parent)
         known = not run.problem and run.record.training.final_sha256
         return folder, run if known and not altered(run.record, open_model(folder).files) else None
     home, name = run_folder(config), config["name"]
     run, final = load_run(home), home / "final"
-    require(not run.problem, f"name={name}: {run.problem}; `cramming pretrain name={name}` makes a run")
+    require(
+        not run.problem, f"name={name}: {run.problem}; `cramming pretrain name={name}` makes a run"
+    )
     status = run.record.training.status
     other = "train under another name, or give model_path=<folder>"
-    require(status not in WITHOUT_MODEL, f"name={name}: the run in {home} is {status} and has no model; {other}")
+    require(
+        status not in WITHOUT_MODEL,
+        f"name={name}: the run in {home} is {status} and has no model; {other}",
+    )
     require(
         status == "finished",
         f"name={name}: the pretraining in {home} is {status or 'missing'}, not finished;"
@@ -109,5 +131,8 @@ def special_tokens(folder: Path) -> dict[str, str]:
     found = {role: special_token(folder, role) for role in SPECIAL_TOKENS}
     lacks = [f"{role} in tokenizer_config.json" for role, token in found.items() if token is None]
     lacks += [] if (folder / "tokenizer.json").is_file() else ["tokenizer.json"]
-    require(not lacks, f"{folder}: {', '.join(lacks)} is missing; restore the tokenizer's files beside the model")
+    require(
+        not lacks,
+        f"{folder}: {', '.join(lacks)} is missing; restore the tokenizer's files beside the model",
+    )
     return {role: str(token) for role, token in found.items()}

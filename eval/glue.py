@@ -49,11 +49,15 @@ def main(config: dict[str, Any]) -> None:
     refuse_length(settings, source.label, source.max_length)
     suite = find_suite(settings.source, settings.data_dir, settings.tasks, config)
     data = []
-    with Progress("read", total=len(suite.tasks), unit="tasks") as bar:  # the largest take some seconds each
+    with Progress(
+        "read", total=len(suite.tasks), unit="tasks"
+    ) as bar:  # the largest take some seconds each
         for task in suite.tasks:
             bar.note(task.title)
             found = in_one_order(suite.read(task))
-            data.append(found if settings.predict_test else replace(found, blind=(), unasked=found.blind))
+            data.append(
+                found if settings.predict_test else replace(found, blind=(), unasked=found.blind)
+            )
             bar.advance()
     pairs = read_pairs(settings.minimal_pairs) if settings.minimal_pairs else []
     with run_lock(folder):
@@ -63,7 +67,10 @@ def main(config: dict[str, Any]) -> None:
             history.refuse_altered(folder)
             warn_of_other_corpus(folder, suite)
         if pairs:  # first, as not every model has a head for them
-            known, length = stored_record(folder).get("minimal_pairs") or {}, settings.hyperparameters.max_length
+            known, length = (
+                stored_record(folder).get("minimal_pairs") or {},
+                settings.hyperparameters.max_length,
+            )
             accuracies = score_pairs(source, pairs, device, length, known)
             write_record_section(folder, minimal_pairs=accuracies)
             say(f"minimal pairs: {accuracies['accuracy']:.1f} over {len(pairs)} paradigms")
@@ -71,7 +78,9 @@ def main(config: dict[str, Any]) -> None:
         for init in settings.init:
             place = folder / suite.section / init
             point = sweep.point_folder(place, settings.hyperparameters) if settings.sweep else place
-            section = score_model(point, folder, source, init, suite, data, settings, device, encoded)
+            section = score_model(
+                point, folder, source, init, suite, data, settings, device, encoded
+            )
             show_averages(section)
             if settings.sweep:
                 write_json(point / "section.json", section)
@@ -91,7 +100,9 @@ def warn_of_other_corpus(folder: Path, suite: FoundSuite) -> None:
     """Say where the embedded tasks are not those of the corpus that the run was trained on."""
     trained_on = read_record(load_record(folder)).corpus.manifest_sha256
     if suite.corpus_sha256 and trained_on not in (None, suite.corpus_sha256):
-        say("warning: these tasks are of another corpus than the run was trained on: the open division (R22)")
+        say(
+            "warning: these tasks are of another corpus than the run was trained on: the open division (R22)"
+        )
 
 
 def write_scores(folder: Path, suite: FoundSuite, scores: dict[str, Any]) -> None:
@@ -105,7 +116,9 @@ def write_scores(folder: Path, suite: FoundSuite, scores: dict[str, Any]) -> Non
     known = {f"glue.{init}": section for init, section in record.glue.items()} | record.baselines
     stale = [name for name, section in known.items() if section.suite not in (None, suite.name)]
     if stale:
-        say(f"the record holds one suite, now {suite.name}: dropped from it {', '.join(stale)} of another")
+        say(
+            f"the record holds one suite, now {suite.name}: dropped from it {', '.join(stale)} of another"
+        )
         for name in stale:
             section, _, part = name.rpartition(".")
             del (raw[section] if section else raw)[part]
@@ -135,7 +148,9 @@ def check(config: dict[str, Any]) -> None:
         refuse_length(settings, f"{config['name']}'s model", limit)
         says = f"{settings.minimal_pairs}: needs a masked language model, which objective=rtd does not leave"
         has_head = config["objective"]["name"] != "rtd"
-        require(has_head or not settings.minimal_pairs, f"eval.minimal_pairs={says}; set it to null")
+        require(
+            has_head or not settings.minimal_pairs, f"eval.minimal_pairs={says}; set it to null"
+        )
     if settings.minimal_pairs:
         read_pairs(settings.minimal_pairs)
     if settings.source == "embedded":  # they come with the corpus
@@ -152,12 +167,17 @@ def find_model(config: dict[str, Any], folder: Path) -> ModelSource:
         return open_model(config["model_path"])
     final, name = folder / "final", config["name"]
     hint = f"run `cramming pretrain name={name}` or give model_path=<folder>"
-    if is_run(folder) and (status := read_record(load_record(folder)).training.status) in WITHOUT_MODEL:
+    if (
+        is_run(folder)
+        and (status := read_record(load_record(folder)).training.status) in WITHOUT_MODEL
+    ):
         hint = f"the run is {status}; train under another name, or give model_path=<folder>"
     require(final.is_dir(), f"{final}: no trained model; {hint}")
     source = open_model(final)
     if is_run(folder) and (wrong := altered(read_record(load_record(folder)), source.files)):
-        raise UserError(f"{final}/{wrong}; restore it, or score the folder under another name with model_path={final}")
+        raise UserError(
+            f"{final}/{wrong}; restore it, or score the folder under another name with model_path={final}"
+        )
     return source
 
 
@@ -176,9 +196,13 @@ def start_record(folder: Path, config: dict[str, Any], device: torch.device) -> 
         create_run_folder(folder, config, environment(asdict(describe(device))), resume=False)
         return
     record, name, now = load_record(folder), config["name"], config["model_path"]
-    require("pretrain" not in record, f"name={name}: {folder} is a pretraining run; give another name for model_path")
+    require(
+        "pretrain" not in record,
+        f"name={name}: {folder} is a pretraining run; give another name for model_path",
+    )
     before = record.get("config", {}).get("model_path")
     require(
-        not before or Path(before).expanduser().resolve() == expand_home(now, "model_path").resolve(),
+        not before
+        or Path(before).expanduser().resolve() == expand_home(now, "model_path").resolve(),
         f"model_path={now}: name={name} has the scores of model_path={before}; give another name",
     )

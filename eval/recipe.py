@@ -13,11 +13,27 @@ from cramming.record_schema import Record
 
 # Sections that decide what a run learns: by their hash a configuration is known.
 SECTIONS = (
-    "data", "tokenizer", "model", "objective", "optim", "schedule", "start", "train", "budget", "attention",
-    "precision", "memory", "runtime", "parallel", "device",
-)  # fmt: skip
+    "data",
+    "tokenizer",
+    "model",
+    "objective",
+    "optim",
+    "schedule",
+    "start",
+    "train",
+    "budget",
+    "attention",
+    "precision",
+    "memory",
+    "runtime",
+    "parallel",
+    "device",
+)
 BESIDE = ("data", "tokenizer", "budget", "device")  # of these, what corpus and track stand for
-NOT_LEARNT_FROM = ("log_every", "validation_corpus")  # of section `train`; the latter is a folder's path
+NOT_LEARNT_FROM = (
+    "log_every",
+    "validation_corpus",
+)  # of section `train`; the latter is a folder's path
 
 
 class Recipe(NamedTuple):
@@ -35,7 +51,9 @@ def compared(settings: Mapping[str, Any]) -> dict[str, Any]:
 def recipe(settings: Mapping[str, Any], corpus: str) -> Recipe:
     """The recipe of a configuration on a corpus."""
     own = {section: value for section, value in compared(settings).items() if section not in BESIDE}
-    own["train"] = {name: value for name, value in own["train"].items() if name not in NOT_LEARNT_FROM}
+    own["train"] = {
+        name: value for name, value in own["train"].items() if name not in NOT_LEARNT_FROM
+    }
     return Recipe(settings_hash(own), corpus)
 
 

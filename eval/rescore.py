@@ -34,19 +34,27 @@ class _Found:
 
 def suite_of(record: Record) -> SuiteName | None:
     """The suite of the record's scores; None where it has none that this version knows."""
-    return next((name for section in record.glue.values() for name in SUITES if name == section.suite), None)
+    return next(
+        (name for section in record.glue.values() for name in SUITES if name == section.suite), None
+    )
 
 
-def rescore(folder: Path, record: Record, suite: SuiteName, data: Path, labels: str) -> tuple[list[str], str]:
+def rescore(
+    folder: Path, record: Record, suite: SuiteName, data: Path, labels: str
+) -> tuple[list[str], str]:
     """Compare each stored value, of every entry, seed and initialisation, with that of its predictions and the labels
     in `data`, a folder with CoLA/, SST-2/ and so on; `labels` says where they are from. What differs, and one sentence
     on what was compared and what not."""
     found, splits = _Found(), dict[str, Split | None]()
     for name, section in {**record.glue, **record.baselines}.items():
         place = folder / "glue" / name / "predictions"
-        later = files_of(made_later(record, name)) - files_of(kept(record, name))  # it may have predicted the same
+        later = files_of(made_later(record, name)) - files_of(
+            kept(record, name)
+        )  # it may have predicted the same
         if section.suite != suite or not place.is_dir():
-            found.left_out[name] = "no predictions stored" if section.suite == suite else f"of {section.suite}"
+            found.left_out[name] = (
+                "no predictions stored" if section.suite == suite else f"of {section.suite}"
+            )
             continue
         for entry, scored in section.tasks.items():
             task, source = _entries(suite).get(entry, (None, None))
@@ -59,13 +67,23 @@ def rescore(folder: Path, record: Record, suite: SuiteName, data: Path, labels: 
                 problems = _compare(place, section, scored, task, split, later, found)
                 found.problems += [f"{name}: {entry} {problem}" for problem in problems]
     left = "".join(f"; not {name}: {why}" for name, why in found.left_out.items())
-    differ = f", {len(found.problems)} problems" if found.problems else ", all agree" if found.values else ""
+    differ = (
+        f", {len(found.problems)} problems"
+        if found.problems
+        else ", all agree"
+        if found.values
+        else ""
+    )
     counts = f"{found.values} values of {len(found.entries)} tasks"
     return found.problems, f"{counts} computed again with the labels {labels}{differ}{left}"
 
 
 def _entries(suite: SuiteName) -> Mapping[str, tuple[Task, ExampleFile]]:
-    return {source.entry: (task, source) for task in SUITES[suite].tasks.values() for source in task.scored}
+    return {
+        source.entry: (task, source)
+        for task in SUITES[suite].tasks.values()
+        for source in task.scored
+    }
 
 
 def _labelled(data: Path, task: Task, source: ExampleFile, found: _Found) -> Split | None:
@@ -77,22 +95,39 @@ def _labelled(data: Path, task: Task, source: ExampleFile, found: _Found) -> Spl
 
 
 def _compare(
-    place: Path, section: Scores, scored: TaskScore, task: Task, split: Split, later: Container[object], found: _Found
+    place: Path,
+    section: Scores,
+    scored: TaskScore,
+    task: Task,
+    split: Split,
+    later: Container[object],
+    found: _Found,
 ) -> Iterator[str]:
     """The problems of one entry; files made `later` are not the section's. `found` counts what was compared."""
-    entry, texts = split.source.entry, texts_sha256(text for column in split.texts for text in column)
+    entry, texts = (
+        split.source.entry,
+        texts_sha256(text for column in split.texts for text in column),
+    )
     same = scored.texts_sha256 in (None, texts)
-    other = "" if same else "; its texts are not those that were scored (by SHA-256), so compare with the same files"
+    other = (
+        ""
+        if same
+        else "; its texts are not those that were scored (by SHA-256), so compare with the same files"
+    )
     if len(split) != scored.eval_examples:
         if scored.subset:
-            found.left_out[entry] = f"a subset of {scored.eval_examples} of the {len(split)} examples there"
+            found.left_out[entry] = (
+                f"a subset of {scored.eval_examples} of the {len(split)} examples there"
+            )
         else:
             yield f"was scored on {scored.eval_examples} examples, {split.source.path} has {len(split)}{other}"
         return
     for index, seed in enumerate(section.seeds):
         file = place / f"{task.name}-seed{seed}.npz"
         if file.is_file() and (file.name, file_sha256(file)) in later:
-            found.left_out[f"{entry} seed {seed}"] = "its predictions gave way to a later scoring's, broken off"
+            found.left_out[f"{entry} seed {seed}"] = (
+                "its predictions gave way to a later scoring's, broken off"
+            )
             continue
         try:
             predictions = _predictions(file, split)
@@ -116,7 +151,9 @@ def _predictions(file: Path, split: Split) -> np.ndarray:
         raise ValueError(f"{file.name} is not there")
     found = predicted(file, f"dev.{split.source.entry}")
     if len(found) != len(split):
-        raise ValueError(f"{file.name} has {found.size} predictions for {len(split)} examples of {split.source.path}")
+        raise ValueError(
+            f"{file.name} has {found.size} predictions for {len(split)} examples of {split.source.path}"
+        )
     return found
 
 

@@ -17,7 +17,9 @@ from cramming.record import run_folder
 from eval.archive import SUFFIX, pack
 from eval.rules.load import load_run, unscored
 
-INVALID = "invalid by the rules marked BROKEN and `both` in docs/rules.md, so there is nothing to submit"
+INVALID = (
+    "invalid by the rules marked BROKEN and `both` in docs/rules.md, so there is nothing to submit"
+)
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,10 @@ def main(config: dict[str, Any]) -> None:
     folder = (settings.run or run_folder(config)).absolute()
     run, out = load_run(folder), settings.out or folder / f"{folder.name}{SUFFIX}"
     require(not run.problem, str(run.problem))
-    require(out.name.endswith(SUFFIX), f"submit.out={out}: not an archive's name; let it end in {SUFFIX}")
+    require(
+        out.name.endswith(SUFFIX),
+        f"submit.out={out}: not an archive's name; let it end in {SUFFIX}",
+    )
     for finding in run.verdict.findings:
         say(f"{finding.rule:<4}{'' if finding.ok else 'BROKEN: '}{finding.evidence}")
     require(

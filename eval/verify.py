@@ -82,7 +82,11 @@ class Verification:
     @property
     def only_unscored(self) -> bool:
         """Whether scores are all that a run lacks to be in order."""
-        invalid = [finding for rule, finding in zip(RULES, self.findings) if rule.division == "both" and not finding.ok]
+        invalid = [
+            finding
+            for rule, finding in zip(RULES, self.findings)
+            if rule.division == "both" and not finding.ok
+        ]
         return not self.problems and [finding.evidence for finding in invalid] == [NO_SCORES]
 
     @property
@@ -134,9 +138,15 @@ def _scores(folder: Path, record: Record, means: Means) -> tuple[list[str], str]
         return [], unscored(folder, record) or "none on record"
     if suite == "embedded":
         with TemporaryDirectory(prefix="cramming-") as place:
-            source, seed = next((one for one in record.corpus.sources if one.kind == "embedded"), None), _seed(record)
+            source, seed = (
+                next((one for one in record.corpus.sources if one.kind == "embedded"), None),
+                _seed(record),
+            )
             if source is None or seed is None:
-                return [], "not computed again: the record does not say with which seed their tasks were generated"
+                return (
+                    [],
+                    "not computed again: the record does not say with which seed their tasks were generated",
+                )
             if not means.make_tasks(Path(place), seed, source.sha256 or ""):
                 return [], "not computed again: another version of this suite generated their tasks"
             return rescore(folder, record, suite, Path(place), "generated anew")
@@ -151,7 +161,11 @@ def _seed(record: Record) -> int | None:
     for name in ("corpus", "settings", "data", "seed"):
         found = found.get(name) if isinstance(found, Mapping) else None
     tasks_of = {section.tasks_corpus_sha256 for section in record.glue.values()} - {None}
-    is_seed = isinstance(found, int) and 0 <= found < 2**63 and tasks_of <= {record.corpus.manifest_sha256}
+    is_seed = (
+        isinstance(found, int)
+        and 0 <= found < 2**63
+        and tasks_of <= {record.corpus.manifest_sha256}
+    )
     return found if is_seed else None
 
 
@@ -166,10 +180,15 @@ def _corpus(folder: Path, record: Record, means: Means) -> tuple[list[str], str]
     try:
         corpus = Corpus.open(Path(place))
         same = corpus.manifest_sha256 == record.corpus.manifest_sha256
-        require(same, f"{place} is not the corpus of this run (its manifest differs); give {wanted}")
+        require(
+            same, f"{place} is not the corpus of this run (its manifest differs); give {wanted}"
+        )
         own, told = json.loads(json.dumps(corpus.describe())), record.raw["corpus"]
-        problems = [f"{key} is not what the record has" for key in told.keys() & own.keys() - {"folder"}
-                    if own[key] != told[key]]  # fmt: skip
+        problems = [
+            f"{key} is not what the record has"
+            for key in told.keys() & own.keys() - {"folder"}
+            if own[key] != told[key]
+        ]
         if means.tasks is None:
             as_told = "not as on record" if problems else "as on record"
             return problems, f"{as_told}; not searched again for the tasks' text; {GIVE_TASKS}"
@@ -183,13 +202,21 @@ def _other_checkpoints(folder: Path) -> Iterator[str]:
     """Checkpoints, in the folder or in the list of its files, that the journal does not have."""
     try:
         events = read_journal(folder / JOURNAL)
-        listed = json.loads((folder / LIST).read_text(encoding="utf-8"))["outside"] if (folder / LIST).exists() else {}
-        found = {name: {entry["sha256"]} for name, entry in listed.items() if CHECKPOINT.fullmatch(name)}
+        listed = (
+            json.loads((folder / LIST).read_text(encoding="utf-8"))["outside"]
+            if (folder / LIST).exists()
+            else {}
+        )
+        found = {
+            name: {entry["sha256"]} for name, entry in listed.items() if CHECKPOINT.fullmatch(name)
+        }
     except (UserError, ValueError, LookupError, TypeError, AttributeError):
         return  # said by R5, or of the list
     for file in sorted(folder.glob("checkpoints/*.pt")):
         found.setdefault(f"checkpoints/{file.name}", set()).add(file_sha256(file))
-    saved = {(event["steps"], event.get("sha256")) for event in events if event["event"] == "checkpoint"}
+    saved = {
+        (event["steps"], event.get("sha256")) for event in events if event["event"] == "checkpoint"
+    }
     for name, hashes in found.items() if saved else ():
         match = CHECKPOINT.fullmatch(name)
         if match and not all((int(match[1]), sha256) in saved for sha256 in hashes):
@@ -203,8 +230,12 @@ def main(config: Mapping[str, Any], make_tasks: MakeTasks, search: Search) -> No
         use_stderr()
     if is_archive(place) or has_traces(place):
         tasks = build(EvalConfig, config["eval"], "eval").data_dir
-        require(tasks is None or tasks.is_dir(), f"eval.data_dir={tasks}: no such folder; {GIVE_TASKS}")
-        summary = _of_run(place, Means(make_tasks, search, tasks, settings.corpus, settings.overlap_seconds))
+        require(
+            tasks is None or tasks.is_dir(), f"eval.data_dir={tasks}: no such folder; {GIVE_TASKS}"
+        )
+        summary = _of_run(
+            place, Means(make_tasks, search, tasks, settings.corpus, settings.overlap_seconds)
+        )
     else:
         problems = inspect.verify(place)
         summary = {"corpus": str(place), "in_order": not problems, "problems": problems}
@@ -218,13 +249,19 @@ def _of_run(place: Path, means: Means) -> dict[str, Any]:
     """What is found of a run, in JSON; says it too."""
     with opened(place) as folder:
         found = verify_run(folder, means)
-    for line in (*(f"{place}: {problem}" for problem in found.problems), *_in_words(found.findings), *found.looked_at):
+    for line in (
+        *(f"{place}: {problem}" for problem in found.problems),
+        *_in_words(found.findings),
+        *found.looked_at,
+    ):
         say(line)
     if found.in_order:
         say(UNPROVEN)
         say(f"{place}: in order, {found.division} division")
     else:
-        say(f"{place}: {'not scored yet; nothing else makes it invalid' if found.only_unscored else 'NOT in order'}")
+        say(
+            f"{place}: {'not scored yet; nothing else makes it invalid' if found.only_unscored else 'NOT in order'}"
+        )
     findings = [finding._asdict() for finding in found.findings]
     summary = {"run": str(place), "in_order": found.in_order, "only_unscored": found.only_unscored}
     more = {"division": found.division, "findings": findings, "looked_at": found.looked_at}
@@ -233,7 +270,9 @@ def _of_run(place: Path, means: Means) -> dict[str, Any]:
 
 def _in_words(findings: Sequence[Finding]) -> Iterator[str]:
     """A line for each rule; one for all those that ask for scores, where there are none yet."""
-    waiting = [finding.rule for finding in findings if not finding.ok and finding.evidence == NO_SCORES]
+    waiting = [
+        finding.rule for finding in findings if not finding.ok and finding.evidence == NO_SCORES
+    ]
     for rule, ok, evidence in findings:
         if rule not in waiting:
             yield f"{rule:<4}{'' if ok else 'BROKEN: '}{evidence}"

@@ -55,7 +55,12 @@ def _leave_the_process_as_it_was() -> Iterator[None]:
 
 
 def write_corpus(
-    folder: Path, *, documents: int = 400, shard_tokens: int = 4_000, seed: int = 0, spelling: str = "[PAD]"
+    folder: Path,
+    *,
+    documents: int = 400,
+    shard_tokens: int = 4_000,
+    seed: int = 0,
+    spelling: str = "[PAD]",
 ) -> Path:
     """A corpus in the real format: random documents of `a b c ...` runs, learnable, in several shards.
 
@@ -71,7 +76,9 @@ def write_corpus(
     names = ("pad", "unk", "cls", "sep", "mask")
     special = {name: spelling.replace("PAD", name.upper()).replace("pad", name) for name in names}
     words = [*special.values(), *(f"w{i}" for i in range(VOCABULARY - len(special)))]
-    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token=special["unk"]))
+    tokenizer = Tokenizer(
+        models.WordLevel({w: i for i, w in enumerate(words)}, unk_token=special["unk"])
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / TOKENIZER))
 
@@ -86,12 +93,26 @@ def write_corpus(
         writer.close()
         splits[split] = writer.shards
     info = TokenizerInfo(
-        "wordlevel", VOCABULARY, True, file_sha256(folder / TOKENIZER), special, {k: i for i, k in enumerate(special)}
+        "wordlevel",
+        VOCABULARY,
+        True,
+        file_sha256(folder / TOKENIZER),
+        special,
+        {k: i for i, k in enumerate(special)},
     )
     manifest = Manifest(
-        FORMAT_VERSION, "test", "0", "0" * 12, {"seed": seed}, "uint16", info, [{"name": "test", "license": "none"}],
-        {"documents": documents}, {}, splits,
-    )  # fmt: skip
+        FORMAT_VERSION,
+        "test",
+        "0",
+        "0" * 12,
+        {"seed": seed},
+        "uint16",
+        info,
+        [{"name": "test", "license": "none"}],
+        {"documents": documents},
+        {},
+        splits,
+    )
     (folder / "manifest.json").write_text(manifest.to_json(), encoding="utf-8")
     return folder
 
@@ -135,7 +156,9 @@ def tiny_overrides(tiny_corpus: Path) -> list[str]:
 
 def before_step(patch: pytest.MonkeyPatch, step: int, action: Callable[[], object]) -> None:
     """Do `action` before the step of this number, counted from 1 from now on."""
-    from cramming.engine import Engine  # torch sets variables of the environment, which pytest's workers would inherit
+    from cramming.engine import (
+        Engine,
+    )  # torch sets variables of the environment, which pytest's workers would inherit
 
     original, calls = Engine.forward_backward, [0]
 
@@ -193,7 +216,11 @@ def tiny_source(tiny_corpus: Path) -> Any:
 
     corpus = Corpus.open(tiny_corpus)
     masker = Masker(
-        ObjectiveConfig("mlm", 0.25, 0.8, 0.1), corpus.vocab_size, corpus.special_ids.mask, (0, 1, 2, 3, 4), 0
+        ObjectiveConfig("mlm", 0.25, 0.8, 0.1),
+        corpus.vocab_size,
+        corpus.special_ids.mask,
+        (0, 1, 2, 3, 4),
+        0,
     )
     return BatchSource(corpus.stream("train"), masker, 16, "rows", 0)
 
@@ -206,7 +233,13 @@ def make_model() -> Callable[..., Any]:
 
     def make(seed: int = 0, **changes: Any) -> MaskedLM:
         torch.manual_seed(seed)
-        values = {"vocab_size": 320, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "intermediate_size": 24}
+        values = {
+            "vocab_size": 320,
+            "hidden_size": 16,
+            "num_layers": 2,
+            "num_heads": 2,
+            "intermediate_size": 24,
+        }
         return MaskedLM(ModelConfig(**{**values, "max_length": 32, **changes}))
 
     return make

@@ -31,9 +31,15 @@ VERB = f"(?:{'|'.join(cli.VERBS)})"
 LINE = re.compile(rf"^(?:#\s+)?(?:.*: )?(?:\S+/bin/)?cramming ({VERB}\b.*)$", re.MULTILINE)
 INLINE = re.compile(rf"`cramming ({VERB} [^`]*)`")
 SECTIONS: dict[str, type] = {
-    "bench": BenchConfig, "duel": DuelConfig, "export": ExportConfig, "project": ProjectConfig, "replay": ReplayConfig,
-    "study": StudyConfig, "submit": SubmitConfig, "verify": VerifyConfig,
-}  # fmt: skip
+    "bench": BenchConfig,
+    "duel": DuelConfig,
+    "export": ExportConfig,
+    "project": ProjectConfig,
+    "replay": ReplayConfig,
+    "study": StudyConfig,
+    "submit": SubmitConfig,
+    "verify": VerifyConfig,
+}
 FLAGS = ("--check", "--json", "--multirun", "-m")
 
 
@@ -46,14 +52,20 @@ def commands(path: Path) -> list[str]:
 
 SHOWN = {
     f"{path.relative_to(ROOT)}: {command}": command
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "conf").rglob("*.yaml")))
+    for path in (
+        ROOT / "README.md",
+        *sorted((ROOT / "docs").glob("*.md")),
+        *sorted((ROOT / "conf").rglob("*.yaml")),
+    )
     if path.name != "log.md"  # history: commands of their time
     for command in commands(path)
 }
 
 
 def test_the_commands_are_found() -> None:
-    verbs = {command.split()[0] for shown, command in SHOWN.items() if shown.startswith("README.md")}
+    verbs = {
+        command.split()[0] for shown, command in SHOWN.items() if shown.startswith("README.md")
+    }
     assert verbs == set(cli.VERBS)
     files = {shown.split(":")[0] for shown in SHOWN}
     assert files >= {"conf/experiment/crammed-bert-day.yaml", "conf/config.yaml"}
@@ -80,8 +92,12 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_corpus: Path) ->
         for name in ("train", "dev"):
             file = tmp_path / folder / "RTE" / f"{name}.tsv"
             file.parent.mkdir(parents=True, exist_ok=True)
-            rows = [f"{i}\ta bird sings\tit sings\t{'not_' * (i % 2)}entailment\n" for i in range(8)]
-            file.write_text("index\tsentence1\tsentence2\tlabel\n" + "".join(rows), encoding="utf-8")
+            rows = [
+                f"{i}\ta bird sings\tit sings\t{'not_' * (i % 2)}entailment\n" for i in range(8)
+            ]
+            file.write_text(
+                "index\tsentence1\tsentence2\tlabel\n" + "".join(rows), encoding="utf-8"
+            )
     (tmp_path / "wiki").mkdir()
     text = b"A bird sings. " * 40
     packed = lzma.compress(text)
@@ -115,12 +131,19 @@ TORCHRUN = re.compile(r"^(.*\btorchrun .*) -m cramming pretrain (.*)$", re.MULTI
 
 def test_the_commands_for_several_processes_are_accepted_by_as_many() -> None:
     """Those of README.md and docs/several_machines.md; and the batch script there is one for bash."""
-    texts = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/several_machines.md")]
+    texts = [
+        (ROOT / name).read_text(encoding="utf-8")
+        for name in ("README.md", "docs/several_machines.md")
+    ]
     found = [pair for text in texts for pair in TORCHRUN.findall(re.sub(r"\\\n\s*", "", text))]
     assert len(found) == 4
     for launcher, words in found:
-        nodes, processes = (re.search(rf"--{name} (\d+)", launcher) for name in ("nnodes", "nproc-per-node"))
-        count = int(nodes[1] if nodes else 2 if "nnodes" in launcher else 1) * int(processes[1] if processes else 1)
+        nodes, processes = (
+            re.search(rf"--{name} (\d+)", launcher) for name in ("nnodes", "nproc-per-node")
+        )
+        count = int(nodes[1] if nodes else 2 if "nnodes" in launcher else 1) * int(
+            processes[1] if processes else 1
+        )
         config = Config.of(compose(words.split()))
         data_size(config.parallel, count)
         check(config, Place("cuda", "H100", "bf16", (9, 0), count))
@@ -144,6 +167,8 @@ def test_the_workflow_for_submissions_uses_verbs_that_exist() -> None:
     (job,) = workflow["jobs"].values()
     lines = [line for step in job["steps"] for line in step.get("run", "").splitlines()]
     shown = [found for line in lines for found in re.findall(r"\bcramming (\w+)([^<>|;&]*)", line)]
-    assert [verb for verb, _ in shown] == ["verify", "report"] and not [line for line in lines if "${{" in line]
+    assert [verb for verb, _ in shown] == ["verify", "report"] and not [
+        line for line in lines if "${{" in line
+    ]
     for verb, words in shown:
         composed(with_quotes(cli.with_positional(verb, shlex.split(words) or ["eval/records/x"])))

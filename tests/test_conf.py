@@ -47,7 +47,9 @@ SECTIONS: dict[str, type] = {  # beside those of training, which are `Config`
 }
 FILES = sorted(path.relative_to(config_folder()) for path in config_folder().rglob("*.yaml"))
 GROUPS = {
-    str(group): [file.stem for file in FILES if file.parent == group and str(file) != "data/base.yaml"]
+    str(group): [
+        file.stem for file in FILES if file.parent == group and str(file) != "data/base.yaml"
+    ]
     for group in sorted({file.parent for file in FILES} - {Path()})
 }
 
@@ -77,7 +79,17 @@ def build_all(settings: dict[str, Any]) -> list[Any]:
 
 def test_the_defaults_build_and_are_written_once(compose: Callable[..., dict[str, Any]]) -> None:
     config, *others = build_all(compose("model=bert-base"))
-    for name in ("model", "train", "budget", "checkpoint", "attention", "precision", "memory", "runtime", "parallel"):
+    for name in (
+        "model",
+        "train",
+        "budget",
+        "checkpoint",
+        "attention",
+        "precision",
+        "memory",
+        "runtime",
+        "parallel",
+    ):
         assert_defaults_are_written_once(getattr(config, name), name)
     assert_defaults_are_written_once(
         build(SOURCES["text"].config_class, {**compose("data=text")["data"]}, "data").clean, ""
@@ -87,22 +99,37 @@ def test_the_defaults_build_and_are_written_once(compose: Callable[..., dict[str
 
 # To compose takes a second, so each round takes one option of every group at once; a message names its group.
 @pytest.mark.parametrize("turn", range(max(map(len, GROUPS.values()))))
-def test_every_option_composes_and_builds(compose: Callable[..., dict[str, Any]], turn: int) -> None:
-    chosen = {group: options[turn % len(options)] for group, options in GROUPS.items() if group != "experiment"}
+def test_every_option_composes_and_builds(
+    compose: Callable[..., dict[str, Any]], turn: int
+) -> None:
+    chosen = {
+        group: options[turn % len(options)]
+        for group, options in GROUPS.items()
+        if group != "experiment"
+    }
     if turn < len(GROUPS["parallel/compression"]):
         chosen["parallel"] = "ddp"
     else:  # other strategies compress nothing
         del chosen["parallel/compression"]
     user_gives = {
-        "mix": ["data.parts=[{weight: 1, source: text, paths: [a.txt]}, {weight: 2, source: embedded, size: 9}]"],
+        "mix": [
+            "data.parts=[{weight: 1, source: text, paths: [a.txt]}, {weight: 2, source: embedded, size: 9}]"
+        ],
         "text": ["data.paths=[a.txt]"],
         "hub": ["data.dataset=a/b"],
     }
-    build_all(compose(*(f"{group}={option}" for group, option in chosen.items()), *user_gives.get(chosen["data"], [])))
+    build_all(
+        compose(
+            *(f"{group}={option}" for group, option in chosen.items()),
+            *user_gives.get(chosen["data"], []),
+        )
+    )
 
 
 @pytest.mark.parametrize("option", GROUPS["experiment"])
-def test_every_experiment_composes_and_builds(compose: Callable[..., dict[str, Any]], option: str) -> None:
+def test_every_experiment_composes_and_builds(
+    compose: Callable[..., dict[str, Any]], option: str
+) -> None:
     settings = compose(f"experiment={option}")
     if settings["data"]["source"] == "text":  # where a user's files lie is the user's to say
         settings["data"]["paths"] = ["a.txt"]
@@ -114,21 +141,43 @@ def test_every_experiment_trains_at_a_small_scale(
     compose: Callable[..., dict[str, Any]], tiny_corpus: Path, tmp_path: Path, option: str
 ) -> None:
     """Two steps with the parts, the batch ramp and the schedule that it has; the tiny corpus has no order files."""
-    rows = ["train.sequence_length=32", "train.batch_size=10", "train.micro_batch=1", "train.order=shuffled"]
-    here = [f"runs={tmp_path}", f"data.corpus={tiny_corpus}", "device=cpu", "precision=fp32", 'runtime.compile="off"']
+    rows = [
+        "train.sequence_length=32",
+        "train.batch_size=10",
+        "train.micro_batch=1",
+        "train.order=shuffled",
+    ]
+    here = [
+        f"runs={tmp_path}",
+        f"data.corpus={tiny_corpus}",
+        "device=cpu",
+        "precision=fp32",
+        'runtime.compile="off"',
+    ]
     few = ["train.validations=1", "train.validation_tokens=512", "budget.steps=2", "name=a"]
-    pretrain.main(compose(f"experiment={option}", "scale=10M", "model.num_layers=2", *here, *rows, *few))
+    pretrain.main(
+        compose(f"experiment={option}", "scale=10M", "model.num_layers=2", *here, *rows, *few)
+    )
     record = read_record(json.loads((tmp_path / "a" / "record.json").read_text()))
     assert (record.training.status, record.training.steps) == ("finished", 2)
 
 
 @pytest.mark.parametrize(
-    "choice", [f"{group}={option}" for group in ("schedule", "train", "experiment") for option in GROUPS[group]]
+    "choice",
+    [
+        f"{group}={option}"
+        for group in ("schedule", "train", "experiment")
+        for option in GROUPS[group]
+    ],
 )
-def test_no_option_has_a_ramp_that_its_batch_cannot_follow(compose: Callable[..., dict[str, Any]], choice: str) -> None:
+def test_no_option_has_a_ramp_that_its_batch_cannot_follow(
+    compose: Callable[..., dict[str, Any]], choice: str
+) -> None:
     found = Config.of(compose(choice))
     check(found, Place("cuda", "a GPU", "bf16", (9, 0)))
-    sizes = [sequences_per_step(found.train.batch_ramp, p, found.train.batch_size) for p in (0.0, 1.0)]
+    sizes = [
+        sequences_per_step(found.train.batch_ramp, p, found.train.batch_size) for p in (0.0, 1.0)
+    ]
     assert (sizes[0] < sizes[1]) == (found.train.batch_ramp is not None)
 
 
@@ -145,15 +194,28 @@ def test_a_day_keeps_the_text_of_its_tasks_out_of_its_corpus(
 @pytest.mark.parametrize(
     "typed",
     [
-        "objective.rate=1.0", "objective.random_share=-0.1", "schedule.warmup=-0.1", "schedule.decay=1.5",
-        "checkpoint.every_minutes=0", "train.validations=-1", "data.clean.min_characters=0", "data.size=0",
-        "data.near_duplicates.rows=9", "data.decontaminate.ngram=51",
-        "data.validation_fraction=1.5", "tokenizer.vocab_size=1000000000", "tokenizer.sample_mb=0",
+        "objective.rate=1.0",
+        "objective.random_share=-0.1",
+        "schedule.warmup=-0.1",
+        "schedule.decay=1.5",
+        "checkpoint.every_minutes=0",
+        "train.validations=-1",
+        "data.clean.min_characters=0",
+        "data.size=0",
+        "data.near_duplicates.rows=9",
+        "data.decontaminate.ngram=51",
+        "data.validation_fraction=1.5",
+        "tokenizer.vocab_size=1000000000",
+        "tokenizer.sample_mb=0",
         "inspect.documents=-1",
-        "eval.hyperparameters.dropout=1", "eval.hyperparameters.epochs=0", "eval.hyperparameters.max_length=7",
+        "eval.hyperparameters.dropout=1",
+        "eval.hyperparameters.epochs=0",
+        "eval.hyperparameters.max_length=7",
     ],
-)  # fmt: skip
-def test_a_number_out_of_its_range_is_named(compose: Callable[..., dict[str, Any]], typed: str) -> None:
+)
+def test_a_number_out_of_its_range_is_named(
+    compose: Callable[..., dict[str, Any]], typed: str
+) -> None:
     with pytest.raises(UserError, match=rf"^{re.escape(typed)}(\.0)? must be "):
         build_all(compose(typed))
 
@@ -165,9 +227,16 @@ def test_every_file_says_what_it_is_for() -> None:
         assert first.startswith("# ") and len(first) > 10, file
 
 
-def test_git_ignores_the_folders_that_verbs_write_to(compose: Callable[..., dict[str, Any]]) -> None:
+def test_git_ignores_the_folders_that_verbs_write_to(
+    compose: Callable[..., dict[str, Any]],
+) -> None:
     """A file there would cost the next run its rank: R23 wants a clean checkout."""
     settings = compose()
-    written = [settings["runs"], settings["corpora"], settings["duel"]["folder"], settings["bench"]["raw"]]
+    written = [
+        settings["runs"],
+        settings["corpora"],
+        settings["duel"]["folder"],
+        settings["bench"]["raw"],
+    ]
     ignored = (Path(__file__).parents[1] / ".gitignore").read_text(encoding="utf-8").splitlines()
     assert {f"/{folder}/" for folder in written} <= set(ignored)

@@ -58,7 +58,11 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-MODULES = {module_name(path): path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))}
+MODULES = {
+    module_name(path): path
+    for package in PACKAGES
+    for path in sorted((ROOT / package).rglob("*.py"))
+}
 
 
 @functools.cache
@@ -75,7 +79,9 @@ def imports_of(module: str, *, at_import_time: bool = False) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             # Relative imports: in cramming/model alone, whose files go into exported folders as they are.
-            assert node.level == 0 or module.startswith("cramming.model."), f"{module}: relative import"
+            assert node.level == 0 or module.startswith("cramming.model."), (
+                f"{module}: relative import"
+            )
             source = ".".join(filter(None, ("cramming.model" if node.level else None, node.module)))
             for alias in node.names:
                 full = f"{source}.{alias.name}"
@@ -115,8 +121,12 @@ def test_every_module_of_cramming_has_a_level() -> None:
 @pytest.mark.parametrize("module", [m for m in MODULES if is_within(m, "cramming")])
 def test_cramming_imports_point_down(module: str) -> None:
     for name in own(module):
-        assert is_within(name, "cramming"), f"{module} imports {name}: cramming never imports data_prep or eval"
-        assert level(name) <= level(module), f"{module} (level {level(module)}) imports {name} (level {level(name)})"
+        assert is_within(name, "cramming"), (
+            f"{module} imports {name}: cramming never imports data_prep or eval"
+        )
+        assert level(name) <= level(module), (
+            f"{module} (level {level(module)}) imports {name} (level {level(name)})"
+        )
 
 
 @pytest.mark.parametrize("module", [m for m in MODULES if is_within(m, "cramming.model")])
@@ -130,12 +140,20 @@ def test_the_model_is_mathematics_only(module: str) -> None:
         "cramming",
     )
     for name in own(module):
-        assert any(name == a or (a != "cramming" and is_within(name, a)) for a in allowed), f"{module} imports {name}"
+        assert any(name == a or (a != "cramming" and is_within(name, a)) for a in allowed), (
+            f"{module} imports {name}"
+        )
 
 
 @pytest.mark.parametrize("module", [m for m in MODULES if is_within(m, "data_prep")])
 def test_data_prep_needs_only_the_format_and_the_settings(module: str) -> None:
-    allowed = {"cramming", "cramming.config", "cramming.data", "cramming.data.manifest", "cramming.data.corpus"}
+    allowed = {
+        "cramming",
+        "cramming.config",
+        "cramming.data",
+        "cramming.data.manifest",
+        "cramming.data.corpus",
+    }
     allowed |= {"cramming.files", "cramming.progress", "cramming.hub", "cramming.process_pool"}
     allowed |= {"cramming.data.task_files"}
     for name in own(module):
@@ -169,9 +187,24 @@ def closure(module: str, package: str) -> set[str]:
     ],
 )
 def test_rules_and_report_read_records_only(entry: str) -> None:
-    allowed = {"cramming", "cramming.config", "cramming.files", "cramming.record", "cramming.progress"}
-    allowed |= {"cramming.record_schema", "cramming.journal", "cramming.data.task_files", "cramming.plan.cards"}
-    allowed |= {"cramming.schedule", "cramming.model.config", "cramming.data.masking"}  # what settings mean, for R27
+    allowed = {
+        "cramming",
+        "cramming.config",
+        "cramming.files",
+        "cramming.record",
+        "cramming.progress",
+    }
+    allowed |= {
+        "cramming.record_schema",
+        "cramming.journal",
+        "cramming.data.task_files",
+        "cramming.plan.cards",
+    }
+    allowed |= {
+        "cramming.schedule",
+        "cramming.model.config",
+        "cramming.data.masking",
+    }  # what settings mean, for R27
     allowed |= {"cramming.process_pool"}  # many runs are read by several processes
     for module in closure(entry, "eval"):
         for name in own(module):
@@ -184,7 +217,12 @@ def test_eval_does_not_import_data_prep(module: str) -> None:
 
 
 def test_only_the_table_of_verbs_names_entry_modules() -> None:
-    entries = {"cramming.plan.main", "cramming.bench.main", "cramming.data.inspect", "cramming.replay"}
+    entries = {
+        "cramming.plan.main",
+        "cramming.bench.main",
+        "cramming.data.inspect",
+        "cramming.replay",
+    }
     entries |= {
         "data_prep.prepare",
         "eval.glue",
@@ -242,7 +280,9 @@ import importlib
 for name in {names!r}:
     importlib.import_module(name)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr[-2000:]
 
 
@@ -253,7 +293,9 @@ import sys
 import cramming.cli
 print(*[m for m in sys.modules if m.split(".")[0] in ("cramming", "torch", "hydra", "omegaconf", "numpy", "rich")])
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert set(done.stdout.split()) == {
         "cramming",
         *(f"cramming.{m}" for m in ("cli", "children", "config", "files", "overrides")),
@@ -269,7 +311,10 @@ def test_nothing_heavy_is_imported_by_the_library_modules_on_the_clock() -> None
             seen.add(module)
             names = list(imports_of(module, at_import_time=True))
             heavy = [
-                n for n in names if n.split(".")[0] in ("transformers", "datasets", "evaluate", "sklearn", "matplotlib")
+                n
+                for n in names
+                if n.split(".")[0]
+                in ("transformers", "datasets", "evaluate", "sklearn", "matplotlib")
             ]
             assert not heavy, f"{module} imports {heavy}"
             waiting += names

@@ -23,7 +23,11 @@ def test_every_scale_follows_the_rule_and_has_the_parameters_of_its_name(
 ) -> None:
     counts = []
     for preset, per_width in (("crammed-bert", 1.5), ("bert-base", 2.25)):
-        model = build(ModelConfig, compose(f"model={preset}", f"scale={scale}")["model"] | {"vocab_size": 32768}, "")
+        model = build(
+            ModelConfig,
+            compose(f"model={preset}", f"scale={scale}")["model"] | {"vocab_size": 32768},
+            "",
+        )
         width = model.hidden_size
         assert (model.head_size, width % 64, model.num_layers) == (64, 0, round(width / 48))
         assert model.intermediate_size == per_width * width
@@ -36,9 +40,13 @@ def test_every_scale_follows_the_rule_and_has_the_parameters_of_its_name(
 def test_every_experiment_leaves_its_shape_to_the_preset_and_the_scale() -> None:
     """What an experiment sets stands over `scale=`: a shape there would turn that into a setting without effect."""
     for path in (config_folder() / "experiment").glob("*.yaml"):
-        assert not SHAPE & (yaml.safe_load(path.read_text(encoding="utf-8")).get("model") or {}).keys(), path.name
+        assert (
+            not SHAPE & (yaml.safe_load(path.read_text(encoding="utf-8")).get("model") or {}).keys()
+        ), path.name
 
 
-def test_a_scale_goes_with_an_experiment_and_gives_way_to_a_setting(compose: Callable[..., dict[str, Any]]) -> None:
+def test_a_scale_goes_with_an_experiment_and_gives_way_to_a_setting(
+    compose: Callable[..., dict[str, Any]],
+) -> None:
     model = compose("experiment=crammed-bert-day", "scale=10M", "model.num_layers=2")["model"]
     assert [model[name] for name in sorted(SHAPE)] == [256, 384, 4, 2]

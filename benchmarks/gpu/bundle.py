@@ -50,15 +50,27 @@ def fetch_wheels(folder: Path, python: str) -> dict[str, str]:
     folder.mkdir(parents=True)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
     platforms = [word for n in GLIBC for word in ("--platform", f"manylinux_2_{n}_x86_64")]
-    target = ["--python-version", python, "--implementation", "cp", "--only-binary=:all:", *platforms,
-              "--platform", "manylinux2014_x86_64"]  # fmt: skip
+    target = [
+        "--python-version",
+        python,
+        "--implementation",
+        "cp",
+        "--only-binary=:all:",
+        *platforms,
+        "--platform",
+        "manylinux2014_x86_64",
+    ]
     found: dict[str, str] = {}
     for command, wanted in (("download", requirements()), ("wheel", SOURCES)):
         options = [*target, "-d"] if command == "download" else ["-w"]
         subprocess.run([*pip, command, "--no-deps", *options, folder, *wanted], check=True)
     for requirement in (*requirements(), *SOURCES):
         name = re.sub(r"[-_.]+", "_", re.split(r"[<>=!~\[; ]", requirement)[0])
-        (wheel,) = (path.name for path in folder.glob("*.whl") if path.name.lower().startswith(f"{name.lower()}-"))
+        (wheel,) = (
+            path.name
+            for path in folder.glob("*.whl")
+            if path.name.lower().startswith(f"{name.lower()}-")
+        )
         found[wheel] = requirement
     return found
 
@@ -67,9 +79,14 @@ def prepare_corpus(folder: Path, text: Sequence[str], documents: int, vocabulary
     """By the verb, as everybody does it."""
     paths = json.dumps([str(Path(pattern).absolute()) for pattern in text])
     settings = [
-        "data=text", f"data.paths={paths}", "data.documents=block", f"data.max_documents={documents}", "data.orders=[]",
-        f"data.corpus={folder.resolve()}", f"tokenizer.vocab_size={vocabulary}",
-    ]  # fmt: skip
+        "data=text",
+        f"data.paths={paths}",
+        "data.documents=block",
+        f"data.max_documents={documents}",
+        "data.orders=[]",
+        f"data.corpus={folder.resolve()}",
+        f"tokenizer.vocab_size={vocabulary}",
+    ]
     subprocess.run([sys.executable, "-m", "cramming", "prepare", *settings], check=True, cwd=ROOT)
 
 
@@ -88,11 +105,24 @@ def size_of(folder: Path) -> int:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="a folder that is not there yet")
-    parser.add_argument("--python", default=f"3.{sys.version_info.minor}", help="of the other machine; else this one's")
-    parser.add_argument("--text", nargs="+", required=True, help="files or globs; documents stand between blank lines")
-    parser.add_argument("--documents", type=int, default=5800, help="so many (18M tokens of Wikipedia's articles)")
+    parser.add_argument(
+        "--python",
+        default=f"3.{sys.version_info.minor}",
+        help="of the other machine; else this one's",
+    )
+    parser.add_argument(
+        "--text",
+        nargs="+",
+        required=True,
+        help="files or globs; documents stand between blank lines",
+    )
+    parser.add_argument(
+        "--documents", type=int, default=5800, help="so many (18M tokens of Wikipedia's articles)"
+    )
     parser.add_argument("--vocabulary", type=int, default=32768)
-    parser.add_argument("--glue", type=Path, required=True, help="folder with RTE/, MRPC/ and CoLA/")
+    parser.add_argument(
+        "--glue", type=Path, required=True, help="folder with RTE/, MRPC/ and CoLA/"
+    )
     args = parser.parse_args(arguments)
     if args.out.exists():
         raise SystemExit(f"bundle: {args.out} is there already; remove it or name another")
@@ -105,7 +135,9 @@ def main(arguments: list[str] | None = None) -> None:
     sizes = {part: size_of(args.out / part) for part in ("wheels", "corpus", "glue")}
     text = ", ".join(f"{part} {size / 2**20:.1f} MiB" for part, size in sizes.items())
     if sum(sizes.values()) > LIMIT_BYTES:
-        raise SystemExit(f"bundle: {args.out} is above {LIMIT_BYTES / 2**20:.0f} MiB ({text}); lower --documents")
+        raise SystemExit(
+            f"bundle: {args.out} is above {LIMIT_BYTES / 2**20:.0f} MiB ({text}); lower --documents"
+        )
     print(f"{args.out}: {text}; {len(wheels)} wheels for Python {args.python}")
 
 

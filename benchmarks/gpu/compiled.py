@@ -54,7 +54,9 @@ class Compiler:
 
     def __init__(self, card: Card) -> None:
         self.kernels: list[Kernel] = []
-        self.found: dict[str, tuple[int, int]] = {}  # registers and spilled bytes by a Triton kernel's name
+        self.found: dict[
+            str, tuple[int, int]
+        ] = {}  # registers and spilled bytes by a Triton kernel's name
         self.seconds: list[float] = []
         self.graph: Any = None
         inductor.compile_threads = 1
@@ -96,7 +98,9 @@ class Compiler:
         precompile = autotuner._precompile_worker
 
         def only_first(self: Any) -> None:
-            self.configs = self.configs and self.configs[:1]  # which is fastest only a card can tell
+            self.configs = (
+                self.configs and self.configs[:1]
+            )  # which is fastest only a card can tell
             precompile(self)
 
         def no_launcher(self: Any) -> None:
@@ -109,11 +113,17 @@ class Compiler:
     def _note(self, backward: bool) -> None:
         source = self.code[0].value if hasattr(self.code[0], "value") else self.code[0]
         for name in dict.fromkeys(re.findall(r"^ *(triton_\w+)\.run\(", source, re.M)):
-            gigabytes = re.search(rf"'kernel_name': '{name}'.*?'kernel_num_gb': ([\d.e-]+)", source, re.S)
+            gigabytes = re.search(
+                rf"'kernel_name': '{name}'.*?'kernel_num_gb': ([\d.e-]+)", source, re.S
+            )
             assert gigabytes, name
-            launches = len(re.findall(rf"^ *{name}\.run\((?!\*args)", source, re.M))  # not in its benchmark
+            launches = len(
+                re.findall(rf"^ *{name}\.run\((?!\*args)", source, re.M)
+            )  # not in its benchmark
             size = float(gigabytes[1]) * 1e9
-            self.kernels.append(Kernel(name, "triton", backward, launches, size, 0, *self.found[name]))
+            self.kernels.append(
+                Kernel(name, "triton", backward, launches, size, 0, *self.found[name])
+            )
         with V.set_graph_handler(self.graph):
             for node in self.graph.scheduler.nodes:
                 if node.is_extern() and type(node.node).__name__ != "MultiOutput":
@@ -122,7 +132,9 @@ class Compiler:
 
 def _extern(node: Any, backward: bool) -> Kernel:
     ir = node.node
-    name = str(getattr(ir, "op_overload", None) or ir.get_kernel_name() or type(ir).__name__).removesuffix(".default")
+    name = str(
+        getattr(ir, "op_overload", None) or ir.get_kernel_name() or type(ir).__name__
+    ).removesuffix(".default")
     flops, kind = float(node.estimate_flops() or 0), "product"
     if "attention" in name or "varlen" in name:
         flops, kind = _attention_flops(ir, "backward" in name), "attention"
@@ -156,7 +168,9 @@ def _resources(cubin: bytes) -> tuple[int, int]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        text = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True).stdout
+        text = subprocess.run(
+            [tool, "--dump-resource-usage", file.name], capture_output=True, text=True
+        ).stdout
     found = re.search(r"REG:(\d+) STACK:(\d+)", text)
     assert found, text
     return int(found[1]), int(found[2])
@@ -204,7 +218,11 @@ def compiled_step(card: Card, job: dict[str, Any]) -> dict[str, Any]:
     logits in a chunk.
     """
     compiler = Compiler(card)
-    config, rows, length = config_of(job["overrides"], job["length"], job["packing"]), job["rows"], job["length"]
+    config, rows, length = (
+        config_of(job["overrides"], job["length"], job["packing"]),
+        job["rows"],
+        job["length"],
+    )
     if "chunk" in job:
         heads.CHUNK_ELEMENTS["cuda"] = heads.CHUNK_ELEMENTS["large cuda"] = job["chunk"]
     began = time.perf_counter()
@@ -213,7 +231,14 @@ def compiled_step(card: Card, job: dict[str, Any]) -> dict[str, Any]:
             model = build_model(config)
         precision = Precision(config.precision, torch.device("cuda"))
         precision.convert(model.encoder)
-        apply(model, config.memory, config.runtime, config.parallel, Mesh.solo(torch.device("cuda")), precision)
+        apply(
+            model,
+            config.memory,
+            config.runtime,
+            config.parallel,
+            Mesh.solo(torch.device("cuda")),
+            precision,
+        )
         step = torch.compile(model, backend=compiler, fullgraph=True, dynamic=False)
         for _ in range(2):  # the second finds everything compiled
             with precision.autocast():
@@ -223,7 +248,9 @@ def compiled_step(card: Card, job: dict[str, Any]) -> dict[str, Any]:
         **job,
         "architecture": card.architecture,
         "parameters": sum(p.numel() for p in model.parameters()),
-        "flops_per_token": flops_per_token(config.model, length, job["targets"] / length, config.attention.last_layer),
+        "flops_per_token": flops_per_token(
+            config.model, length, job["targets"] / length, config.attention.last_layer
+        ),
         "tokens": rows * length,
         "vocabulary": VOCABULARY,
         "graphs": counters["stats"]["unique_graphs"],
@@ -247,7 +274,9 @@ def _merged(kernels: list[Kernel]) -> list[Kernel]:
 def _batch(job: dict[str, Any]) -> list[Any]:
     rows, length = job["rows"], job["length"]
     tokens, targets, whole = rows * length, rows * job["targets"], job["packing"] == "rows"
-    numbers = [torch.zeros(n, dtype=torch.int64, device="cuda") for n in (tokens, tokens, targets, targets)]
+    numbers = [
+        torch.zeros(n, dtype=torch.int64, device="cuda") for n in (tokens, tokens, targets, targets)
+    ]
     bounds = torch.zeros(rows * (1 if whole else 8) + 1, dtype=torch.int32, device="cuda")
     packing = Packing(bounds, length if whole else None, length, length)
     return [numbers[0], numbers[1], packing, numbers[2], numbers[3]]

@@ -45,12 +45,30 @@ def pieces() -> Iterator[dict[str, Any]]:
     from steps import MEMORY, MODES, OPTIMIZERS
 
     for mode, model in product(MODES, MODELS):
-        yield {"part": "training", "model": model, "mode": mode, "memory": "plain", "optimizer": "adamw"}
+        yield {
+            "part": "training",
+            "model": model,
+            "mode": mode,
+            "memory": "plain",
+            "optimizer": "adamw",
+        }
         yield {"part": "finetuning", "model": model, "mode": mode}
     for mode, memory, model in product(MODES, list(MEMORY)[1:], MODELS):
-        yield {"part": "training", "model": model, "mode": mode, "memory": memory, "optimizer": "adamw"}
+        yield {
+            "part": "training",
+            "model": model,
+            "mode": mode,
+            "memory": memory,
+            "optimizer": "adamw",
+        }
     for optimizer in OPTIMIZERS:
-        yield {"part": "training", "model": "crammed-bert", "mode": "bf16", "memory": "plain", "optimizer": optimizer}
+        yield {
+            "part": "training",
+            "model": "crammed-bert",
+            "mode": "bf16",
+            "memory": "plain",
+            "optimizer": optimizer,
+        }
     for model in MODELS:
         yield {"part": "plan", "model": model, "mode": "bf16", "sheet": "H200"}
     for architecture, length, model in product(("sm_90", "sm_80"), (128, 512), MODELS):
@@ -58,22 +76,45 @@ def pieces() -> Iterator[dict[str, Any]]:
     yield job("sm_90", "bert-base", 128, tokens=8192, name="micro-batches of 8,192 tokens")
     yield job("sm_90", "bert-base", 128, "precision=fp8", name="fp8")
     yield job("sm_90", "bert-base", 128, "precision.residual=bf16", name="bf16 residual")
-    yield job("sm_90", "modern", 512, "attention.kernel=flex", "model.num_layers=4", packing="documents", name="flex")
+    yield job(
+        "sm_90",
+        "modern",
+        512,
+        "attention.kernel=flex",
+        "model.num_layers=4",
+        packing="documents",
+        name="flex",
+    )
     yield job("sm_90", "modern", 512, "model.num_layers=4", packing="documents", name="documents")
 
 
 def job(
-    architecture: str, model: str, length: int, *more: str, tokens: int = TOKENS, packing: str = "rows", name: str = ""
+    architecture: str,
+    model: str,
+    length: int,
+    *more: str,
+    tokens: int = TOKENS,
+    packing: str = "rows",
+    name: str = "",
 ) -> dict[str, Any]:
     """A compiled step."""
     overrides = [f"model={model}", "precision=bf16", "optim=adamw", *more]
     overrides = [
-        text for text in overrides if text.split("=")[0] not in [m.split("=")[0] for m in more] or text in more
+        text
+        for text in overrides
+        if text.split("=")[0] not in [m.split("=")[0] for m in more] or text in more
     ]
     return {
-        "part": "compiled", "architecture": architecture, "model": model, "name": name, "overrides": overrides,
-        "length": length, "rows": tokens // length, "targets": length // 4, "packing": packing,
-    }  # fmt: skip
+        "part": "compiled",
+        "architecture": architecture,
+        "model": model,
+        "name": name,
+        "overrides": overrides,
+        "length": length,
+        "rows": tokens // length,
+        "targets": length // 4,
+        "packing": packing,
+    }
 
 
 def try_piece(piece: dict[str, Any]) -> dict[str, Any]:
@@ -87,10 +128,15 @@ def try_piece(piece: dict[str, Any]) -> dict[str, Any]:
         try:
             return compiled_step(CARDS[piece["architecture"]], piece)
         except Exception as error:
-            return {**piece, "error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
-    found: dict[str, Any] = {"training": steps.training, "finetuning": steps.finetuning, "plan": steps.planning}[part](
-        **rest
-    )
+            return {
+                **piece,
+                "error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}",
+            }
+    found: dict[str, Any] = {
+        "training": steps.training,
+        "finetuning": steps.finetuning,
+        "plan": steps.planning,
+    }[part](**rest)
     return {**piece, **found}
 
 
@@ -100,9 +146,15 @@ def run(raw: Path, only: str | None) -> None:
     left = [piece for piece in pieces() if not only or only in json.dumps(piece)]
     left = [p for p in left if not any(all(row.get(k) == v for k, v in p.items()) for row in done)]
     while left:
-        together = [p for p in left if p["part"] != "compiled"] if left[0]["part"] != "compiled" else left[:1]
+        together = (
+            [p for p in left if p["part"] != "compiled"]
+            if left[0]["part"] != "compiled"
+            else left[:1]
+        )
         child = subprocess.Popen(
-            [sys.executable, __file__, "--pieces", json.dumps(together)], stdout=subprocess.PIPE, text=True
+            [sys.executable, __file__, "--pieces", json.dumps(together)],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert child.stdout
         results = (json.loads(line) for line in child.stdout if line.startswith('{"part"'))
@@ -112,18 +164,26 @@ def run(raw: Path, only: str | None) -> None:
             with raw.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
             summary = row.get("error") or row.get("outcomes") or f"{len(row['kernels'])} kernels"
-            print(" ".join(str(v) for v in piece.values() if isinstance(v, str)), summary, flush=True)
+            print(
+                " ".join(str(v) for v in piece.values() if isinstance(v, str)), summary, flush=True
+            )
             if row.get("error") == "the process ended":
                 break
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--raw", type=Path, help="results, one a line; what is there is not done again")
+    parser.add_argument(
+        "--raw", type=Path, help="results, one a line; what is there is not done again"
+    )
     parser.add_argument("--only", help="pieces whose JSON contains this text")
     parser.add_argument("--report", action="store_true", help="only write the tables")
     parser.add_argument("--out", type=Path, help="the result file to write")
-    parser.add_argument("--docs", type=Path, help="the file whose section on the dry run is replaced: docs/tricks.md")
+    parser.add_argument(
+        "--docs",
+        type=Path,
+        help="the file whose section on the dry run is replaced: docs/tricks.md",
+    )
     parser.add_argument("--pieces", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.report:

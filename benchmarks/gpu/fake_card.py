@@ -62,12 +62,23 @@ def start_anew_with_stub(card: Card) -> None:
         return
     library = Path(tempfile.gettempdir()) / f"cramming_cuda_stub_{os.getuid()}" / "libcuda.so.1"
     library.parent.mkdir(exist_ok=True)
-    fresh = library.with_name(f"{os.getpid()}.so")  # put in place whole: another process may have the old one loaded
+    fresh = library.with_name(
+        f"{os.getpid()}.so"
+    )  # put in place whole: another process may have the old one loaded
     packages = _packages()
     # The runtime's own headers first: those in Triton are an older version's, with another struct of properties.
-    folders = [*sorted(packages.glob("nvidia/cu*/include")), packages / "triton/backends/nvidia/include"]
+    folders = [
+        *sorted(packages.glob("nvidia/cu*/include")),
+        packages / "triton/backends/nvidia/include",
+    ]
     source = Path(__file__).with_name("cuda_stub.c")
-    command = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", *(f"-I{folder}" for folder in folders)]
+    command = [
+        "gcc",
+        "-shared",
+        "-fPIC",
+        "-Wl,-soname,libcuda.so.1",
+        *(f"-I{folder}" for folder in folders),
+    ]
     try:
         subprocess.run([*command, "-o", fresh, source], check=True, capture_output=True, text=True)
     except FileNotFoundError:
@@ -75,7 +86,11 @@ def start_anew_with_stub(card: Card) -> None:
     except subprocess.CalledProcessError as error:
         raise SystemExit(f"cuda_stub.c does not compile: {error.stderr.splitlines()[0]}") from None
     fresh.replace(library)
-    os.environ |= {"LD_PRELOAD": str(library), "CARD_MAJOR": str(card.capability[0]), PRELOADED: card.architecture}
+    os.environ |= {
+        "LD_PRELOAD": str(library),
+        "CARD_MAJOR": str(card.capability[0]),
+        PRELOADED: card.architecture,
+    }
     os.execv(sys.executable, [sys.executable, *sys.argv])
 
 
@@ -90,12 +105,23 @@ def pretend(card: Card) -> None:
         return lambda *_, **__: value
 
     properties = SimpleNamespace(
-        name=card.name, major=card.capability[0], minor=card.capability[1], gcnArchName="", warp_size=32,
-        multi_processor_count=card.processors, total_memory=card.memory * 2**30, L2_cache_size=card.l2_mib * 2**20,
-        max_threads_per_multi_processor=2048, max_threads_per_block=1024, regs_per_multiprocessor=65536,
-        shared_memory_per_block=48 * 2**10, shared_memory_per_block_optin=card.shared_per_block * 2**10,
-        shared_memory_per_multiprocessor=card.shared_per_processor * 2**10, is_integrated=0, is_multi_gpu_board=0,
-    )  # fmt: skip
+        name=card.name,
+        major=card.capability[0],
+        minor=card.capability[1],
+        gcnArchName="",
+        warp_size=32,
+        multi_processor_count=card.processors,
+        total_memory=card.memory * 2**30,
+        L2_cache_size=card.l2_mib * 2**20,
+        max_threads_per_multi_processor=2048,
+        max_threads_per_block=1024,
+        regs_per_multiprocessor=65536,
+        shared_memory_per_block=48 * 2**10,
+        shared_memory_per_block_optin=card.shared_per_block * 2**10,
+        shared_memory_per_multiprocessor=card.shared_per_processor * 2**10,
+        is_integrated=0,
+        is_multi_gpu_board=0,
+    )
     fake_tensor.init_gpu_context = always(None)
     fake_tensor.FakeTensorMode.avoid_device_init = True  # type: ignore[assignment,method-assign]  # torch.tensor(device=)
     _make_patterns_without_device(torch)
@@ -104,7 +130,10 @@ def pretend(card: Card) -> None:
     cuda._lazy_init = cuda.synchronize = always(None)
     cuda.get_device_properties = cuda._get_device_properties = always(properties)
     cuda.get_device_capability, cuda.get_device_name = always(card.capability), always(card.name)
-    cuda.get_rng_state, cuda.set_rng_state = always(torch.zeros(16, dtype=torch.uint8)), always(None)
+    cuda.get_rng_state, cuda.set_rng_state = (
+        always(torch.zeros(16, dtype=torch.uint8)),
+        always(None),
+    )
     cuda.get_per_process_memory_fraction = always(1.0)
     cuda._exchange_device = cuda._maybe_exchange_device = cuda.set_device = always(0)
 

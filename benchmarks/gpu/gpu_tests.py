@@ -31,26 +31,48 @@ def run(lab: Any) -> dict[str, Any]:
     for name in under_way(file):
         note(file, name, "skipped", CUT_OFF)
     while True:
-        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False,
-                              preexec_fn=end_with_parent)  # fmt: skip
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+            preexec_fn=end_with_parent,
+        )
         broken = under_way(file)
         for name in broken:
-            note(file, name, "failed", f"the process ended with code {done.returncode}: {done.stderr[-500:]}")
+            note(
+                file,
+                name,
+                "failed",
+                f"the process ended with code {done.returncode}: {done.stderr[-500:]}",
+            )
         if not broken and done.returncode != ANEW:
             break
     found = summary(file)
     if done.returncode not in ALL_RAN or not found["tests"]:
-        raise RuntimeError(f"pytest ended with code {done.returncode}: {done.stdout[-1000:]} {done.stderr[-1000:]}")
+        raise RuntimeError(
+            f"pytest ended with code {done.returncode}: {done.stdout[-1000:]} {done.stderr[-1000:]}"
+        )
     return found
 
 
 def summary(file: Path) -> dict[str, Any]:
     """Of the tests that have begun so far."""
-    found = {name: row if row["outcome"] != "begun" else {"outcome": "skipped", "text": CUT_OFF}
-             for name, row in rows_of(file).items()}  # fmt: skip
-    texts = {kind: {name: row["text"] for name, row in found.items() if row["outcome"] == kind}
-             for kind in ("failed", "skipped")}  # fmt: skip
-    return {**Counter(row["outcome"] for row in found.values()), "tests": len(found), "texts": texts}
+    found = {
+        name: row if row["outcome"] != "begun" else {"outcome": "skipped", "text": CUT_OFF}
+        for name, row in rows_of(file).items()
+    }
+    texts = {
+        kind: {name: row["text"] for name, row in found.items() if row["outcome"] == kind}
+        for kind in ("failed", "skipped")
+    }
+    return {
+        **Counter(row["outcome"] for row in found.values()),
+        "tests": len(found),
+        "texts": texts,
+    }
 
 
 def under_way(file: Path) -> list[str]:

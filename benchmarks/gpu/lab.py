@@ -45,31 +45,83 @@ class Scale:
     seconds: float
 
 
-SMALL = ("model.hidden_size=32", "model.num_layers=3", "model.num_heads=2", "model.intermediate_size=48")
-TINY_GATE = ("bench.gate_steps=60", "bench.gate_vocab_size=64", "bench.gate.train.batch_size=16", "optim.lr=0.01",
-             "bench.gate.train.micro_batch=16", "bench.gate.train.sequence_length=32", "bench.gate.optim.lr=0.01",
-             "bench.gate.model.hidden_size=32")  # fmt: skip
+SMALL = (
+    "model.hidden_size=32",
+    "model.num_layers=3",
+    "model.num_heads=2",
+    "model.intermediate_size=48",
+)
+TINY_GATE = (
+    "bench.gate_steps=60",
+    "bench.gate_vocab_size=64",
+    "bench.gate.train.batch_size=16",
+    "optim.lr=0.01",
+    "bench.gate.train.micro_batch=16",
+    "bench.gate.train.sequence_length=32",
+    "bench.gate.optim.lr=0.01",
+    "bench.gate.model.hidden_size=32",
+)
 SCALES = {
     "full": Scale(
-        shape=(), lengths=(128, 512), micro=65536, batch=262144, capped=4096, vocabulary=32768, mode="bf16",
-        compiled="model", steps=4, rounds=3, trick_batch=128, gate=(), epochs=2, kill_after=75,
+        shape=(),
+        lengths=(128, 512),
+        micro=65536,
+        batch=262144,
+        capped=4096,
+        vocabulary=32768,
+        mode="bf16",
+        compiled="model",
+        steps=4,
+        rounds=3,
+        trick_batch=128,
+        gate=(),
+        epochs=2,
+        kill_after=75,
         budget=("budget.hours=0.05", "checkpoint.every_minutes=0.4"),
-        examples=None, seconds=1.0, contest=("scale=110M", "budget.minutes=8", "train.batch_size=2048",
-                                                     "train.batch_ramp={start: 0.25, until: 0.6}",
-                                                     "train.validations=16", "train.validation_tokens=131072"),
+        examples=None,
+        seconds=1.0,
+        contest=(
+            "scale=110M",
+            "budget.minutes=8",
+            "train.batch_size=2048",
+            "train.batch_ramp={start: 0.25, until: 0.6}",
+            "train.validations=16",
+            "train.validation_tokens=131072",
+        ),
         scoring=("eval.tasks=[rte,mrpc,cola]", "eval.seeds=[0,1,2]"),
     ),
     "tiny": Scale(
-        shape=SMALL, lengths=(16, 32), micro=256, batch=512, capped=16, vocabulary=512, mode="fp32",
-        compiled="off", steps=2, rounds=1, trick_batch=4, gate=TINY_GATE, epochs=1, kill_after=0,
+        shape=SMALL,
+        lengths=(16, 32),
+        micro=256,
+        batch=512,
+        capped=16,
+        vocabulary=512,
+        mode="fp32",
+        compiled="off",
+        steps=2,
+        rounds=1,
+        trick_batch=4,
+        gate=TINY_GATE,
+        epochs=1,
+        kill_after=0,
         budget=("budget.steps=60", "checkpoint.every_steps=10"),
-        examples=64, seconds=0.1,
-        contest=("scale=10M", *SMALL, "model.max_length=128", "budget.steps=20", "train.batch_size=16",
-                 "train.micro_batch=8", "train.batch_ramp=null", "train.validations=2",
-                 "train.validation_tokens=1024"),
+        examples=64,
+        seconds=0.1,
+        contest=(
+            "scale=10M",
+            *SMALL,
+            "model.max_length=128",
+            "budget.steps=20",
+            "train.batch_size=16",
+            "train.micro_batch=8",
+            "train.batch_ramp=null",
+            "train.validations=2",
+            "train.validation_tokens=1024",
+        ),
         scoring=("eval.tasks=[rte]", "eval.seeds=[0]", "eval.hyperparameters.epochs=1"),
     ),
-}  # fmt: skip
+}
 
 
 def answers(device: torch.device) -> bool:
@@ -118,15 +170,26 @@ class Lab:
         """A training step of this model."""
         scale = self.scale
         return [
-            f"model={model}", *scale.shape, f"model.vocab_size={scale.vocabulary}", "optim=adamw",
-            f"precision={scale.mode}", f"runtime.compile={scale.compiled}", f"train.sequence_length={length}",
+            f"model={model}",
+            *scale.shape,
+            f"model.vocab_size={scale.vocabulary}",
+            "optim=adamw",
+            f"precision={scale.mode}",
+            f"runtime.compile={scale.compiled}",
+            f"train.sequence_length={length}",
             f"train.packing={packing}",
-        ]  # fmt: skip
+        ]
 
     def spec(
-        self, model: str, length: int, *more: str, packing: str = "rows", peer: str | None = None, rows: int = 0,
+        self,
+        model: str,
+        length: int,
+        *more: str,
+        packing: str = "rows",
+        peer: str | None = None,
+        rows: int = 0,
         micro_batches: int = 1,
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> dict[str, Any]:
         """A candidate of a comparison: ours, or a `peer`; `rows` sequences a micro-batch (0: the scale's tokens)."""
         rows = rows or self.scale.micro // length
         sizes = [f"train.batch_size={rows * micro_batches}", f"train.micro_batch={rows}"]

@@ -17,7 +17,9 @@ from cramming.bench.tables import replace_section
 from cramming.plan import cards
 from cramming.plan.roofline import BANDWIDTH_UTILISATION, KERNEL_SECONDS, MATMUL_UTILISATION
 
-ATTENTION_SHARE = 0.35  # of the peak: FlashAttention 2 and cuDNN at head size 64 and short rows; assumed
+ATTENTION_SHARE = (
+    0.35  # of the peak: FlashAttention 2 and cuDNN at head size 64 and short rows; assumed
+)
 SMALLEST_SECONDS = 2e-6  # of a kernel on the device, started without a wait
 STEP_TOKENS = 2**20  # of an optimizer step: train=day
 NOTE = (
@@ -71,7 +73,10 @@ class Reckoning:
             self.bytes[group_of(kernel)] += kernel["launches"] * kernel["bytes"]
         # Adding a micro-batch's gradients to the others: two reads and a write. Once a step norm and AdamW: 32 bytes.
         size = row["parameters"] * (12 + 32 * row["tokens"] / STEP_TOKENS)
-        self.bytes["gradients, update"], self.seconds["gradients, update"] = size, size / self.bandwidth
+        self.bytes["gradients, update"], self.seconds["gradients, update"] = (
+            size,
+            size / self.bandwidth,
+        )
 
     def kernel_seconds(self, kernel: dict[str, Any]) -> float:
         """One launch."""
@@ -108,11 +113,17 @@ def _table(headers: list[str], rows: list[list[str]]) -> list[str]:
 
 def on_cards(rows: list[dict[str, Any]]) -> list[tuple[dict[str, Any], str]]:
     """Each step on its own card; one for sm_90 on an A100 as well, where there is none for sm_80: bytes are alike."""
-    own = {(row["model"], row["length"], row["name"]) for row in rows if row["architecture"] == "sm_80"}
+    own = {
+        (row["model"], row["length"], row["name"]) for row in rows if row["architecture"] == "sm_80"
+    }
     pairs = []
     for row in rows:
         pairs.append((row, CARDS[row["architecture"]].sheet))
-        if row["architecture"] == "sm_90" and not row["name"] and (row["model"], row["length"], "") not in own:
+        if (
+            row["architecture"] == "sm_90"
+            and not row["name"]
+            and (row["model"], row["length"], "") not in own
+        ):
             pairs.append((row, "A100"))
     return pairs
 
@@ -124,16 +135,21 @@ def speeds(rows: list[tuple[dict[str, Any], str]]) -> list[str]:
     for row, sheet in rows:
         found = Reckoning(row, sheet)
         spilled = [k for k in row["kernels"] if k["spilled"]]
-        spills = f"{len(spilled)} (up to {max(k['spilled'] for k in spilled)} B)" if spilled else "0"
-        lines.append([
-            f"{row['model']} {row['length']}{', ' + row['name'] if row['name'] else ''}",
-            f"{sheet} ({row['architecture']})",
-            f"{found.launches} ({sum(k['kind'] == 'triton' for k in row['kernels'])})", spills,
-            f"{sum(found.bytes.values()) / row['tokens'] / 1e6:.2f}",
-            *(f"{found.seconds[group] / found.total:.0%}" for group in groups),
-            f"{found.tokens_per_second:,.0f}",
-            f"{found.tokens_per_second * row['flops_per_token'] / found.peak:.0%}",
-        ])  # fmt: skip
+        spills = (
+            f"{len(spilled)} (up to {max(k['spilled'] for k in spilled)} B)" if spilled else "0"
+        )
+        lines.append(
+            [
+                f"{row['model']} {row['length']}{', ' + row['name'] if row['name'] else ''}",
+                f"{sheet} ({row['architecture']})",
+                f"{found.launches} ({sum(k['kind'] == 'triton' for k in row['kernels'])})",
+                spills,
+                f"{sum(found.bytes.values()) / row['tokens'] / 1e6:.2f}",
+                *(f"{found.seconds[group] / found.total:.0%}" for group in groups),
+                f"{found.tokens_per_second:,.0f}",
+                f"{found.tokens_per_second * row['flops_per_token'] / found.peak:.0%}",
+            ]
+        )
     headers = [
         "model, length",
         "card (kernels for)",
@@ -152,10 +168,15 @@ def outcomes(rows: list[dict[str, Any]]) -> list[str]:
         found: dict[str, list[str]] = defaultdict(list)
         for case, outcome in (row.get("outcomes") or {"all": row.get("error", "?")}).items():
             found[outcome].append(case)
-        text = "; ".join(f"{'all' if len(found) == 1 else ', '.join(v)}: {k}" for k, v in found.items())
+        text = "; ".join(
+            f"{'all' if len(found) == 1 else ', '.join(v)}: {k}" for k, v in found.items()
+        )
         what = [row.get(key, "") for key in ("part", "model", "mode", "memory")]
         lines.append([*what, row.get("optimizer", ""), text.replace("|", "/")])
-    return _table(["part", "model", "number format", "memory", "optimizer", "packing and kernel: outcome"], lines)
+    return _table(
+        ["part", "model", "number format", "memory", "optimizer", "packing and kernel: outcome"],
+        lines,
+    )
 
 
 def count(rows: list[dict[str, Any]]) -> Counter[str]:
@@ -205,10 +226,30 @@ def write(raw: Path, out: Path | None, docs: Path | None) -> None:
     section = [about, "", reckoning, "", *speeds(on_cards(plain)), ""]
     section += [UNTRIED.format(missing=missing_of(plain))]
     if out:
-        text = ["# Dry run of the GPU's code", "", about, "", reckoning, "", *speeds(on_cards(compiled)), ""]
-        text += [f"Not compiled: {row['model']} {row['length']} {row['architecture']} {row['name']}: {row['error']}\n"
-                 for row in failed]  # fmt: skip
-        text += [NOTE, "", "## Steps", "", *outcomes(steps), "", f"Raw: `{out.with_suffix('.jsonl').name}`.", ""]
+        text = [
+            "# Dry run of the GPU's code",
+            "",
+            about,
+            "",
+            reckoning,
+            "",
+            *speeds(on_cards(compiled)),
+            "",
+        ]
+        text += [
+            f"Not compiled: {row['model']} {row['length']} {row['architecture']} {row['name']}: {row['error']}\n"
+            for row in failed
+        ]
+        text += [
+            NOTE,
+            "",
+            "## Steps",
+            "",
+            *outcomes(steps),
+            "",
+            f"Raw: `{out.with_suffix('.jsonl').name}`.",
+            "",
+        ]
         out.write_text("\n".join(text), encoding="utf-8")
     if docs:
         replace_section(docs, SECTION, section)

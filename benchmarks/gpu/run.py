@@ -95,8 +95,13 @@ def environment(args: argparse.Namespace) -> dict[str, str]:
     if args.bundle:
         unpack(args.bundle, site)
     path = [str(ROOT), str(site), *filter(None, [os.environ.get("PYTHONPATH")])]
-    own = {"PYTHONPATH": os.pathsep.join(path), "TORCHINDUCTOR_CACHE_DIR": str(code), "HF_HUB_OFFLINE": "1",
-           "TRITON_CACHE_DIR": str(code / "triton"), "TOKENIZERS_PARALLELISM": "false"}  # fmt: skip
+    own = {
+        "PYTHONPATH": os.pathsep.join(path),
+        "TORCHINDUCTOR_CACHE_DIR": str(code),
+        "HF_HUB_OFFLINE": "1",
+        "TRITON_CACHE_DIR": str(code / "triton"),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     return {**os.environ, **own}
 
 
@@ -129,7 +134,9 @@ def ended_badly(process: "subprocess.Popen[bytes]", file: Path, deadline: float)
 def measure(args: argparse.Namespace, file: Path, deadline: float) -> None:
     """Processes one after the other until all rows have ended or the time is over."""
     env = environment(args)
-    anew = ("begun", "error") if args.again else ("begun",)  # begun: when an earlier call was ended from outside
+    anew = (
+        ("begun", "error") if args.again else ("begun",)
+    )  # begun: when an earlier call was ended from outside
     for name in [name for name, row in rows_of(file).items() if any(key in row for key in anew)]:
         add_line(file, {"row": name, "again": True})
     while time.time() < deadline - LAST_SECONDS:
@@ -152,7 +159,12 @@ def measure(args: argparse.Namespace, file: Path, deadline: float) -> None:
             raise SystemExit(f"stage {args.stage}: {reason} before its next row")
         over = time.time() > deadline - LAST_SECONDS
         add_line(
-            file, {"row": row["row"], "skipped" if over else "error": reason, "seconds": time.time() - row["begun"]}
+            file,
+            {
+                "row": row["row"],
+                "skipped" if over else "error": reason,
+                "seconds": time.time() - row["begun"],
+            },
         )
 
 
@@ -160,8 +172,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--stage", type=int, choices=(1, 2, 3, 4), required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
-    parser.add_argument("--bundle", type=Path, help="the folder that bundle.py made; else all packages are installed")
-    parser.add_argument("--work", type=Path, default=WORK, help="packages, compiled code, runs: keep it")
+    parser.add_argument(
+        "--bundle",
+        type=Path,
+        help="the folder that bundle.py made; else all packages are installed",
+    )
+    parser.add_argument(
+        "--work", type=Path, default=WORK, help="packages, compiled code, runs: keep it"
+    )
     parser.add_argument("--scale", default="full", choices=("full", "tiny"))
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--minutes", type=float, default=9, help="after these everything has ended")
@@ -175,15 +193,23 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--out {args.out}: is a file; name a folder")
     if args.bundle and not (args.bundle / "bundle.json").is_file():
         parser.error(f"--bundle {args.bundle}: has no bundle.json; bundle.py makes such a folder")
-    lacking = [name for module, name, first in NEEDED if args.stage >= first and not importlib.util.find_spec(module)]
+    lacking = [
+        name
+        for module, name, first in NEEDED
+        if args.stage >= first and not importlib.util.find_spec(module)
+    ]
     if lacking:
-        parser.error(f"{sys.executable} has no {', '.join(lacking)}; install that first (the bundle does not bring it)")
+        parser.error(
+            f"{sys.executable} has no {', '.join(lacking)}; install that first (the bundle does not bring it)"
+        )
     args.out.mkdir(parents=True, exist_ok=True)
     file = args.out / f"stage{args.stage}.jsonl"
     measure(args, file, deadline)
     rows = rows_of(file)
     for name, row in rows.items():
-        state = "measured" if "result" in row else row.get("error") or row.get("skipped") or "under way"
+        state = (
+            "measured" if "result" in row else row.get("error") or row.get("skipped") or "under way"
+        )
         print(f"{name}: {str(state).strip().splitlines()[-1]}")
     return 0 if all("result" in row for row in rows.values()) else 1
 

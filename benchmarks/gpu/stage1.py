@@ -27,9 +27,15 @@ KERNELS = 30  # of the slowest, in a row
 def rows(lab: Lab) -> list[Row]:
     """The most wanted first."""
     short, long = lab.scale.lengths
-    speeds = [Row(f"ours {m} {n}", 60, partial(speed, lab, m, n)) for n in (short, long) for m in MODELS]
-    return [Row("ceilings", 15, partial(ceilings, lab)), *speeds[:1], Row("tests", 300, partial(gpu_tests.run, lab)),
-            *speeds[1:]]  # fmt: skip
+    speeds = [
+        Row(f"ours {m} {n}", 60, partial(speed, lab, m, n)) for n in (short, long) for m in MODELS
+    ]
+    return [
+        Row("ceilings", 15, partial(ceilings, lab)),
+        *speeds[:1],
+        Row("tests", 300, partial(gpu_tests.run, lab)),
+        *speeds[1:],
+    ]
 
 
 def ceilings(lab: Lab) -> dict[str, Any]:
@@ -37,12 +43,16 @@ def ceilings(lab: Lab) -> dict[str, Any]:
     device = lab.device
     size = 8192 if device.type == "cuda" else 256
     low = torch.bfloat16 if lab.scale.mode == "bf16" else torch.float32
-    found: dict[str, Any] = {"tflops": {str(low).removeprefix("torch."): matmul_flops(device, low) / 1e12}}
+    found: dict[str, Any] = {
+        "tflops": {str(low).removeprefix("torch."): matmul_flops(device, low) / 1e12}
+    }
     a, b = (torch.randn(size, size, device=device).to(torch.float8_e4m3fn) for _ in range(2))
     for name, shape in (("tensorwise", ()), ("rowwise", (size, 1))):
         scale = torch.ones(shape, device=device)
         other = scale.t() if shape else scale
-        product = partial(torch._scaled_mm, a, b.t(), scale, other, out_dtype=torch.bfloat16, use_fast_accum=True)
+        product = partial(
+            torch._scaled_mm, a, b.t(), scale, other, out_dtype=torch.bfloat16, use_fast_accum=True
+        )
         try:
             found["tflops"][f"fp8 {name}"] = (
                 2 * size**3 / statistics.median(repeat_seconds(product, device, 1.0)) / 1e12
@@ -69,11 +79,17 @@ def speed(lab: Lab, model: str, length: int) -> dict[str, Any]:
     train = spec["settings"]["train"]
     tokens = train["batch_size"] * length
     return {
-        **ours.facts, "tokens_per_step": tokens, "tokens_per_second": tokens / statistics.median(found.seconds),
-        "peak_bytes": found.peak_bytes, "peak_tflops": devices.describe(lab.device).peak_tflops,
-        "first_steps_seconds": first_seconds, "raw_seconds": found.seconds, "losses": found.losses,
-        "plan": planned(spec["settings"], lab.device), "kernels": kernels,
-    }  # fmt: skip
+        **ours.facts,
+        "tokens_per_step": tokens,
+        "tokens_per_second": tokens / statistics.median(found.seconds),
+        "peak_bytes": found.peak_bytes,
+        "peak_tflops": devices.describe(lab.device).peak_tflops,
+        "first_steps_seconds": first_seconds,
+        "raw_seconds": found.seconds,
+        "losses": found.losses,
+        "plan": planned(spec["settings"], lab.device),
+        "kernels": kernels,
+    }
 
 
 def planned(settings: dict[str, Any], device: torch.device) -> dict[str, Any]:
@@ -85,15 +101,24 @@ def planned(settings: dict[str, Any], device: torch.device) -> dict[str, Any]:
     return {**found, "rates": asdict(target.rates)}
 
 
-def slowest_kernels(work: Callable[[], object], device: torch.device) -> list[tuple[str, int, float]]:
+def slowest_kernels(
+    work: Callable[[], object], device: torch.device
+) -> list[tuple[str, int, float]]:
     """Name, launches and microseconds of what took longest on the device."""
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     on_gpu = device.type == "cuda"
-    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as profiler:
+    with profile(
+        activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    ) as profiler:
         work()
     kind = DeviceType.CUDA if on_gpu else DeviceType.CPU
-    events = [e for e in profiler.key_averages() if e.device_type == kind and not e.is_user_annotation]
-    times = [(e.key[:120], e.count, e.self_device_time_total if on_gpu else e.self_cpu_time_total) for e in events]
+    events = [
+        e for e in profiler.key_averages() if e.device_type == kind and not e.is_user_annotation
+    ]
+    times = [
+        (e.key[:120], e.count, e.self_device_time_total if on_gpu else e.self_cpu_time_total)
+        for e in events
+    ]
     return sorted(times, key=lambda row: -row[2])[:KERNELS]

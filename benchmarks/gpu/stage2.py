@@ -40,9 +40,20 @@ LEVERS: tuple[Lever, ...] = (  # the most wanted first
     Lever("the whole pass compiled", MODEL),
     Lever("all logits at once", ("memory.loss_chunk=1073741824",)),
     Lever("coordinate descent", ("runtime.tune=coordinate-descent",)),
-    Lever("CUDA graphs, micro-batches of 4,096 tokens", ("runtime.cuda_graphs=true",), MODEL, rows=32, rows_without=32),
+    Lever(
+        "CUDA graphs, micro-batches of 4,096 tokens",
+        ("runtime.cuda_graphs=true",),
+        MODEL,
+        rows=32,
+        rows_without=32,
+    ),
     Lever("bf16 residual stream, ModernBERT", ("precision.residual=bf16",), BF16, model="modern"),
-    Lever("FlexAttention on documents", ("attention.kernel=flex",), model="modern", packing="documents"),
+    Lever(
+        "FlexAttention on documents",
+        ("attention.kernel=flex",),
+        model="modern",
+        packing="documents",
+    ),
 )
 
 
@@ -58,10 +69,18 @@ def rows(lab: Lab) -> list[Row]:
         for lever in LEVERS
     ]
     return [
-        Row(f"BERT {short} against Hugging Face", 110, partial(against_loop, lab, "bert-base", "bert loop")),
+        Row(
+            f"BERT {short} against Hugging Face",
+            110,
+            partial(against_loop, lab, "bert-base", "bert loop"),
+        ),
         Row("BERT-base in 11 GiB", 45, partial(capped, lab, "bert-base")),
         *levers[:2],
-        Row(f"ModernBERT {short} against Hugging Face", 140, partial(against_loop, lab, "modern", "modernbert loop")),
+        Row(
+            f"ModernBERT {short} against Hugging Face",
+            140,
+            partial(against_loop, lab, "modern", "modernbert loop"),
+        ),
         *levers[2:5],
         Row("BERT-large in 11 GiB", 70, partial(capped, lab, "bert-large")),
         *levers[5:],
@@ -86,16 +105,23 @@ def capped(lab: Lab, model: str) -> dict[str, Any]:
     """Ours in the memory of a small card, in a process of its own, which finds the micro-batch by trying."""
     length, sequences = lab.scale.lengths[0], lab.scale.capped
     compiled = "blocks" if lab.scale.compiled != "off" else "off"
-    spec = lab.spec(model, length, f"runtime.compile='{compiled}'", "train.micro_batch=auto", rows=sequences)
+    spec = lab.spec(
+        model, length, f"runtime.compile='{compiled}'", "train.micro_batch=auto", rows=sequences
+    )
     with Worker(spec | {"memory_gb": SMALL_CARD_GB}, shares_code=True) as worker:
         first_seconds = warm_up(worker, 1)
         found = worker.run(1, 2)
     tokens = sequences * length
     return {
-        **worker.facts, "memory_gb": SMALL_CARD_GB, "tokens_per_step": tokens, "peak_bytes": found.peak_bytes,
-        "tokens_per_second": tokens / statistics.median(found.seconds), "first_steps_seconds": first_seconds,
-        "raw_seconds": found.seconds, "losses": found.losses,
-    }  # fmt: skip
+        **worker.facts,
+        "memory_gb": SMALL_CARD_GB,
+        "tokens_per_step": tokens,
+        "peak_bytes": found.peak_bytes,
+        "tokens_per_second": tokens / statistics.median(found.seconds),
+        "first_steps_seconds": first_seconds,
+        "raw_seconds": found.seconds,
+        "losses": found.losses,
+    }
 
 
 def with_and_without(lab: Lab, lever: Lever) -> dict[str, Any]:
@@ -106,12 +132,20 @@ def with_and_without(lab: Lab, lever: Lever) -> dict[str, Any]:
     specs = []
     for rows, more in ((lever.rows_without, ()), (lever.rows, lever.overrides)):
         rows = min(rows or lab.scale.micro // length, sequences)
-        texts = [t for t in (*lever.common, *more) if blocks != "off" or not t.startswith("runtime.")]
+        texts = [
+            t for t in (*lever.common, *more) if blocks != "off" or not t.startswith("runtime.")
+        ]
         overrides = {text.split("=")[0]: text for text in (f"runtime.compile='{blocks}'", *texts)}
         if lab.device.type == "cpu" and "precision.mode=fp8" in more:
             overrides["emulated"] = "precision.emulate_fp8=true"
         micro_batches = sequences // rows
-        found = lab.spec(lever.model, length, *overrides.values(), packing=lever.packing, rows=rows,
-                        micro_batches=micro_batches)  # fmt: skip
+        found = lab.spec(
+            lever.model,
+            length,
+            *overrides.values(),
+            packing=lever.packing,
+            rows=rows,
+            micro_batches=micro_batches,
+        )
         specs.append(found)
     return {"overrides": lever.overrides, "common": lever.common, **pair(lab, *specs)}

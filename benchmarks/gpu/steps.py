@@ -43,7 +43,18 @@ MEMORY = {
     "offload-optimizer": "memory.offload_optimizer=true",
     "offload-all": "memory=offload-all",
 }
-OPTIMIZERS = ("adamw8bit", "adamw4bit", "nadamw", "lamb", "lars", "sgd", "adagrad", "muon", "normuon", "adamw-cwd")
+OPTIMIZERS = (
+    "adamw8bit",
+    "adamw4bit",
+    "nadamw",
+    "lamb",
+    "lars",
+    "sgd",
+    "adagrad",
+    "muon",
+    "normuon",
+    "adamw-cwd",
+)
 aten = torch.ops.aten
 
 
@@ -51,7 +62,9 @@ def config_of(overrides: list[str], length: int, packing: Any) -> Config:
     """A step of this configuration."""
     config = Config.of(compose(overrides))
     model, train = replace(config.model, vocab_size=VOCABULARY), config.train
-    return replace(config, model=model, train=replace(train, sequence_length=length, packing=packing))
+    return replace(
+        config, model=model, train=replace(train, sequence_length=length, packing=packing)
+    )
 
 
 class Reads(TorchDispatchMode):
@@ -130,21 +143,40 @@ def _failed(error: Exception) -> str:
 
 def training(model: str, mode: str, memory: str, optimizer: str = "adamw") -> dict[str, Any]:
     """Steps of one engine in both packings, by every kernel."""
-    overrides = [f"model={model}", f"precision={mode}", MEMORY[memory], f"optim={optimizer}",
-                 f"model.num_layers={LAYERS}"]  # fmt: skip
+    overrides = [
+        f"model={model}",
+        f"precision={mode}",
+        MEMORY[memory],
+        f"optim={optimizer}",
+        f"model.num_layers={LAYERS}",
+    ]
     began = time.perf_counter()
-    row: dict[str, Any] = {"part": "training", "model": model, "mode": mode, "memory": memory, "optimizer": optimizer}
+    row: dict[str, Any] = {
+        "part": "training",
+        "model": model,
+        "mode": mode,
+        "memory": memory,
+        "optimizer": optimizer,
+    }
     try:
         step = Step(config_of(overrides, LENGTH, "rows"))
     except Exception as error:
         return row | {"outcomes": {"all": _failed(error)}, "seconds": time.perf_counter() - began}
     # FlexAttention runs compiled only (compiled.py). What a memory trick does to a block differs by how it is computed:
     # in rows, or by FlashAttention on bounds.
-    kernels = ["auto", *(k for k in KERNELS if k != "flex")] if memory == "plain" else ["sdpa", "varlen"]
+    kernels = (
+        ["auto", *(k for k in KERNELS if k != "flex")] if memory == "plain" else ["sdpa", "varlen"]
+    )
     kernels = kernels if optimizer == "adamw" else ["auto"]
-    with torch.autograd.set_multithreading_enabled(False):  # one fake tensor mode cannot serve two threads
+    with torch.autograd.set_multithreading_enabled(
+        False
+    ):  # one fake tensor mode cannot serve two threads
         outcomes = {f"{p} {k}": step.outcome(k, p) for p in ("rows", "documents") for k in kernels}
-    return row | {"outcomes": outcomes, "reads": step.reads.count["step"], "seconds": time.perf_counter() - began}
+    return row | {
+        "outcomes": outcomes,
+        "reads": step.reads.count["step"],
+        "seconds": time.perf_counter() - began,
+    }
 
 
 def finetuning(model: str, mode: str) -> dict[str, Any]:
@@ -153,7 +185,9 @@ def finetuning(model: str, mode: str) -> dict[str, Any]:
     from eval.finetune.loop import Batch, train_step
 
     outcomes, began = {}, time.perf_counter()
-    config = build(ModelConfig, compose([f"model={model}", f"model.num_layers={LAYERS}"])["model"], "model")
+    config = build(
+        ModelConfig, compose([f"model={model}", f"model.num_layers={LAYERS}"])["model"], "model"
+    )
     for pooling in ("mean", "cls", "pairs"):
         for dropout in (0.0, 0.1):
             reads = Reads()
@@ -163,21 +197,39 @@ def finetuning(model: str, mode: str) -> dict[str, Any]:
                     reads.truth = False
                     with device:
                         encoder = Encoder(
-                            replace(config, vocab_size=VOCABULARY, attention_dropout=dropout, dropout=0.1)
+                            replace(
+                                config,
+                                vocab_size=VOCABULARY,
+                                attention_dropout=dropout,
+                                dropout=0.1,
+                            )
                         )
-                        classifier = SequenceClassifier(encoder, 3, cast(Any, pooling), config.hidden_size, 0.1)
+                        classifier = SequenceClassifier(
+                            encoder, 3, cast(Any, pooling), config.hidden_size, 0.1
+                        )
                     reads.truth = True
                     reads.count.clear()
-                    ids, types, positions = (torch.zeros(ROWS * 64, dtype=torch.int64, device=device) for _ in range(3))
+                    ids, types, positions = (
+                        torch.zeros(ROWS * 64, dtype=torch.int64, device=device) for _ in range(3)
+                    )
                     bounds = torch.zeros(ROWS + 1, dtype=torch.int32, device=device)
                     labels = torch.zeros(ROWS, dtype=torch.int64, device=device)
                     batch = Batch(ids, positions, types, Packing(bounds, None, 64), labels)
-                    number_format = Precision(PrecisionConfig(cast(Any, mode), tf32=mode != "fp32"), device)
-                    optimizer = torch.optim.AdamW(parameter_groups(classifier, 0.01), lr=1e-4, fused=True)
+                    number_format = Precision(
+                        PrecisionConfig(cast(Any, mode), tf32=mode != "fp32"), device
+                    )
+                    optimizer = torch.optim.AdamW(
+                        parameter_groups(classifier, 0.01), lr=1e-4, fused=True
+                    )
                     hyper = cast(Hyperparameters, SimpleNamespace(max_grad_norm=1.0))
                     reads.in_forward = True
                     train_step(
-                        classifier, cast(Any, SimpleNamespace(regression=False)), batch, optimizer, hyper, number_format
+                        classifier,
+                        cast(Any, SimpleNamespace(regression=False)),
+                        batch,
+                        optimizer,
+                        hyper,
+                        number_format,
                     )
                     classifier.eval()
                     with torch.no_grad(), number_format.autocast():
@@ -192,11 +244,22 @@ def finetuning(model: str, mode: str) -> dict[str, Any]:
 def planning(model: str, mode: str, sheet: str) -> dict[str, Any]:
     """The verb `plan` on this machine's "GPU", by the card's data sheet."""
     began = time.perf_counter()
-    found = compose([f"model={model}", f"precision={mode}", "optim=adamw", "train=day", "train.batch_size=1024",
-                     f"tokenizer.vocab_size={VOCABULARY}", f"plan.device={sheet}"])  # fmt: skip
+    found = compose(
+        [
+            f"model={model}",
+            f"precision={mode}",
+            "optim=adamw",
+            "train=day",
+            "train.batch_size=1024",
+            f"tokenizer.vocab_size={VOCABULARY}",
+            f"plan.device={sheet}",
+        ]
+    )
     try:
         config = planned_config(found)
-        tried = list(explore(config, find_target(build(PlanConfig, found["plan"], "plan"), "auto", config)))
+        tried = list(
+            explore(config, find_target(build(PlanConfig, found["plan"], "plan"), "auto", config))
+        )
         best = max((o for o in tried if o.fits), key=lambda o: o.tokens_per_second)
         outcome = f"ok, {len(tried)} options, micro-batch {best.micro_batch}: {best.tokens_per_second:.3g} tokens/s"
     except Exception as error:

@@ -17,7 +17,10 @@ from typing import Any
 import gpu_tests
 from run import ROOT, WORK, rows_of
 
-sys.path += [str(ROOT), str(WORK / "site")]  # a checkout works without an installation, and with the bundle's packages
+sys.path += [
+    str(ROOT),
+    str(WORK / "site"),
+]  # a checkout works without an installation, and with the bundle's packages
 
 from cramming.bench.gate import NoiseFloor
 from cramming.bench.tables import floor_line, replace_section, slug, tricks_table
@@ -36,9 +39,17 @@ def correctness(found: dict[str, Result]) -> list[str]:
     if "tests" not in found:
         return []
     tests = found["tests"]
-    lines = [f"{tests.get('passed', 0)} of {tests['tests']} tests passed, {tests.get('failed', 0)} failed,"
-             f" {tests.get('skipped', 0)} were skipped."]  # fmt: skip
-    return [*lines, *(f"- {name}: {text.strip().splitlines()[-1]}" for name, text in tests["texts"]["failed"].items())]
+    lines = [
+        f"{tests.get('passed', 0)} of {tests['tests']} tests passed, {tests.get('failed', 0)} failed,"
+        f" {tests.get('skipped', 0)} were skipped."
+    ]
+    return [
+        *lines,
+        *(
+            f"- {name}: {text.strip().splitlines()[-1]}"
+            for name, text in tests["texts"]["failed"].items()
+        ),
+    ]
 
 
 def ceilings(found: dict[str, Result]) -> list[str]:
@@ -50,27 +61,61 @@ def ceilings(found: dict[str, Result]) -> list[str]:
 
 
 def speeds(found: dict[str, Result]) -> list[str]:
-    ceiling = max((v for k, v in found.get("ceilings", {}).get("tflops", {}).items() if "fp8" not in k), default=None)
+    ceiling = max(
+        (v for k, v in found.get("ceilings", {}).get("tflops", {}).items() if "fp8" not in k),
+        default=None,
+    )
     lines = []
     for name, row in picked(found, "ours "):
         flops, plan = row["flops_per_token"] * row["tokens_per_second"] / 1e12, row["plan"]
-        lines.append([
-            name, f"{row['tokens_per_second']:,.0f}", f"{flops / ceiling:.0%}" if ceiling else "–",
-            f"{flops / row['peak_tflops']:.0%}" if row["peak_tflops"] else "–", f"{plan['tokens_per_second']:,.0f}",
-            f"{row['peak_bytes'] / GB:.2f}", f"{plan['peak_bytes'] / GB:.2f}", f"{row['first_steps_seconds'][0]:.0f}",
-        ])  # fmt: skip
-    headers = ["model, length", "tokens/s", "of large products", "of the data sheet", "plan's tokens/s",
-               "peak memory, GB", "plan's", "first step, s"]  # fmt: skip
+        lines.append(
+            [
+                name,
+                f"{row['tokens_per_second']:,.0f}",
+                f"{flops / ceiling:.0%}" if ceiling else "–",
+                f"{flops / row['peak_tflops']:.0%}" if row["peak_tflops"] else "–",
+                f"{plan['tokens_per_second']:,.0f}",
+                f"{row['peak_bytes'] / GB:.2f}",
+                f"{plan['peak_bytes'] / GB:.2f}",
+                f"{row['first_steps_seconds'][0]:.0f}",
+            ]
+        )
+    headers = [
+        "model, length",
+        "tokens/s",
+        "of large products",
+        "of the data sheet",
+        "plan's tokens/s",
+        "peak memory, GB",
+        "plan's",
+        "first step, s",
+    ]
     return table(headers, lines)
 
 
 def others(found: dict[str, Result]) -> list[str]:
-    lines = [[name.removesuffix(" against Hugging Face"), f"{row['base_tokens_per_second']:,.0f}",
-              f"{row['tokens_per_second']:,.0f}", f"{row['speedup']:.2f}x", f"{row['base_peak_bytes'] / GB:.2f}",
-              f"{row['peak_bytes'] / GB:.2f}"] for name, row in found.items() if "against Hugging Face" in name
-             and "speedup" in row]  # fmt: skip
+    lines = [
+        [
+            name.removesuffix(" against Hugging Face"),
+            f"{row['base_tokens_per_second']:,.0f}",
+            f"{row['tokens_per_second']:,.0f}",
+            f"{row['speedup']:.2f}x",
+            f"{row['base_peak_bytes'] / GB:.2f}",
+            f"{row['peak_bytes'] / GB:.2f}",
+        ]
+        for name, row in found.items()
+        if "against Hugging Face" in name and "speedup" in row
+    ]
     return table(
-        ["model, length", "Hugging Face's compiled loop, tokens/s", "ours", "ratio", "its peak, GB", "ours"], lines
+        [
+            "model, length",
+            "Hugging Face's compiled loop, tokens/s",
+            "ours",
+            "ratio",
+            "its peak, GB",
+            "ours",
+        ],
+        lines,
     )
 
 
@@ -86,16 +131,25 @@ def small_cards(found: dict[str, Result]) -> list[str]:
         for name, row in found.items()
         if " GiB" in name and "peak_bytes" in row
     ]
-    return table(["model", "tokens/s", "tokens a step", "micro-batches, found by itself", "peak memory, GB"], lines)
+    return table(
+        ["model", "tokens/s", "tokens a step", "micro-batches, found by itself", "peak memory, GB"],
+        lines,
+    )
 
 
 def levers(found: dict[str, Result]) -> list[str]:
     lines = [
-        [name, f"{row['base_tokens_per_second']:,.0f}", f"{row['tokens_per_second']:,.0f}",
-         f"{row['speedup']:.2f}x", f"{row['peak_bytes'] / row['base_peak_bytes']:.2f}x",
-         f"{row['first_steps_seconds']:.0f}"]
-        for name, row in picked(found, "lever: ") if "speedup" in row
-    ]  # fmt: skip
+        [
+            name,
+            f"{row['base_tokens_per_second']:,.0f}",
+            f"{row['tokens_per_second']:,.0f}",
+            f"{row['speedup']:.2f}x",
+            f"{row['peak_bytes'] / row['base_peak_bytes']:.2f}x",
+            f"{row['first_steps_seconds']:.0f}",
+        ]
+        for name, row in picked(found, "lever: ")
+        if "speedup" in row
+    ]
     return table(["lever", "tokens/s without", "with", "ratio", "memory", "first steps, s"], lines)
 
 
@@ -118,9 +172,22 @@ def fine_tuning(found: dict[str, Result]) -> list[str]:
     row, lines = found["fine-tuning against Trainer"], []
     for side in ("trainer", "cramming"):
         scores = ", ".join(f"{run['task']} {run['score']:.1f}" for run in row[side]["runs"])
-        lines.append([side, row[side]["seconds"], f"{row[side]['examples_per_second']:.0f}",
-                      f"{row[side]['examples_per_second_of_training']:.0f}", scores])  # fmt: skip
-    headers = ["side", "seconds in all", "examples/s", "examples/s of one run, without start", "scores"]
+        lines.append(
+            [
+                side,
+                row[side]["seconds"],
+                f"{row[side]['examples_per_second']:.0f}",
+                f"{row[side]['examples_per_second_of_training']:.0f}",
+                scores,
+            ]
+        )
+    headers = [
+        "side",
+        "seconds in all",
+        "examples/s",
+        "examples/s of one run, without start",
+        "scores",
+    ]
     return [*table(headers, lines), "", f"Ratio of examples per second in all: {row['ratio']:.2f}."]
 
 
@@ -129,34 +196,64 @@ def contest(found: dict[str, Result]) -> list[str]:
     for side, row in picked(found, "minutes: "):
         record, scores = row["record"], found.get(f"scores: {side}", {}).get("scores", {})
         validation = record["validation"] or {}
-        told = ", ".join(f"{name} {'–' if score is None else f'{score:.1f}'}" for name, score in scores.items())
+        told = ", ".join(
+            f"{name} {'–' if score is None else f'{score:.1f}'}" for name, score in scores.items()
+        )
         size, seen, rate = record["parameters"], record["tokens"], record["tokens_per_second"]
         loss = validation.get("loss")
-        lines.append([
-            side, f"{size / 1e6:.0f}M", f"{seen / 1e6:,.0f}M", record["steps"], f"{rate:,.0f}" if rate else "–",
-            f"{loss:.3f}" if loss else "–", told,
-        ])  # fmt: skip
-    headers = ["recipe", "parameters", "tokens", "steps", "tokens/s", "pinned validation loss", "scores"]
+        lines.append(
+            [
+                side,
+                f"{size / 1e6:.0f}M",
+                f"{seen / 1e6:,.0f}M",
+                record["steps"],
+                f"{rate:,.0f}" if rate else "–",
+                f"{loss:.3f}" if loss else "–",
+                told,
+            ]
+        )
+    headers = [
+        "recipe",
+        "parameters",
+        "tokens",
+        "steps",
+        "tokens/s",
+        "pinned validation loss",
+        "scores",
+    ]
     return table(headers, lines)
 
 
 def tricks(found: dict[str, Result]) -> list[str]:
     rows = [row["trick"] for _, row in picked(found, "trick: ")]
-    floors = {f["rounding"]: NoiseFloor(**f) for _, row in picked(found, "trick: ") for f in row["floors"]}
+    floors = {
+        f["rounding"]: NoiseFloor(**f) for _, row in picked(found, "trick: ") for f in row["floors"]
+    }
     lines = [line for floor in floors.values() for line in ("", floor_line(floor))]
     return [*tricks_table(rows), *lines] if rows else []
 
 
 PARTS: dict[str, Callable[[dict[str, Result]], list[str]]] = {
-    "Is it right": correctness, "Ceilings": ceilings, "Our steps": speeds, "Against Hugging Face": others,
-    "In the memory of a small card": small_cards, "Levers, with and without each": levers, "A run": run_of_minutes,
-    "Fine-tuning against Trainer": fine_tuning, "Two recipes, one seed each": contest, "Every trick": tricks,
-}  # fmt: skip
+    "Is it right": correctness,
+    "Ceilings": ceilings,
+    "Our steps": speeds,
+    "Against Hugging Face": others,
+    "In the memory of a small card": small_cards,
+    "Levers, with and without each": levers,
+    "A run": run_of_minutes,
+    "Fine-tuning against Trainer": fine_tuning,
+    "Two recipes, one seed each": contest,
+    "Every trick": tricks,
+}
 
 
 def picked(found: dict[str, Result], start: str) -> list[tuple[str, Result]]:
     """Rows that were measured, by the rest of their name."""
-    return [(name.removeprefix(start), row) for name, row in found.items() if name.startswith(start) and len(row) > 1]
+    return [
+        (name.removeprefix(start), row)
+        for name, row in found.items()
+        if name.startswith(start) and len(row) > 1
+    ]
 
 
 def report(folder: Path) -> tuple[dict[str, Any], list[str]]:
@@ -164,10 +261,14 @@ def report(folder: Path) -> tuple[dict[str, Any], list[str]]:
     rows = {name: row for file in files_of(folder) for name, row in rows_of(file).items()}
     about = [json.loads(line) for line in lines_of(folder) if line.startswith('{"about"')][-1]
     found = {name: row["result"] for name, row in rows.items() if "result" in row}
-    if "tests" not in found and (folder / gpu_tests.FILE).exists():  # what has ended before the row did
+    if (
+        "tests" not in found and (folder / gpu_tests.FILE).exists()
+    ):  # what has ended before the row did
         found["tests"] = gpu_tests.summary(folder / gpu_tests.FILE)
     text = ["`python benchmarks/gpu/run.py --stage 1|2|3|4`", "", *measured_with(folder)]
-    text += ["", "Sizes of a try-out: no number of it says how fast anything is."] * (about["scale"] != "full")
+    text += ["", "Sizes of a try-out: no number of it says how fast anything is."] * (
+        about["scale"] != "full"
+    )
     for title, part in PARTS.items():
         if lines := part(found):
             text += ["", f"### {title}", "", *lines]
@@ -179,7 +280,11 @@ def report(folder: Path) -> tuple[dict[str, Any], list[str]]:
 
 def measured_with(folder: Path) -> list[str]:
     """Dates, commits and versions of the calls of run.py."""
-    calls = [call_of(json.loads(line)["about"]) for line in lines_of(folder) if line.startswith('{"about"')]
+    calls = [
+        call_of(json.loads(line)["about"])
+        for line in lines_of(folder)
+        if line.startswith('{"about"')
+    ]
     return [f"- {call}" for call in dict.fromkeys(calls)]
 
 
@@ -193,19 +298,29 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def lines_of(folder: Path) -> list[str]:
-    return [line for file in files_of(folder) for line in file.read_text(encoding="utf-8").splitlines()]
+    return [
+        line for file in files_of(folder) for line in file.read_text(encoding="utf-8").splitlines()
+    ]
 
 
 def without_places(line: str) -> str:
     """Where a checkout and its packages lie is no result."""
-    return re.sub(r"(?<![\w.])/[^\s\"']*/(site-packages/|(?=(tests|benchmarks|build|cramming|eval)/))", "", line)
+    return re.sub(
+        r"(?<![\w.])/[^\s\"']*/(site-packages/|(?=(tests|benchmarks|build|cramming|eval)/))",
+        "",
+        line,
+    )
 
 
 def reason(row: dict[str, Any]) -> str | None:
     """Why a row has no numbers, in a line."""
     result = row.get("result", {})
     text = row.get("error") or row.get("skipped") or result.get("refused") or result.get("error")
-    text = text or result.get("trick", {}).get("error") or ("" if "result" in row else "under way when all ended")
+    text = (
+        text
+        or result.get("trick", {}).get("error")
+        or ("" if "result" in row else "under way when all ended")
+    )
     return text.strip().splitlines()[-1] if text else None
 
 
@@ -213,7 +328,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("measured", type=Path, help="run.py's --out")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
-    parser.add_argument("--docs", type=Path, help="docs/tricks.md: this device's section is replaced")
+    parser.add_argument(
+        "--docs", type=Path, help="docs/tricks.md: this device's section is replaced"
+    )
     args = parser.parse_args(arguments)
     about, text = report(args.measured)
     where = about["about"]
@@ -223,7 +340,20 @@ def main(arguments: list[str] | None = None) -> None:
     raw = [line for line in lines_of(args.measured) if '"begun"' not in line]
     text = [without_places(line) for line in text]
     file.write_text(
-        "\n".join([f"# {where['name']}", "", *text, "", "## Raw", "", "```json", *map(without_places, raw), "```", ""])
+        "\n".join(
+            [
+                f"# {where['name']}",
+                "",
+                *text,
+                "",
+                "## Raw",
+                "",
+                "```json",
+                *map(without_places, raw),
+                "```",
+                "",
+            ]
+        )
     )
     print(file)
     if args.docs:

@@ -47,7 +47,9 @@ class NoiseFloor:
     def tolerance(self) -> list[float]:
         """What is allowed in each window, in nats. UserError where a repetition diverged: that would allow anything."""
         require(
-            all(math.isfinite(distance) for repetition in self.distances for distance in repetition),
+            all(
+                math.isfinite(distance) for repetition in self.distances for distance in repetition
+            ),
             f"the loss of a repetition whose starting weights were perturbed by {self.rounding:.1e} is not finite, so"
             " nothing can be judged by it; with bench, lower bench.gate.optim.lr",
         )
@@ -80,12 +82,16 @@ class Verdicts:
     floors: dict[str, Any]  # by rounding
 
 
-def judge(trick: Trick, reference: Sequence[float], losses: Sequence[float], floor: NoiseFloor) -> Verdict:
+def judge(
+    trick: Trick, reference: Sequence[float], losses: Sequence[float], floor: NoiseFloor
+) -> Verdict:
     """Compare two loss curves of equal length."""
     assert trick.rounding == floor.rounding
     found, allowed = distances(reference, losses), floor.tolerance()
     broken = next((i for i, distance in enumerate(found) if not math.isfinite(distance)), None)
-    worst = max(range(len(found)), key=lambda i: found[i] / allowed[i]) if broken is None else broken
+    worst = (
+        max(range(len(found)), key=lambda i: found[i] / allowed[i]) if broken is None else broken
+    )
     distance = found[worst] if broken is None else None
     return Verdict(
         trick=trick.name,
@@ -115,7 +121,9 @@ def _means(losses: Sequence[float]) -> list[float]:
     return [sum(window) / len(window) for window in windows]
 
 
-def spec_of(settings: Mapping[str, Any], trick: Trick, vocab_size: int, device: str) -> dict[str, Any]:
+def spec_of(
+    settings: Mapping[str, Any], trick: Trick, vocab_size: int, device: str
+) -> dict[str, Any]:
     """What a worker must know to train the reference with one trick (worker.py)."""
     return {
         "name": trick.name,
@@ -133,8 +141,16 @@ class Curves:
     the noise floors that were needed so far, by rounding.
     """
 
-    def __init__(self, settings: dict[str, Any], steps: int, vocab_size: int, device: str, make: Make) -> None:
-        self.settings, self.steps, self.vocab_size, self.device, self.make = settings, steps, vocab_size, device, make
+    def __init__(
+        self, settings: dict[str, Any], steps: int, vocab_size: int, device: str, make: Make
+    ) -> None:
+        self.settings, self.steps, self.vocab_size, self.device, self.make = (
+            settings,
+            steps,
+            vocab_size,
+            device,
+            make,
+        )
         self.floors: dict[float, NoiseFloor] = {}
 
     @cached_property
@@ -152,8 +168,12 @@ class Curves:
         """The reference against itself with its starting weights perturbed by `rounding`; measured once."""
         if rounding not in self.floors:
             reference, spec = self.reference, self.spec(BASELINE)
-            curves = self.losses([spec | {"perturbed": (rounding, seed)} for seed in range(1, REPETITIONS + 1)])
-            self.floors[rounding] = NoiseFloor(rounding, [distances(reference, curve) for curve in curves])
+            curves = self.losses(
+                [spec | {"perturbed": (rounding, seed)} for seed in range(1, REPETITIONS + 1)]
+            )
+            self.floors[rounding] = NoiseFloor(
+                rounding, [distances(reference, curve) for curve in curves]
+            )
         return self.floors[rounding]
 
     def verdict(self, trick: Trick) -> Verdict:
@@ -177,7 +197,9 @@ class Curves:
     def spec(self, trick: Trick) -> dict[str, Any]:
         """What a worker must know. A step that fp16 skips until its scale fits is repeated: else the curve would stay
         one batch behind the reference's."""
-        return spec_of(self.settings, trick, self.vocab_size, self.device) | {"repeat_skipped": True}
+        return spec_of(self.settings, trick, self.vocab_size, self.device) | {
+            "repeat_skipped": True
+        }
 
     def losses(self, specs: Sequence[dict[str, Any]]) -> list[list[float]]:
         """The loss of every step of each candidate, one after the other in one process."""
@@ -194,14 +216,20 @@ def place(device_name: str, torch_version: str) -> str:
     return f"{device_name} | torch {torch_version}"
 
 
-def save(file: Path, where: str, verdicts: Sequence[Verdict], floors: Sequence[NoiseFloor] = ()) -> None:
+def save(
+    file: Path, where: str, verdicts: Sequence[Verdict], floors: Sequence[NoiseFloor] = ()
+) -> None:
     """Add verdicts and noise floors to the file; newer ones replace older."""
     known = load(file)
     here = known.setdefault(where, Verdicts({}, {}))
     here.verdicts.update({v.trick: v for v in verdicts})
-    here.floors.update({f"{f.rounding:.3g}": asdict(f) | {"tolerance": f.tolerance()} for f in floors})
+    here.floors.update(
+        {f"{f.rounding:.3g}": asdict(f) | {"tolerance": f.tolerance()} for f in floors}
+    )
     places = {name: asdict(found) for name, found in known.items()}
-    write_atomically(file, json.dumps({"format": FORMAT, "places": places}, indent=1, sort_keys=True) + "\n")
+    write_atomically(
+        file, json.dumps({"format": FORMAT, "places": places}, indent=1, sort_keys=True) + "\n"
+    )
 
 
 def load(file: Path) -> dict[str, Verdicts]:
@@ -229,11 +257,17 @@ def check(settings: Mapping[str, Any], where: str, device_type: str, mode: str) 
     for trick in in_force(settings, device_type, mode):
         verdict = verdicts.get(trick.name)
         if verdict is None or (trick.name == BEST and verdict.settings != spelled(trick.settings)):
-            states[trick.name] = "untested"  # or another stack was: what pays changes with this suite's versions
+            states[trick.name] = (
+                "untested"  # or another stack was: what pays changes with this suite's versions
+            )
             continue
         states[trick.name] = "passed" if verdict.passed else "forced"
         own = {key: get(settings, key) for key in trick.decisive or trick.settings}
-        distance = "was not finite" if verdict.distance is None else f"strayed by {verdict.distance:.2g} nats"
+        distance = (
+            "was not finite"
+            if verdict.distance is None
+            else f"strayed by {verdict.distance:.2g} nats"
+        )
         require(
             verdict.passed or trick.name in forced,
             f"{spelled(own)}: the trick '{trick.name}' failed the correctness gate on this device: its loss {distance}"

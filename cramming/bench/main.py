@@ -29,7 +29,9 @@ from cramming.progress import Progress, say
 
 ELSEWHERE = {"cuda": "needs CUDA", "cpu": "is for CPUs only"}  # a trick of the other kind of device
 Make = Callable[[Spec], Worker]
-Vocabulary = Annotated[int, Within(lambda size: size >= 2 * len(SPECIAL), f"at least {2 * len(SPECIAL)}")]
+Vocabulary = Annotated[
+    int, Within(lambda size: size >= 2 * len(SPECIAL), f"at least {2 * len(SPECIAL)}")
+]
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,9 @@ class BenchConfig:
     rounds: Count
     steps: Count
     vocab_size: Vocabulary
-    gate_steps: Annotated[int, Within(lambda steps: steps >= 2 * gate.WINDOW, f"at least {2 * gate.WINDOW}")]
+    gate_steps: Annotated[
+        int, Within(lambda steps: steps >= 2 * gate.WINDOW, f"at least {2 * gate.WINDOW}")
+    ]
     gate_vocab_size: Vocabulary
     gate: dict[str, dict[str, Any]]
     out: Path
@@ -72,7 +76,9 @@ def main(settings: dict[str, Any]) -> None:
                 where = gate.place(described.name, torch.__version__)
                 gate.save(gates, where, [verdict], list(bench.curves.floors.values()))
             table = [known[name] for name in order if name in known]
-            raw = tables.write(config.out, config.raw, table, described, settings, list(floors.values()))
+            raw = tables.write(
+                config.out, config.raw, table, described, settings, list(floors.values())
+            )
             bar.advance(1)  # what is written is not lost by a crash later
             say(tables.line(known[trick.name]))
     say(f"{config.out}: {len(rows)} rows measured, {len(table)} in the table; raw numbers in {raw}")
@@ -93,21 +99,37 @@ class Bench:
     """
 
     def __init__(
-        self, settings: dict[str, Any], config: BenchConfig, device: torch.device, running: ExitStack,
+        self,
+        settings: dict[str, Any],
+        config: BenchConfig,
+        device: torch.device,
+        running: ExitStack,
         make: Make = Worker,
-    ) -> None:  # fmt: skip
-        smaller = {f"{section}.{key}": value for section, keys in config.gate.items() for key, value in keys.items()}
+    ) -> None:
+        smaller = {
+            f"{section}.{key}": value
+            for section, keys in config.gate.items()
+            for key, value in keys.items()
+        }
         small = changed(settings, smaller, "bench.gate")
         self.shapes = {"full": settings, "small": small}
         self.config, self.device, self.running, self.make = config, device, running, make
         self.curves = Curves(small, config.gate_steps, config.gate_vocab_size, device.type, make)
         self.bases: dict[str, Worker] = {}
-        self.ceilings: dict[tuple[str, bool], float] = {}  # by mode, and whether fp32 products are TF32's
+        self.ceilings: dict[
+            tuple[str, bool], float
+        ] = {}  # by mode, and whether fp32 products are TF32's
 
     def judged_row(self, trick: Trick) -> tuple[dict[str, Any], gate.Verdict | None]:
         """A row of the table, and the gate's verdict; none on what is not run here or is another algorithm."""
         date, commit = f"{datetime.now(UTC):%Y-%m-%d}", git("rev-parse", "--short", "HEAD")
-        row = {"name": trick.name, "about": trick.about, "date": date, "commit": commit, **self.row(trick)}
+        row = {
+            "name": trick.name,
+            "about": trick.about,
+            "date": date,
+            "commit": commit,
+            **self.row(trick),
+        }
         if "error" in row:
             return row, None
         if trick.rounding is None:
@@ -135,7 +157,9 @@ class Bench:
         return {**row, "shape": shape, "ceiling_flops": self.ceilings[mode, tf32]}
 
 
-def measure(base: Worker, spec: Spec, rounds: int, steps: int, make: Make = Worker) -> dict[str, Any]:
+def measure(
+    base: Worker, spec: Spec, rounds: int, steps: int, make: Make = Worker
+) -> dict[str, Any]:
     """A candidate and the base, interleaved: seconds per step of both, speed-up, peak memory."""
     seconds: dict[str, list[float]] = {"base": [], "other": []}
     peaks = dict[str, int]()
@@ -170,7 +194,9 @@ def is_too_slow_here(trick: Trick, device: torch.device) -> bool:
     return device.type == "cpu" and mode != "fp32" and mode != resolve("auto", device)
 
 
-def matmul_flops(device: torch.device, dtype: torch.dtype, tf32: bool = False, seconds: float = 1.0) -> float:
+def matmul_flops(
+    device: torch.device, dtype: torch.dtype, tf32: bool = False, seconds: float = 1.0
+) -> float:
     """Floating-point operations per second of large square products here and now: the median of repeats.
 
     `tf32` concerns those of fp32.

@@ -24,7 +24,17 @@ from cramming.progress import say
 
 Row = dict[str, Any]
 PACKAGES = ("torch", "transformers", "accelerate", "torchao", "triton")  # that matter for speed
-MEASURED_SECTIONS = ("model", "train", "objective", "optim", "attention", "memory", "runtime", "precision", "parallel")
+MEASURED_SECTIONS = (
+    "model",
+    "train",
+    "objective",
+    "optim",
+    "attention",
+    "memory",
+    "runtime",
+    "precision",
+    "parallel",
+)
 NOT_CONDITIONS = ("only", "out", "raw")  # of the section `bench`
 HEADER = [
     "| trick | what it is | tokens/s | relative to reference | MFU | peak memory, MB | relative to reference"
@@ -72,7 +82,9 @@ def floor_line(floor: NoiseFloor) -> str:
     windows = [max(distances) for distances in zip(*floor.distances, strict=True)]
     allowed = floor.tolerance()
     steps = [round(share * (len(windows) - 1)) for share in (0.2, 0.4, 0.6, 0.8, 1)]
-    found = ", ".join(f"{windows[i]:.1g} ({allowed[i]:.2g}) at step {(i + 1) * WINDOW}" for i in steps)
+    found = ", ".join(
+        f"{windows[i]:.1g} ({allowed[i]:.2g}) at step {(i + 1) * WINDOW}" for i in steps
+    )
     return (
         f"Gate: {len(floor.distances)} repetitions of the reference with weights perturbed by {floor.rounding:.2g}"
         f" strayed by up to, in nats (allowed): {found}."
@@ -84,7 +96,9 @@ def tricks_table(rows: Sequence[Row]) -> list[str]:
     lines = list(HEADER)
     for row in rows:
         if "error" in row:
-            lines.append(f"| {row['name']} | {row['about']} | not run here: {row['error']} | | | | | |")
+            lines.append(
+                f"| {row['name']} | {row['about']} | not run here: {row['error']} | | | | | |"
+            )
             continue
         name = f"{row['name']} (small shape)" if row["shape"] == "small" else row["name"]
         lines.append(
@@ -96,7 +110,12 @@ def tricks_table(rows: Sequence[Row]) -> list[str]:
 
 
 def write(
-    out: Path, raw: Path, rows: list[Row], device: DeviceInfo, settings: dict[str, Any], floors: Sequence[NoiseFloor]
+    out: Path,
+    raw: Path,
+    rows: list[Row],
+    device: DeviceInfo,
+    settings: dict[str, Any],
+    floors: Sequence[NoiseFloor],
 ) -> Path:
     """Put this device's section into `out` (others stay), everything raw into a JSON file in `raw`; returns that."""
     train, model, bench = settings["train"], settings["model"], settings["bench"]
@@ -114,8 +133,13 @@ def write(
         section += ["", floor_line(floor)]
     replace_section(out, f"tricks: {device.name}", section)
     file = raw / f"tricks_{slug(device.name)}_{now}.json"
-    content = {"about": about, "conditions": conditions(settings), "settings": settings,
-               "floors": [asdict(floor) for floor in floors], "rows": rows}  # fmt: skip
+    content = {
+        "about": about,
+        "conditions": conditions(settings),
+        "settings": settings,
+        "floors": [asdict(floor) for floor in floors],
+        "rows": rows,
+    }
     write_atomically(file, json.dumps(content, indent=1) + "\n")
     return file
 
@@ -131,14 +155,16 @@ def replace_section(page: Path, title: str, lines: Sequence[str]) -> None:
 
 def read_earlier(
     raw: Path, device: DeviceInfo, settings: dict[str, Any]
-) -> tuple[list[Row], dict[float, NoiseFloor]]:  # fmt: skip
+) -> tuple[list[Row], dict[float, NoiseFloor]]:
     """Rows and noise floors, by rounding, of this device's newest raw file; none if it was measured otherwise."""
     files = sorted(raw.glob(f"tricks_{slug(device.name)}_????-??-??.json"))
     if not files:
         return [], {}
     content = json.loads(files[-1].read_text(encoding="utf-8"))
     if content["conditions"] != conditions(settings):
-        say(f"{files[-1]}: its rows were measured with other settings or versions; the table begins anew")
+        say(
+            f"{files[-1]}: its rows were measured with other settings or versions; the table begins anew"
+        )
         return [], {}
     floors = [NoiseFloor(**floor) for floor in content["floors"]]
     return content["rows"], {floor.rounding: floor for floor in floors}

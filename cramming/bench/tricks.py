@@ -32,7 +32,10 @@ REFERENCE: Settings = {
     "memory.loss_chunk": None,
 }
 
-SAME, COARSE = 2.0**-23, 2.0**-8  # one unit in the last place of fp32: another order of sums; of bf16: fewer bits
+SAME, COARSE = (
+    2.0**-23,
+    2.0**-8,
+)  # one unit in the last place of fp32: another order of sums; of bf16: fewer bits
 BEST = "best stack"
 
 
@@ -62,66 +65,199 @@ class Trick:
         return bool(keys) and all(get(settings, key) == self.settings[key] for key in keys)
 
 
-COMPILED, BF16, FP8 = {"runtime.compile": "model"}, {"precision.mode": "bf16"}, {"precision.mode": "fp8"}
+COMPILED, BF16, FP8 = (
+    {"runtime.compile": "model"},
+    {"precision.mode": "bf16"},
+    {"precision.mode": "fp8"},
+)
 LAYERWISE: tuple[tuple[str, str, Settings], ...] = (
     (
         "LAMB",
         "Adam",
-        {"name": "lamb", "lr": 2.5e-3, "weight_decay": 0.01, "clip": 1.0, "betas": [0.9, 0.98], "eps": 1e-6},
+        {
+            "name": "lamb",
+            "lr": 2.5e-3,
+            "weight_decay": 0.01,
+            "clip": 1.0,
+            "betas": [0.9, 0.98],
+            "eps": 1e-6,
+        },
     ),
-    ("LARS", "SGD", {"name": "lars", "lr": 0.5, "weight_decay": 0.01, "clip": None, "momentum": 0.9}),
+    (
+        "LARS",
+        "SGD",
+        {"name": "lars", "lr": 0.5, "weight_decay": 0.01, "clip": None, "momentum": 0.9},
+    ),
 )
 TRICKS: tuple[Trick, ...] = (
-    Trick("last layer at targets", {"attention.last_layer": "targets"}, SAME,
-          "last block only where the loss needs it"),
-    Trick("attention varlen", {"attention.kernel": "varlen", **BF16}, COARSE, "FlashAttention on bounds, in bf16",
-          "cuda", decisive=("attention.kernel",)),
-    Trick("attention flex", {"attention.kernel": "flex"}, SAME,
-          "FlexAttention, compiled; on a CPU it has a forward pass only", "cuda"),
-    Trick("attention products", {"attention.kernel": "products", **BF16}, COARSE,
-          "attention as products and softmax, in bf16", "cpu", decisive=("attention.kernel",)),
+    Trick(
+        "last layer at targets",
+        {"attention.last_layer": "targets"},
+        SAME,
+        "last block only where the loss needs it",
+    ),
+    Trick(
+        "attention varlen",
+        {"attention.kernel": "varlen", **BF16},
+        COARSE,
+        "FlashAttention on bounds, in bf16",
+        "cuda",
+        decisive=("attention.kernel",),
+    ),
+    Trick(
+        "attention flex",
+        {"attention.kernel": "flex"},
+        SAME,
+        "FlexAttention, compiled; on a CPU it has a forward pass only",
+        "cuda",
+    ),
+    Trick(
+        "attention products",
+        {"attention.kernel": "products", **BF16},
+        COARSE,
+        "attention as products and softmax, in bf16",
+        "cpu",
+        decisive=("attention.kernel",),
+    ),
     Trick("keep heap", {"runtime.keep_heap": True}, SAME, "malloc keeps freed memory", "cpu"),
-    Trick("compile blocks", {"runtime.compile": "blocks"}, SAME, "one block compiled, used for all"),
+    Trick(
+        "compile blocks", {"runtime.compile": "blocks"}, SAME, "one block compiled, used for all"
+    ),
     Trick("compile model", COMPILED, SAME, "forward and backward pass compiled"),
-    Trick("coordinate descent", {**COMPILED, "runtime.tune": "coordinate-descent"}, SAME,
-          "compiled, tiles of fused kernels searched for", "cuda", decisive=("runtime.tune",)),
-    Trick("max-autotune", {**COMPILED, "runtime.tune": "max-autotune"}, SAME,
-          "compiled, matrix products too by the kernels that win here", "cuda", decisive=("runtime.tune",)),
-    Trick("CUDA graphs", {**COMPILED, "runtime.cuda_graphs": True}, SAME,
-          "compiled, all launches of a pass replayed as one", "cuda", decisive=("runtime.cuda_graphs",)),
-    Trick("tf32", {"precision.tf32": True}, COARSE, "fp32 products with 10 bits of mantissa", "cuda"),
+    Trick(
+        "coordinate descent",
+        {**COMPILED, "runtime.tune": "coordinate-descent"},
+        SAME,
+        "compiled, tiles of fused kernels searched for",
+        "cuda",
+        decisive=("runtime.tune",),
+    ),
+    Trick(
+        "max-autotune",
+        {**COMPILED, "runtime.tune": "max-autotune"},
+        SAME,
+        "compiled, matrix products too by the kernels that win here",
+        "cuda",
+        decisive=("runtime.tune",),
+    ),
+    Trick(
+        "CUDA graphs",
+        {**COMPILED, "runtime.cuda_graphs": True},
+        SAME,
+        "compiled, all launches of a pass replayed as one",
+        "cuda",
+        decisive=("runtime.cuda_graphs",),
+    ),
+    Trick(
+        "tf32", {"precision.tf32": True}, COARSE, "fp32 products with 10 bits of mantissa", "cuda"
+    ),
     Trick("bf16", BF16, COARSE, "products in bf16, weights and sums in fp32"),
-    Trick("bf16 residual stream", {**BF16, "precision.residual": "bf16"}, COARSE,
-          "bf16, and so are what flows between blocks and norms' outputs", decisive=("precision.residual",)),
-    Trick("fp16", {"precision.mode": "fp16"}, COARSE, "products in fp16, loss scaled, fp32 master weights"),
-    Trick("large loss chunks", {"memory.loss_chunk": 2**28}, SAME,
-          "2^28 logits at a time, mostly all of a micro-batch's", any_value=True),
+    Trick(
+        "bf16 residual stream",
+        {**BF16, "precision.residual": "bf16"},
+        COARSE,
+        "bf16, and so are what flows between blocks and norms' outputs",
+        decisive=("precision.residual",),
+    ),
+    Trick(
+        "fp16",
+        {"precision.mode": "fp16"},
+        COARSE,
+        "products in fp16, loss scaled, fp32 master weights",
+    ),
+    Trick(
+        "large loss chunks",
+        {"memory.loss_chunk": 2**28},
+        SAME,
+        "2^28 logits at a time, mostly all of a micro-batch's",
+        any_value=True,
+    ),
     Trick("accumulation x4", {}, SAME, "four micro-batches per step", micro_batches=4),
-    Trick("checkpoint all", {"memory.checkpoint_every": 1}, SAME, "every block computed again", any_value=True),
-    Trick("checkpoint every 2nd", {"memory.checkpoint_every": 2}, SAME, "every second block computed again"),
-    Trick("selective checkpoint", {"memory.checkpoint_every": 1, "memory.checkpoint": "selective"}, SAME,
-          "all but products and attention computed again", any_value=True),
-    Trick("activation budget 0.5", {"memory.activation_budget": 0.5, **COMPILED}, SAME,
-          "the compiler keeps half of the activations", decisive=("memory.activation_budget",), any_value=True),
-    Trick("activation offload", {"memory.offload_activations": True}, SAME, "activations kept in main memory"),
-    Trick("weight offload", {"memory.offload_weights": True}, SAME, "blocks' weights and gradients in main memory"),
-    Trick("optimizer offload", {"memory.offload_optimizer": True}, SAME, "optimizer state in main memory, CPU updates"),
-    Trick("fp8", {**FP8, "precision.fp8_scaling": "tensorwise"}, COARSE,
-          "blocks' linear layers in fp8, a scale for each tensor, the rest bf16", "cuda"),
-    Trick("fp8 rowwise", {**FP8, "precision.fp8_scaling": "rowwise"}, COARSE,
-          "the same with a scale for each row and column", "cuda"),
-    Trick("8-bit AdamW", {"optim.name": "adamw8bit", "optim.eps": 1e-8}, COARSE, "moments in 8 bits (torchao)",
-          decisive=("optim.name",)),
-    Trick("4-bit AdamW", {"optim.name": "adamw4bit", "optim.eps": 1e-8}, COARSE, "moments in 4 bits (torchao)",
-          decisive=("optim.name",)),
+    Trick(
+        "checkpoint all",
+        {"memory.checkpoint_every": 1},
+        SAME,
+        "every block computed again",
+        any_value=True,
+    ),
+    Trick(
+        "checkpoint every 2nd",
+        {"memory.checkpoint_every": 2},
+        SAME,
+        "every second block computed again",
+    ),
+    Trick(
+        "selective checkpoint",
+        {"memory.checkpoint_every": 1, "memory.checkpoint": "selective"},
+        SAME,
+        "all but products and attention computed again",
+        any_value=True,
+    ),
+    Trick(
+        "activation budget 0.5",
+        {"memory.activation_budget": 0.5, **COMPILED},
+        SAME,
+        "the compiler keeps half of the activations",
+        decisive=("memory.activation_budget",),
+        any_value=True,
+    ),
+    Trick(
+        "activation offload",
+        {"memory.offload_activations": True},
+        SAME,
+        "activations kept in main memory",
+    ),
+    Trick(
+        "weight offload",
+        {"memory.offload_weights": True},
+        SAME,
+        "blocks' weights and gradients in main memory",
+    ),
+    Trick(
+        "optimizer offload",
+        {"memory.offload_optimizer": True},
+        SAME,
+        "optimizer state in main memory, CPU updates",
+    ),
+    Trick(
+        "fp8",
+        {**FP8, "precision.fp8_scaling": "tensorwise"},
+        COARSE,
+        "blocks' linear layers in fp8, a scale for each tensor, the rest bf16",
+        "cuda",
+    ),
+    Trick(
+        "fp8 rowwise",
+        {**FP8, "precision.fp8_scaling": "rowwise"},
+        COARSE,
+        "the same with a scale for each row and column",
+        "cuda",
+    ),
+    Trick(
+        "8-bit AdamW",
+        {"optim.name": "adamw8bit", "optim.eps": 1e-8},
+        COARSE,
+        "moments in 8 bits (torchao)",
+        decisive=("optim.name",),
+    ),
+    Trick(
+        "4-bit AdamW",
+        {"optim.name": "adamw4bit", "optim.eps": 1e-8},
+        COARSE,
+        "moments in 4 bits (torchao)",
+        decisive=("optim.name",),
+    ),
     *(
-        Trick(f"{name}, {word} rule",
-              {"optim": {**settings, "lr_scale": {"rule": rule, "base_batch": 4}, "lr_width": None}}, None,
-              f"layer-wise {kind} for large batches; learning rate for 4 sequences carried over by the {word} rule")
+        Trick(
+            f"{name}, {word} rule",
+            {"optim": {**settings, "lr_scale": {"rule": rule, "base_batch": 4}, "lr_width": None}},
+            None,
+            f"layer-wise {kind} for large batches; learning rate for 4 sequences carried over by the {word} rule",
+        )
         for name, kind, settings in LAYERWISE
         for rule, word in (("linear", "linear"), ("sqrt", "square-root"))
     ),
-)  # fmt: skip
+)
 
 
 def best(device_type: str, mode: str) -> Trick:
@@ -158,13 +294,17 @@ def get(settings: Mapping[str, Any], dotted: str) -> Any:
 
 def changed(settings: Mapping[str, Any], changes: Settings, what: str = "bench") -> dict[str, Any]:
     """A deep enough copy of nested settings with dotted ones replaced; UserError of `what` names an unknown one."""
-    result: dict[str, Any] = {k: dict(v) if isinstance(v, Mapping) else v for k, v in settings.items()}
+    result: dict[str, Any] = {
+        k: dict(v) if isinstance(v, Mapping) else v for k, v in settings.items()
+    }
     for dotted, value in changes.items():
         section, _, key = dotted.partition(".")
         if not key:
             result[section] = value  # the whole section: another choice has other settings
             continue
         known = isinstance(result.get(section), dict) and key in result[section]
-        require(known, f"{what}: {dotted} is no setting of this configuration, which `--cfg job` prints")
+        require(
+            known, f"{what}: {dotted} is no setting of this configuration, which `--cfg job` prints"
+        )
         result[section][key] = value
     return result

@@ -60,17 +60,25 @@ class Worker:
     with `shares_code`, where the time of compilation is not measured.
     """
 
-    def __init__(self, spec: Spec, command: Sequence[str] | None = None, shares_code: bool = False) -> None:
+    def __init__(
+        self, spec: Spec, command: Sequence[str] | None = None, shares_code: bool = False
+    ) -> None:
         # A killed process's compiler threads may write for a moment more.
-        self._folder = tempfile.TemporaryDirectory(prefix="cramming-bench-", ignore_cleanup_errors=True)
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="cramming-bench-", ignore_cleanup_errors=True
+        )
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in __exit__
         own = {"TMPDIR": self._folder.name}
         if not shares_code:
             own["TORCHINDUCTOR_CACHE_DIR"] = str(Path(self._folder.name) / "compiled")
         self._process = subprocess.Popen(
             command or [sys.executable, "-m", "cramming.bench.worker"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, env={**os.environ, **own},
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env={**os.environ, **own},
+        )
         try:
             self.rebuild(spec)
         except BaseException:
@@ -95,7 +103,9 @@ class Worker:
         if not line:
             code = self._process.wait()
             self._errors.seek(0)
-            reason = (self._errors.read().strip().splitlines() or [f"it ended with exit code {code}"])[-1]
+            reason = (
+                self._errors.read().strip().splitlines() or [f"it ended with exit code {code}"]
+            )[-1]
             raise UserError(f"bench: {self.spec['name']}: {reason}")
         return cast(dict[str, Any], json.loads(line))
 
@@ -108,7 +118,9 @@ class Worker:
                 with suppress(BrokenPipeError):  # what it never read
                     stream.close()
         try:
-            self._process.wait(timeout=5)  # its input has ended, so it does, and ends its compiler's processes
+            self._process.wait(
+                timeout=5
+            )  # its input has ended, so it does, and ends its compiler's processes
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -135,12 +147,21 @@ class Workload:
     def __init__(self, spec: Spec, device: torch.device) -> None:
         self.device = device
         config = Config.of(spec["settings"])
-        model, train = replace(config.model, vocab_size=spec["vocab_size"]), replace(config.train, batch_ramp=None)
-        self.config = config = replace(config, model=model, train=train, objective=config.objective.at(0.0))
+        model, train = (
+            replace(config.model, vocab_size=spec["vocab_size"]),
+            replace(config.train, batch_ramp=None),
+        )
+        self.config = config = replace(
+            config, model=model, train=train, objective=config.objective.at(0.0)
+        )
         self.train, self.objective, self.optim = config.train, config.objective, config.optim
         self.flops_per_token = config.flops_per_token()
         self.source = topic_batches(
-            self.objective, spec["vocab_size"], self.train.sequence_length, self.train.packing, self.train.batch_size
+            self.objective,
+            spec["vocab_size"],
+            self.train.sequence_length,
+            self.train.packing,
+            self.train.batch_size,
         )
 
     def step(self, batches: Sequence[Batch], step: int) -> float:
@@ -169,7 +190,9 @@ class Workload:
         if self.device.type == "cpu":  # the cores have enough to do
             made = (make(index) for index in indices)
         else:
-            made = made_ahead(make, self.device, max(self.config.runtime.prefetch, self.micro_batches))
+            made = made_ahead(
+                make, self.device, max(self.config.runtime.prefetch, self.micro_batches)
+            )
         with closing(made):
             for _ in range(count):
                 yield list(itertools.islice(made, self.micro_batches))
@@ -193,7 +216,9 @@ class Candidate(Workload):
         if spec.get("micro_batches"):
             self.micro_batches = spec["micro_batches"]
         elif self.train.micro_batch == "auto":
-            self.micro_batches = rows // find_micro_batch(self.engine, self.source.batch, self.config, rows)[0]
+            self.micro_batches = (
+                rows // find_micro_batch(self.engine, self.source.batch, self.config, rows)[0]
+            )
         else:
             self.micro_batches = rows // self.train.micro_batch
         if perturbed := spec.get("perturbed"):
@@ -215,7 +240,9 @@ def perturb(weights: Iterable[Tensor], size: float, seed: int) -> None:
         weight.mul_((1 + size * signs).to(weight))
 
 
-@functools.lru_cache(maxsize=2)  # seconds for a GPU's batches, and one process may serve many candidates
+@functools.lru_cache(
+    maxsize=2
+)  # seconds for a GPU's batches, and one process may serve many candidates
 def topic_batches(
     objective: ObjectiveConfig,
     vocab_size: int,
@@ -233,9 +260,14 @@ def topic_batches(
     """
     rng = np.random.default_rng(seed)
     first, words = len(SPECIAL), vocab_size - len(SPECIAL)
-    num_tokens, document_length = max(200 * rows, 1000) * sequence_length, max(8, sequence_length * 3 // 4)
+    num_tokens, document_length = (
+        max(200 * rows, 1000) * sequence_length,
+        max(8, sequence_length * 3 // 4),
+    )
     documents = -(-min(num_tokens, 2**24) // document_length)
-    order_KW = np.stack([rng.permutation(words) for _ in range(TOPICS)])  # each topic's words by frequency
+    order_KW = np.stack(
+        [rng.permutation(words) for _ in range(TOPICS)]
+    )  # each topic's words by frequency
     successor_W = rng.permutation(words)
     topic_D = rng.integers(0, TOPICS, documents)
     share_W = np.arange(1, words + 1) ** -1.5
@@ -243,7 +275,9 @@ def topic_batches(
     ids_DL = order_KW[topic_D[:, None], rank_DL]
     follows_DL = rng.random((documents, document_length)) < 0.5
     for place in range(1, document_length):
-        ids_DL[:, place] = np.where(follows_DL[:, place], successor_W[ids_DL[:, place - 1]], ids_DL[:, place])
+        ids_DL[:, place] = np.where(
+            follows_DL[:, place], successor_W[ids_DL[:, place - 1]], ids_DL[:, place]
+        )
     ids_DL += first
     ids_DL[:, 0] = SPECIAL.index("cls")
     stream = TokenStream.of_array(ids_DL.reshape(-1), np.arange(0, ids_DL.size, document_length))
@@ -253,7 +287,9 @@ def topic_batches(
 
 def facts_of(candidate: Workload) -> dict[str, Any]:
     """What is known once it is built; `micro_batch=auto` is a number then."""
-    return {name: getattr(candidate, name) for name in ("flops_per_token", "precision", "micro_batches")}
+    return {
+        name: getattr(candidate, name) for name in ("flops_per_token", "precision", "micro_batches")
+    }
 
 
 def serve(make: Callable[[Spec, torch.device], Workload]) -> None:
@@ -277,7 +313,12 @@ def serve(make: Callable[[Spec, torch.device], Workload]) -> None:
                 assert candidate
                 seconds, losses = candidate.run(message["first"], message["count"])
                 peak, compiled = devices.peak_memory_bytes(candidate.device), compile_seconds()
-                answer = {"seconds": seconds, "losses": losses, "peak_bytes": peak, "compile_seconds": compiled}
+                answer = {
+                    "seconds": seconds,
+                    "losses": losses,
+                    "peak_bytes": peak,
+                    "compile_seconds": compiled,
+                }
             answers.write(json.dumps(answer) + "\n")
             answers.flush()
     except UserError as error:

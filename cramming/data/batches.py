@@ -51,17 +51,29 @@ class Batch:
     target_positions_M: Tensor
     target_ids_M: Tensor
     num_targets: int
-    uniform_M: Tensor | None = None  # random numbers in [0, 1), where the objective samples replacements
+    uniform_M: Tensor | None = (
+        None  # random numbers in [0, 1), where the objective samples replacements
+    )
 
     @property
     def inputs(self) -> tuple[Any, ...]:
         """What the forward pass of the model takes."""
-        places = (self.ids_T, self.positions_T, self.packing, self.target_positions_M, self.target_ids_M)
+        places = (
+            self.ids_T,
+            self.positions_T,
+            self.packing,
+            self.target_positions_M,
+            self.target_ids_M,
+        )
         return places if self.uniform_M is None else (*places, self.uniform_M)
 
     def to(self, device: torch.device) -> "Batch":
         """The batch on `device`; from pinned memory the copy does not block."""
-        return self if device.type == "cpu" else self.map(lambda tensor: tensor.to(device, non_blocking=True))
+        return (
+            self
+            if device.type == "cpu"
+            else self.map(lambda tensor: tensor.to(device, non_blocking=True))
+        )
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         """The batch with `change` applied to each of its tensors."""
@@ -106,7 +118,12 @@ class BatchSource:
                 " data.validation_fraction"
             )
         self.stream, self.masker = stream, masker
-        self.sequence_length, self.packing, self.seed, self.shuffle = sequence_length, packing, seed, shuffle
+        self.sequence_length, self.packing, self.seed, self.shuffle = (
+            sequence_length,
+            packing,
+            seed,
+            shuffle,
+        )
         # One window less than fits, so that every offset leaves as many.
         self.num_windows = stream.num_tokens // sequence_length - 1
         self._most_sequences: dict[int, int] = {}  # by rows
@@ -138,11 +155,19 @@ class BatchSource:
         if not self.shuffle:
             return _most_starts_within(starts, rows * length)
         most = _most_starts_within(starts, length)
-        counts = np.diff(np.flatnonzero(np.diff(starts // length, prepend=-1, append=-1)))  # no empty windows: too many
+        counts = np.diff(
+            np.flatnonzero(np.diff(starts // length, prepend=-1, append=-1))
+        )  # no empty windows: too many
         windows = max(self.num_windows, int(starts[-1]) // length + 1)
         mean = len(starts) / windows
-        spread, tail = rows * (float((counts**2).sum()) / windows - mean**2), most * math.log(1e12) / 3
-        return min(rows * most, math.ceil(rows * mean + (tail + math.sqrt(tail**2 + 2 * spread * math.log(1e12)))))
+        spread, tail = (
+            rows * (float((counts**2).sum()) / windows - mean**2),
+            most * math.log(1e12) / 3,
+        )
+        return min(
+            rows * most,
+            math.ceil(rows * mean + (tail + math.sqrt(tail**2 + 2 * spread * math.log(1e12)))),
+        )
 
     def window_starts(self, samples_N: np.ndarray) -> np.ndarray:
         """Start tokens [N] in the stream of the samples' windows."""
@@ -152,7 +177,9 @@ class BatchSource:
             here = epochs_N == epoch
             key = int(hash64(self.seed, _PERMUTE, int(epoch)))
             offset = int(hash64(self.seed, _OFFSET, int(epoch)) % np.uint64(self.sequence_length))
-            window_N = permute(index_N[here], self.num_windows, key) if self.shuffle else index_N[here]
+            window_N = (
+                permute(index_N[here], self.num_windows, key) if self.shuffle else index_N[here]
+            )
             starts_N[here] = window_N * self.sequence_length + offset
         return starts_N
 
@@ -178,7 +205,9 @@ class BatchSource:
         return Batch(
             torch.from_numpy(masked.ids_NL.reshape(-1)),
             torch.from_numpy(positions_T),
-            Packing(torch.from_numpy(bounds_S), row_length, length, length, self.masker.config.causal),
+            Packing(
+                torch.from_numpy(bounds_S), row_length, length, length, self.masker.config.causal
+            ),
             torch.from_numpy(masked.target_positions_M),
             torch.from_numpy(masked.target_ids_M),
             int((masked.target_ids_M != IGNORE).sum()),
@@ -226,8 +255,12 @@ class HeldOut:
         missing = number * rows * self.length - len(self.ids_N)
         ids_P = np.resize(self.ids_N, len(self.ids_N) + missing)
         starts = np.append(self.starts, len(self.ids_N)) if missing else self.starts
-        masker = _HeldOutMasker(self.source.masker, form, np.pad(self.is_target_N, (0, missing)), self.length)
-        source = _InPlace(TokenStream.of_array(ids_P, starts), masker, self.length, self.source.packing)
+        masker = _HeldOutMasker(
+            self.source.masker, form, np.pad(self.is_target_N, (0, missing)), self.length
+        )
+        source = _InPlace(
+            TokenStream.of_array(ids_P, starts), masker, self.length, self.source.packing
+        )
         return [source.batch(first, rows) for first in range(0, number * rows, rows)]
 
 
@@ -235,7 +268,11 @@ def validation_text(stream: TokenStream, most: int) -> tuple[np.ndarray, np.ndar
     """The text's ids [N], and ascending places in it where a document or a stretch begins."""
     size = min(STRETCH, most, stream.num_tokens)
     count = min(most, stream.num_tokens) // size
-    begins = np.linspace(0, stream.num_tokens - size, count).astype(np.int64) if count > 1 else np.zeros(1, np.int64)
+    begins = (
+        np.linspace(0, stream.num_tokens - size, count).astype(np.int64)
+        if count > 1
+        else np.zeros(1, np.int64)
+    )
     documents = stream.document_starts
     starts = []
     for k, begin in enumerate(begins):
@@ -260,12 +297,16 @@ def _chosen_targets(ids_N: np.ndarray, is_special_V: np.ndarray) -> np.ndarray:
 class _HeldOutMasker(Masker):
     """Rows of the text by their number, masked; row r holds the tokens from r * L on."""
 
-    def __init__(self, like: Masker, form: ObjectiveConfig, is_target_P: np.ndarray, length: int) -> None:
+    def __init__(
+        self, like: Masker, form: ObjectiveConfig, is_target_P: np.ndarray, length: int
+    ) -> None:
         self.config, self.mask_id, self.seed = form, like.mask_id, SEED
         self.is_special_V, self.regular_ids = like.is_special_V, like.regular_ids
         self.replaces_tokens = like.replaces_tokens
         self.is_target_RL = is_target_P.reshape(-1, length)
-        self.targets_per_row = max(1, int(self.is_target_RL.sum(1).max()))  # of every row: shapes never change
+        self.targets_per_row = max(
+            1, int(self.is_target_RL.sum(1).max())
+        )  # of every row: shapes never change
 
     def __call__(self, ids_RL: np.ndarray, samples_R: np.ndarray) -> Masked:
         """Mask rows whose numbers are `samples_R`; those with fewer targets than others have places without one."""
@@ -273,14 +314,21 @@ class _HeldOutMasker(Masker):
         first_RC = np.argsort(~is_target_RL, axis=1, kind="stable")[:, : self.targets_per_row]
         chosen_RC = np.sort(first_RC, axis=1)
         places_RC = samples_R[:, None] * ids_RL.shape[1] + chosen_RC
-        return self.hide(ids_RL, chosen_RC, np.take_along_axis(is_target_RL, chosen_RC, 1), places_RC)
+        return self.hide(
+            ids_RL, chosen_RC, np.take_along_axis(is_target_RL, chosen_RC, 1), places_RC
+        )
 
 
 class _InPlace(BatchSource):
     """Windows where the text has them: sample r is row r."""
 
     def __init__(self, stream: TokenStream, masker: Masker, length: int, packing: Packed) -> None:
-        self.stream, self.masker, self.sequence_length, self.packing = stream, masker, length, packing
+        self.stream, self.masker, self.sequence_length, self.packing = (
+            stream,
+            masker,
+            length,
+            packing,
+        )
         self.seed, self.shuffle, self._most_sequences = SEED, False, {}
 
     def window_starts(self, samples_N: np.ndarray) -> np.ndarray:

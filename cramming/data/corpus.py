@@ -28,11 +28,22 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from cramming.config import UserError, file_sha256
-from cramming.data.manifest import DAMAGED, INDEX_DTYPE, MANIFEST, TOKENIZER, Manifest, Shard, SpecialIds, Split
+from cramming.data.manifest import (
+    DAMAGED,
+    INDEX_DTYPE,
+    MANIFEST,
+    TOKENIZER,
+    Manifest,
+    Shard,
+    SpecialIds,
+    Split,
+)
 
 TASKS = "tasks"
 SPLITS: tuple[Split, ...] = get_args(Split)
-Curriculum = Literal["sentence_length", "compressibility", "token_prevalence"]  # each an order file; ascending
+Curriculum = Literal[
+    "sentence_length", "compressibility", "token_prevalence"
+]  # each an order file; ascending
 CURRICULA: tuple[Curriculum, ...] = get_args(Curriculum)
 REVERSED = "_reversed"
 ORDERS = ("shuffled", *(name + end for name in ("source", *CURRICULA) for end in ("", REVERSED)))
@@ -45,7 +56,9 @@ class TokenStream:
     stream offsets of each [CLS]; `mapped`, which file each shard's tokens come from.
     """
 
-    def __init__(self, folder: Path, shards: list[Shard], dtype: np.dtype[Any], name: str = "stream") -> None:
+    def __init__(
+        self, folder: Path, shards: list[Shard], dtype: np.dtype[Any], name: str = "stream"
+    ) -> None:
         self.name = name  # for messages
         self.num_documents = sum(shard.documents for shard in shards)
         self._index_files = [folder / shard.index_file for shard in shards]
@@ -62,7 +75,10 @@ class TokenStream:
     def of_array(cls, ids: np.ndarray, document_starts: np.ndarray) -> "TokenStream":
         """A stream in memory, for measurements: no folder, no files."""
         stream = cls(Path(), [], ids.dtype, "array")
-        stream.num_documents, stream.document_starts = len(document_starts), document_starts.astype(np.int64)
+        stream.num_documents, stream.document_starts = (
+            len(document_starts),
+            document_starts.astype(np.int64),
+        )
         stream._set_shards([ids])
         return stream
 
@@ -76,7 +92,9 @@ class TokenStream:
     def document_starts(self) -> np.ndarray:
         """Read from the index files on first use: `packing: rows` never needs them."""
         starts = [np.fromfile(file, INDEX_DTYPE).astype(np.int64) for file in self._index_files]
-        return np.concatenate([shard_starts + base for shard_starts, base in zip(starts, self._bases)])
+        return np.concatenate(
+            [shard_starts + base for shard_starts, base in zip(starts, self._bases)]
+        )
 
     def document(self, number: int) -> np.ndarray:
         """The tokens of one document: int64 [tokens]."""
@@ -87,25 +105,33 @@ class TokenStream:
         """Windows `[start, start + length)` at any places of the stream, also across shards: int64 [N, length]."""
         order_N = np.argsort(starts_N)  # by shard, and kind to the page cache
         sorted_N = starts_N[order_N]
-        assert len(sorted_N) == 0 or (sorted_N[0] >= 0 and sorted_N[-1] + length <= self.num_tokens), (
-            f"a window of {length} tokens reaches outside the stream of {self.num_tokens}"
-        )
+        assert len(sorted_N) == 0 or (
+            sorted_N[0] >= 0 and sorted_N[-1] + length <= self.num_tokens
+        ), f"a window of {length} tokens reaches outside the stream of {self.num_tokens}"
         out_NL = np.empty((len(starts_N), length), dtype=np.int64)
         edges = np.searchsorted(sorted_N, self._bases)
-        for shard in np.flatnonzero(np.diff(edges)).tolist():  # of thousands few have a window of this batch
+        for shard in np.flatnonzero(
+            np.diff(edges)
+        ).tolist():  # of thousands few have a window of this batch
             windows, (first, last) = self._windows(length)[shard], edges[shard : shard + 2].tolist()
-            whole = first + int(np.searchsorted(sorted_N[first:last], self._bases[shard] + len(windows)))
+            whole = first + int(
+                np.searchsorted(sorted_N[first:last], self._bases[shard] + len(windows))
+            )
             if whole > first:
                 out_NL[order_N[first:whole]] = windows[sorted_N[first:whole] - self._bases[shard]]
             if last > whole:  # windows across shards
-                out_NL[order_N[whole:last]] = self.take(sorted_N[whole:last, None] + np.arange(length))
+                out_NL[order_N[whole:last]] = self.take(
+                    sorted_N[whole:last, None] + np.arange(length)
+                )
         return out_NL
 
     def _windows(self, length: int) -> list[np.ndarray]:
         """For each shard a view [tokens - length + 1, length] of all windows that lie whole in it."""
         if length not in self._views:
             self._views[length] = [
-                sliding_window_view(shard, length) if len(shard) >= length else np.empty((0, length), shard.dtype)
+                sliding_window_view(shard, length)
+                if len(shard) >= length
+                else np.empty((0, length), shard.dtype)
                 for shard in self.shards
             ]
         return self._views[length]
@@ -199,14 +225,20 @@ class Corpus:
                 " goes on where it stopped"
             )
         corpus = cls(folder, found := Manifest.load(folder / MANIFEST))
-        for problem in chain(wrong_sizes(folder, found.splits, np.dtype(found.dtype)), corpus._wrong_hashes(verify)):
+        for problem in chain(
+            wrong_sizes(folder, found.splits, np.dtype(found.dtype)), corpus._wrong_hashes(verify)
+        ):
             raise UserError(f"{problem}; the corpus is damaged: {DAMAGED}")
         return corpus
 
     def _wrong_hashes(self, verify: bool | Split) -> Iterator[str]:
         """Of the tokenizer and what is to be verified; notes what those are that are right."""
         hashes = self.manifest.hashes()
-        names = [name for name in hashes if verify is True or name == TOKENIZER or name.startswith(f"{verify}-")]
+        names = [
+            name
+            for name in hashes
+            if verify is True or name == TOKENIZER or name.startswith(f"{verify}-")
+        ]
         stamps = [Stamp.at(self.folder / name) for name in names]  # from before they are read
         with ThreadPoolExecutor(4) as pool:  # on the clock in training; hashing releases the GIL
             problems = pool.map(lambda name: damage(self.folder / name, hashes[name]), names)
@@ -221,7 +253,11 @@ class Corpus:
 
         A file whose state the system does not tell for the moment counts at the `last` look only.
         """
-        return [name for name, stamp in self._verified.items() if not self._is_as_verified(name, stamp, last)]
+        return [
+            name
+            for name, stamp in self._verified.items()
+            if not self._is_as_verified(name, stamp, last)
+        ]
 
     def _is_as_verified(self, name: str, stamp: Stamp, last: bool) -> bool:
         try:  # a network file system may number a file anew meanwhile; its size and times it keeps
@@ -248,7 +284,9 @@ class Corpus:
         UserError: the corpus has no such order.
         """
         dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
-        stream = TokenStream(self.folder, self.manifest.splits[split], dtype, f"{self.folder}, {split} split")
+        stream = TokenStream(
+            self.folder, self.manifest.splits[split], dtype, f"{self.folder}, {split} split"
+        )
         self._mapped |= stream.mapped
         if order in ("shuffled", "source"):
             return stream
@@ -263,7 +301,9 @@ class Corpus:
             cure = f"prepare it with data.orders=[{name}]"
             if name != "token_prevalence" and self.manifest.statistics.get("characters") == 0:
                 cure = "ready-made ids have no text to order by"
-            raise UserError(f"train.order={name}: {self.folder} has no such order file, only: {known}; {cure}")
+            raise UserError(
+                f"train.order={name}: {self.folder} has no such order file, only: {known}; {cure}"
+            )
         order_D: np.ndarray = np.load(self.folder / self.manifest.orders[name])
         assert len(order_D) == documents
         return order_D
@@ -278,7 +318,9 @@ class Corpus:
             "validation_tokens": sum(shard.tokens for shard in manifest.splits["validation"]),
             "documents": sum(shard.documents for shard in train),
             "vocab_size": self.vocab_size,
-            "tokenizer": {key: getattr(manifest.tokenizer, key) for key in ("kind", "lowercase", "sha256")},
+            "tokenizer": {
+                key: getattr(manifest.tokenizer, key) for key in ("kind", "lowercase", "sha256")
+            },
             "sources": manifest.sources,
             "settings": manifest.settings,
             "removed": manifest.removed,
@@ -286,10 +328,15 @@ class Corpus:
         }
 
 
-def wrong_sizes(folder: Path, splits: dict[Split, list[Shard]], dtype: np.dtype[Any]) -> Iterator[str]:
+def wrong_sizes(
+    folder: Path, splits: dict[Split, list[Shard]], dtype: np.dtype[Any]
+) -> Iterator[str]:
     """Which files of these shards are not there or have another size, in words; nothing of them is read."""
     for shard in chain.from_iterable(splits.values()):
-        sizes = {shard.file: shard.tokens * dtype.itemsize, shard.index_file: shard.documents * INDEX_DTYPE.itemsize}
+        sizes = {
+            shard.file: shard.tokens * dtype.itemsize,
+            shard.index_file: shard.documents * INDEX_DTYPE.itemsize,
+        }
         for path, size in ((folder / name, size) for name, size in sizes.items()):
             found = f"{path.stat().st_size} bytes" if path.is_file() else "missing"
             if found != f"{size} bytes":

@@ -55,7 +55,9 @@ def problems(folder: Path) -> Iterator[str]:
     yield from damaged(folder, manifest.hashes())
     known = {MANIFEST, LOCK, *manifest.hashes()}  # a kill at the very end leaves the lock file
     for path in sorted(folder.rglob("*")):
-        if (path.is_file() or path.is_symlink()) and path.relative_to(folder).as_posix() not in known:
+        if (path.is_file() or path.is_symlink()) and path.relative_to(
+            folder
+        ).as_posix() not in known:
             yield f"{path}: unexpected; `prepare` has not made this file"
 
 
@@ -86,7 +88,12 @@ def main(config: Mapping[str, Any]) -> None:
     altered = list(damaged(corpus.folder, _hashes_of(manifest, settings.split, numbers)))
 
     counts = [
-        [split, f"{stream.num_documents:,}", f"{stream.num_tokens:,}", str(len(manifest.splits[split]))]
+        [
+            split,
+            f"{stream.num_documents:,}",
+            f"{stream.num_tokens:,}",
+            str(len(manifest.splits[split])),
+        ]
         for split, stream in streams.items()
     ]
     show_table(f"{corpus.folder}: splits", ["", "documents", "tokens", "shards"], counts)
@@ -94,21 +101,33 @@ def main(config: Mapping[str, Any]) -> None:
     show_table("tokens per document", ["", *QUANTILES, "mean"], lengths)
     columns = ["documents", "tokens", "bytes"]
     by_source = manifest.statistics.get("by_source", {}).items()
-    show_table("sources", ["", *columns], [[name, *(f"{row[c]:,}" for c in columns)] for name, row in by_source])
+    show_table(
+        "sources",
+        ["", *columns],
+        [[name, *(f"{row[c]:,}" for c in columns)] for name, row in by_source],
+    )
     dropped = [
         [reason, stage.name, f"{found.documents:,}", f"{found.bytes:,}"]
         for stage in manifest.stages
         for reason, found in stage.dropped.items()
     ]
-    show_table("dropped (corpus_card.md shows examples)", ["", "stage", "documents", "bytes"], dropped)
+    show_table(
+        "dropped (corpus_card.md shows examples)", ["", "stage", "documents", "bytes"], dropped
+    )
     whole = settings.document is not None
     for number, tokens, text in _texts(shown, corpus.tokenizer_file, numbers):
         shortened = text if whole or len(text) <= BEGINNING else text[:BEGINNING] + " ..."
-        for line in ["", f"{settings.split} document {number}, {tokens:,} tokens:", *shortened.split("\n")]:
+        for line in [
+            "",
+            f"{settings.split} document {number}, {tokens:,} tokens:",
+            *shortened.split("\n"),
+        ]:
             say(line)
     if altered:
         more = f", and {len(altered) - 1} more" if len(altered) > 1 else ""
-        raise UserError(f"shown as it is now, not as it was prepared: {altered[0]}{more}; see `cramming verify`")
+        raise UserError(
+            f"shown as it is now, not as it was prepared: {altered[0]}{more}; see `cramming verify`"
+        )
 
 
 def _hashes_of(manifest: Manifest, split: Split, numbers: list[int]) -> dict[str, str]:
@@ -116,7 +135,9 @@ def _hashes_of(manifest: Manifest, split: Split, numbers: list[int]) -> dict[str
     shards = manifest.splits[split]
     last_D = np.cumsum([shard.documents for shard in shards])
     read = [shards[place] for place in np.unique(np.searchsorted(last_D, numbers, side="right"))]
-    shown = {shard.file: shard.sha256 for shard in read} | {shard.index_file: shard.index_sha256 for shard in read}
+    shown = {shard.file: shard.sha256 for shard in read} | {
+        shard.index_file: shard.index_sha256 for shard in read
+    }
     return {**manifest.files, **shown}
 
 
@@ -126,7 +147,9 @@ def _lengths(split: str, stream: TokenStream) -> list[str]:
     return [split, *(f"{value:,.0f}" for value in values)]
 
 
-def _texts(stream: TokenStream, tokenizer_file: Path, numbers: list[int]) -> Iterator[tuple[int, int, str]]:
+def _texts(
+    stream: TokenStream, tokenizer_file: Path, numbers: list[int]
+) -> Iterator[tuple[int, int, str]]:
     """Number, count of tokens and text of each document."""
     tokenizer = Tokenizer.from_buffer(tokenizer_file.read_bytes())
     for number in numbers:

@@ -17,13 +17,19 @@ from cramming.config import UserError, build, expand_home, plain_numbers, settin
 
 FORMAT_VERSION = 2
 TEXT_VERSION = 4  # raised when `prepare` makes other bytes of the same text and settings
-FILTER_VERSIONS = {"max_duplicate_lines": 2}  # raised when one filter alone removes other documents at the same limit
+FILTER_VERSIONS = {
+    "max_duplicate_lines": 2
+}  # raised when one filter alone removes other documents at the same limit
 INDEX_DTYPE = np.dtype("<u8")  # of the offsets at which documents begin
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 NO_CHECKSUM = "0" * 64
 DAMAGED = "delete the folder and run `cramming prepare` again"
-_NOT_CONTENT = ("corpus", "workers", "ray")  # settings that say where or how fast, not what a corpus contains
+_NOT_CONTENT = (
+    "corpus",
+    "workers",
+    "ray",
+)  # settings that say where or how fast, not what a corpus contains
 
 Split = Literal["train", "validation"]
 
@@ -69,7 +75,9 @@ class TokenizerInfo:
         for name in ("special", "special_ids"):
             found = getattr(self, name)
             if sorted(found) != sorted(SpecialIds._fields):
-                raise ValueError(f"{name} has {', '.join(found) or 'none'}, not {', '.join(SpecialIds._fields)}")
+                raise ValueError(
+                    f"{name} has {', '.join(found) or 'none'}, not {', '.join(SpecialIds._fields)}"
+                )
 
 
 @dataclass(frozen=True)
@@ -105,20 +113,28 @@ class Manifest:
     settings: dict[str, Any]
     dtype: Literal["uint16", "uint32"]
     tokenizer: TokenizerInfo
-    sources: list[dict[str, Any]]  # name, kind, license, and for files: path, bytes, mtime_ns, sha256
+    sources: list[
+        dict[str, Any]
+    ]  # name, kind, license, and for files: path, bytes, mtime_ns, sha256
     counts: dict[str, int]  # documents read, kept, unknown tokens ...
     removed: dict[str, int]  # reason -> documents, over all stages
     splits: dict[Split, list[Shard]] = field(default_factory=dict)
     stages: list[StageLine] = field(default_factory=list)  # in the order of the pipeline
     statistics: dict[str, Any] = field(default_factory=dict)  # what the corpus card shows
-    decontamination: dict[str, Any] = field(default_factory=dict)  # what was compared, and found, per task
+    decontamination: dict[str, Any] = field(
+        default_factory=dict
+    )  # what was compared, and found, per task
     orders: dict[str, str] = field(default_factory=dict)  # name of an order -> its file
-    files: dict[str, str] = field(default_factory=dict)  # every further file of the folder -> SHA-256
+    files: dict[str, str] = field(
+        default_factory=dict
+    )  # every further file of the folder -> SHA-256
     checksum: str = NO_CHECKSUM
 
     def to_json(self) -> str:
         """The text of manifest.json, with its checksum."""
-        text = json.dumps({**self._node(), "checksum": NO_CHECKSUM}, indent=1, sort_keys=True) + "\n"
+        text = (
+            json.dumps({**self._node(), "checksum": NO_CHECKSUM}, indent=1, sort_keys=True) + "\n"
+        )
         return text.replace(NO_CHECKSUM, hashlib.sha256(text.encode()).hexdigest(), 1)
 
     @classmethod
@@ -148,7 +164,9 @@ class Manifest:
         return hashlib.sha256(json.dumps(node, sort_keys=True).encode()).hexdigest()
 
     def _node(self) -> dict[str, Any]:
-        return {name: value for name, value in dataclasses.asdict(self).items() if name != "checksum"}
+        return {
+            name: value for name, value in dataclasses.asdict(self).items() if name != "checksum"
+        }
 
     def hashes(self) -> dict[str, str]:
         """Every file that the folder holds beside the manifest, with its SHA-256."""
@@ -173,9 +191,13 @@ def corpus_hash(config: Mapping[str, Any]) -> str:
     Filters that are off are left out: a new one renames no corpus."""
     settings = content_settings(config)
     limits = settings["data"].get("filters") or {}
-    active = {name: limit for name, limit in limits.items() if limit is not None and limit is not False}
+    active = {
+        name: limit for name, limit in limits.items() if limit is not None and limit is not False
+    }
     active |= {f"{name} version": FILTER_VERSIONS[name] for name in active.keys() & FILTER_VERSIONS}
-    return settings_hash(FORMAT_VERSION, TEXT_VERSION, {**settings, "data": {**settings["data"], "filters": active}})
+    return settings_hash(
+        FORMAT_VERSION, TEXT_VERSION, {**settings, "data": {**settings["data"], "filters": active}}
+    )
 
 
 def corpus_folder(config: Mapping[str, Any]) -> Path:
@@ -184,4 +206,6 @@ def corpus_folder(config: Mapping[str, Any]) -> Path:
         return expand_home(given, "data.corpus")
     data, tokenizer = content_settings(config).values()
     kind = "file" if tokenizer.get("path") else f"{tokenizer['kind']}-{tokenizer['vocab_size']}"
-    return expand_home(config["corpora"], "corpora") / f"{data['name']}-{kind}-{corpus_hash(config)}"
+    return (
+        expand_home(config["corpora"], "corpora") / f"{data['name']}-{kind}-{corpus_hash(config)}"
+    )

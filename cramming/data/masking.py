@@ -75,13 +75,17 @@ class ObjectiveConfig:
     phases: tuple[Phase, ...] | None = None
     causal: bool = False
     by_loss: ByLoss | None = None
-    replaces_tokens: ClassVar[bool] = False  # whether the encoder is shown tokens sampled for the targets
+    replaces_tokens: ClassVar[bool] = (
+        False  # whether the encoder is shown tokens sampled for the targets
+    )
     validation_name: ClassVar[str] = "validation loss"
 
     def __post_init__(self) -> None:
         begins = [phase.at for phase in self.phases or ()]
         if begins != sorted(begins):
-            raise ValueError(f"phases begin at {', '.join(map(str, begins))} of the budget; put them in this order")
+            raise ValueError(
+                f"phases begin at {', '.join(map(str, begins))} of the budget; put them in this order"
+            )
         if self.mask_share + self.random_share > 1 + 1e-9:
             raise ValueError(
                 f"mask_share={self.mask_share} and random_share={self.random_share} are not shares of one whole"
@@ -100,7 +104,9 @@ class ObjectiveConfig:
     @property
     def each_phase(self) -> "dict[float, ObjectiveConfig]":
         """What is in force one after the other, by where it begins."""
-        return {begin: self.at(begin) for begin in [0.0, *(phase.at for phase in self.phases or ())]}
+        return {
+            begin: self.at(begin) for begin in [0.0, *(phase.at for phase in self.phases or ())]
+        }
 
     def with_most_targets(self) -> "ObjectiveConfig":
         """The phase that needs the most memory; of two with as many targets a causal one, for its masks."""
@@ -130,7 +136,9 @@ class ReplacedTokensConfig(ObjectiveConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.causal or any(phase.causal for phase in self.phases or ()):
-            raise ValueError("a causal phase is for objective=mlm; set causal=false here and in each of phases")
+            raise ValueError(
+                "a causal phase is for objective=mlm; set causal=false here and in each of phases"
+            )
         if self.by_loss:
             raise ValueError("by_loss is for objective=mlm; set it to null")
 
@@ -179,7 +187,14 @@ class Masker:
 
     weights_V: np.ndarray | None = None
 
-    def __init__(self, config: ObjectiveConfig, vocab_size: int, mask_id: int, special_ids: tuple[int, ...], seed: int):
+    def __init__(
+        self,
+        config: ObjectiveConfig,
+        vocab_size: int,
+        mask_id: int,
+        special_ids: tuple[int, ...],
+        seed: int,
+    ):
         assert mask_id in special_ids
         self.config, self.mask_id, self.seed = config, mask_id, seed
         self.replaces_tokens = config.replaces_tokens
@@ -196,7 +211,9 @@ class Masker:
         count = self.config.targets_per_row(length)
         answers_NL = np.roll(ids_NL, -1, axis=1) if causal else ids_NL
         keys_NL = hash64(self.seed, _SELECT, samples_N[:, None], np.arange(length)[None, :])
-        keys_NL >>= np.uint64(1)  # room for a value above every key: the tokens that may not be chosen
+        keys_NL >>= np.uint64(
+            1
+        )  # room for a value above every key: the tokens that may not be chosen
         never: np.uint64 | float = np.uint64(2**64 - 1)
         if self.weights_V is not None:
             keys_NL, never = _weighted(keys_NL, self.weights_V[answers_NL]), np.inf
@@ -211,13 +228,17 @@ class Masker:
             return Masked(ids_NL.astype(np.int64), places_M, targets_M.astype(np.int64))
         return self.hide(ids_NL, chosen_NC, is_target_NC, samples_N[:, None], chosen_NC)
 
-    def hide(self, ids_NL: np.ndarray, chosen_NC: np.ndarray, is_target_NC: np.ndarray, *keys: np.ndarray) -> Masked:
+    def hide(
+        self, ids_NL: np.ndarray, chosen_NC: np.ndarray, is_target_NC: np.ndarray, *keys: np.ndarray
+    ) -> Masked:
         """The rows with what is shown at the `chosen_NC` places where `is_target_NC`; `keys` broadcast to them."""
         targets_NC = np.take_along_axis(ids_NL, chosen_NC, 1).astype(np.int64)
         kind_NC = hash64(self.seed, _REPLACE, *keys).astype(np.float64) / 2.0**64
         pick_NC = hash64(self.seed, _TOKEN, *keys) % np.uint64(len(self.regular_ids))
         shown_NC = np.where(kind_NC < self.config.mask_share, self.mask_id, targets_NC)
-        random_NC = (kind_NC >= self.config.mask_share) & (kind_NC < self.config.mask_share + self.config.random_share)
+        random_NC = (kind_NC >= self.config.mask_share) & (
+            kind_NC < self.config.mask_share + self.config.random_share
+        )
         shown_NC = np.where(random_NC, self.regular_ids[pick_NC.astype(np.int64)], shown_NC)
         inputs_NL = ids_NL.astype(np.int64)
         np.put_along_axis(inputs_NL, chosen_NC, np.where(is_target_NC, shown_NC, targets_NC), 1)
@@ -226,4 +247,9 @@ class Masker:
         if self.replaces_tokens:  # of 24 bits, which fp32 holds: 1 is never reached by rounding
             bits_NC = hash64(self.seed, _SAMPLE, *keys) >> np.uint64(40)
             uniform_M = (bits_NC.astype(np.float32) / np.float32(2**24)).reshape(-1)
-        return Masked(inputs_NL, positions_M, np.where(is_target_NC, targets_NC, IGNORE).reshape(-1), uniform_M)
+        return Masked(
+            inputs_NL,
+            positions_M,
+            np.where(is_target_NC, targets_NC, IGNORE).reshape(-1),
+            uniform_M,
+        )

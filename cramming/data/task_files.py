@@ -96,13 +96,17 @@ def _glue(
     """A task of GLUE with one dev and one test file, in the folder of its title."""
     train, dev, test = (
         ExampleFile(name, title, title, f"{stem}.tsv", size, name, split)
-        for stem, size, split in zip(("train", "dev", "test"), sizes, ("train", "validation", "test"))
+        for stem, size, split in zip(
+            ("train", "dev", "test"), sizes, ("train", "validation", "test")
+        )
     )
     return Task(name, title, text, label, labels, metrics, train, (dev,), (test,), **more)
 
 
 def _mnli(entry: str, title: str, split: str, examples: int) -> ExampleFile:
-    return ExampleFile(entry, title, "MNLI", f"{split}.tsv", examples, "mnli", split.replace("dev", "validation"))
+    return ExampleFile(
+        entry, title, "MNLI", f"{split}.tsv", examples, "mnli", split.replace("dev", "validation")
+    )
 
 
 def _superglue(
@@ -114,12 +118,20 @@ def _superglue(
     metrics: tuple[str, ...] = _ACCURACY,
 ) -> Task:
     """A task of SuperGLUE: JSON lines, one folder with a training and a validation file."""
-    train, val = (ExampleFile(name, title, title, f"{stem}.jsonl", n) for stem, n in zip(("train", "val"), sizes))
+    train, val = (
+        ExampleFile(name, title, title, f"{stem}.jsonl", n)
+        for stem, n in zip(("train", "val"), sizes)
+    )
     return Task(name, title, text, "label", labels, metrics, train, (val,))
 
 
 _MNLI = Task(
-    "mnli", "MNLI", _PAIR, "gold_label", ("entailment", "neutral", "contradiction"), _ACCURACY,
+    "mnli",
+    "MNLI",
+    _PAIR,
+    "gold_label",
+    ("entailment", "neutral", "contradiction"),
+    _ACCURACY,
     train=_mnli("mnli", "MNLI", "train", 392702),
     scored=(
         _mnli("mnli_matched", "MNLI-m", "dev_matched", 9815),
@@ -131,34 +143,75 @@ _MNLI = Task(
         AX,
     ),
     hub_text=_NLI,
-)  # fmt: skip
+)
 _GLUE = (
-    _glue("cola", "CoLA", (8551, 1043, 1063), ("sentence",), "label", _BINARY, ("matthews_correlation", "accuracy"),
-          headerless=("source", "label", "mark", "sentence")),
+    _glue(
+        "cola",
+        "CoLA",
+        (8551, 1043, 1063),
+        ("sentence",),
+        "label",
+        _BINARY,
+        ("matthews_correlation", "accuracy"),
+        headerless=("source", "label", "mark", "sentence"),
+    ),
     _glue("sst2", "SST-2", (67349, 872, 1821), ("sentence",), "label", _BINARY),
-    _glue("mrpc", "MRPC", (3668, 408, 1725), ("#1 String", "#2 String"), "Quality", _BINARY, ("f1", "accuracy"),
-          hub_text=_PAIR),
-    _glue("stsb", "STS-B", (5749, 1500, 1379), _PAIR, "score", (), ("pearson", "spearmanr"), score_range=(0.0, 5.0)),
-    _glue("qqp", "QQP", (363846, 40430, 390965), ("question1", "question2"), "is_duplicate", _BINARY,
-          ("f1", "accuracy"), broken_rows=10),
+    _glue(
+        "mrpc",
+        "MRPC",
+        (3668, 408, 1725),
+        ("#1 String", "#2 String"),
+        "Quality",
+        _BINARY,
+        ("f1", "accuracy"),
+        hub_text=_PAIR,
+    ),
+    _glue(
+        "stsb",
+        "STS-B",
+        (5749, 1500, 1379),
+        _PAIR,
+        "score",
+        (),
+        ("pearson", "spearmanr"),
+        score_range=(0.0, 5.0),
+    ),
+    _glue(
+        "qqp",
+        "QQP",
+        (363846, 40430, 390965),
+        ("question1", "question2"),
+        "is_duplicate",
+        _BINARY,
+        ("f1", "accuracy"),
+        broken_rows=10,
+    ),
     _MNLI,
     _glue("qnli", "QNLI", (104743, 5463, 5463), ("question", "sentence"), "label", _ENTAILMENT),
     _glue("rte", "RTE", (2490, 277, 3000), _PAIR, "label", _ENTAILMENT),
     _glue("wnli", "WNLI", (635, 71, 146), _PAIR, "label", _BINARY),
-)  # fmt: skip
+)
 # The tasks that classify one or two texts. COPA, MultiRC and ReCoRD choose among answers, which needs another head.
 _SUPERGLUE = (
     _superglue("boolq", "BoolQ", (9427, 3270), ("question", "passage"), _TRUTH),
-    _superglue("cb", "CB", (250, 56), _NLI, ("entailment", "contradiction", "neutral"),
-               ("accuracy_f1", "accuracy", "f1_macro")),
+    _superglue(
+        "cb",
+        "CB",
+        (250, 56),
+        _NLI,
+        ("entailment", "contradiction", "neutral"),
+        ("accuracy_f1", "accuracy", "f1_macro"),
+    ),
     _superglue("superglue_rte", "RTE", (2490, 277), _NLI, _ENTAILMENT),
     _superglue("wic", "WiC", (5428, 638), ("word", "sentence1", "sentence2"), _TRUTH),
     _superglue("wsc", "WSC", (554, 104), ("text", "target"), _TRUTH),
-)  # fmt: skip
+)
 
 GLUE, SUPERGLUE = ({task.name: task for task in suite} for suite in (_GLUE, _SUPERGLUE))
 TASKS = GLUE | SUPERGLUE
-ENTRIES: dict[str, tuple[Task, ExampleFile]] = {f.entry: (task, f) for task in GLUE.values() for f in task.scored}
+ENTRIES: dict[str, tuple[Task, ExampleFile]] = {
+    f.entry: (task, f) for task in GLUE.values() for f in task.scored
+}
 
 # SHA-256 (`eval.tasks.datasets.examples_sha256`) of an entry's official training and dev set, where GLUE's files were
 # at hand complete and agree with copies in public repositories: dev sets line for line, training sets so or (SST-2)
@@ -174,4 +227,6 @@ OFFICIAL_SHA256 = {
 
 def texts_sha256(texts: Iterable[str]) -> str:
     """SHA-256 of an entry's texts in whatever order, in hex; white space does not count."""
-    return hashlib.sha256("\x1e".join(sorted(" ".join(text.split()) for text in texts)).encode()).hexdigest()
+    return hashlib.sha256(
+        "\x1e".join(sorted(" ".join(text.split()) for text in texts)).encode()
+    ).hexdigest()

@@ -58,7 +58,9 @@ class TokenLosses:
         if point == self.point and is_weighted == (self.weights_V is not None):
             return False
         before, self.point = self.weights_V, point
-        self.weights_V = weights_of(self.totals_2V.cpu().numpy(), self.config.power) if is_weighted else None
+        self.weights_V = (
+            weights_of(self.totals_2V.cpu().numpy(), self.config.power) if is_weighted else None
+        )
         self.totals_2V /= 2
         return before is not self.weights_V
 

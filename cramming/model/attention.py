@@ -15,9 +15,19 @@ from .config import LastLayer
 from .packing import Layout, Packing, sequence_ids
 
 __all__ = [
-    "KERNELS", "AttentionConfig", "Layout", "Packing", "attend", "choose", "prepare", "reason_against",
-    "reason_against_dropout", "refusal", "restrict", "sequence_ids",
-]  # fmt: skip
+    "KERNELS",
+    "AttentionConfig",
+    "Layout",
+    "Packing",
+    "attend",
+    "choose",
+    "prepare",
+    "reason_against",
+    "reason_against_dropout",
+    "refusal",
+    "restrict",
+    "sequence_ids",
+]
 
 
 @dataclass(frozen=True)
@@ -34,11 +44,17 @@ class AttentionConfig:
 
 def choose(packing: Packing, half_window: int | None, dtype: torch.dtype, dropout: float) -> str:
     """The kernel that `auto` stands for: the first in the table that suits; one of them suits everything."""
-    suited = [name for name, kernel in KERNELS.items() if kernel.suits(packing, half_window, dtype, dropout)]
+    suited = [
+        name
+        for name, kernel in KERNELS.items()
+        if kernel.suits(packing, half_window, dtype, dropout)
+    ]
     return suited[0]
 
 
-def reason_against(kernel: str, device: torch.device, dtype: torch.dtype, dropout: float) -> str | None:
+def reason_against(
+    kernel: str, device: torch.device, dtype: torch.dtype, dropout: float
+) -> str | None:
     """Why a kernel cannot run so, with what to do; None if it can."""
     reason = KERNELS[kernel].reason_against(device, dtype)
     return refusal(kernel, reason) if reason else reason_against_dropout(kernel, dropout)
@@ -47,7 +63,11 @@ def reason_against(kernel: str, device: torch.device, dtype: torch.dtype, dropou
 def reason_against_dropout(kernel: str, dropout: float) -> str | None:
     """The same, of what holds on every device."""
     lacks = dropout and not KERNELS[kernel].has_dropout
-    return refusal(kernel, f"has no dropout, and model.attention_dropout={dropout:g}") if lacks else None
+    return (
+        refusal(kernel, f"has no dropout, and model.attention_dropout={dropout:g}")
+        if lacks
+        else None
+    )
 
 
 def refusal(kernel: str, reason: str) -> str:
@@ -55,7 +75,12 @@ def refusal(kernel: str, reason: str) -> str:
 
 
 def prepare(
-    kernel: str, packing: Packing, num_tokens: int, half_window: int | None, dtype: torch.dtype, dropout: float
+    kernel: str,
+    packing: Packing,
+    num_tokens: int,
+    half_window: int | None,
+    dtype: torch.dtype,
+    dropout: float,
 ) -> Layout:
     """The layout for all layers of one window. `dtype` is what queries will have, `dropout` the rate in force now."""
     if kernel == "auto":
@@ -75,6 +100,8 @@ def restrict(layout: Layout, queries_M: Tensor, num_tokens: int) -> Layout | Non
     return None if restricted is None else restricted._replace(queries_M=queries_M)
 
 
-def attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, dropout: float = 0.0) -> Tensor:
+def attend(
+    q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, dropout: float = 0.0
+) -> Tensor:
     """Attention of every query to the tokens that it sees, scaled by K^-0.5: [T or M, H, K]."""
     return KERNELS[layout.kernel].attend(q_THK, k_THK, v_THK, layout, dropout)

@@ -21,8 +21,12 @@ from .packing import Layout, Packing, sequence_ids
 FLASH_CAPABILITY = (8, 0)  # Ampere; a 2080 Ti and a T4 are 7.5, a V100 is 7.0
 FLASH_TORCH = (2, 11)  # the first with the arguments of `varlen_attn` that are used here
 FLASH_TYPES = (torch.bfloat16, torch.float16)
-FLASH_MULTIPLE = 8  # of which it takes head sizes; SDPA pads by itself, its operator on bounds refuses others
-PRODUCTS_LENGTH = 512  # the longest row that `auto` gives to `products`; at 1024 SDPA is faster (docs/log.md)
+FLASH_MULTIPLE = (
+    8  # of which it takes head sizes; SDPA pads by itself, its operator on bounds refuses others
+)
+PRODUCTS_LENGTH = (
+    512  # the longest row that `auto` gives to `products`; at 1024 SDPA is faster (docs/log.md)
+)
 # What a group of sequences of similar length costs by itself, in pairs of tokens that could be computed in its time
 # (docs/log.md); on a GPU by reckoning: 20 launches.
 GROUP_PAIRS = {("padded", "cpu"): 2**12, ("padded", "cuda"): 2**18, ("products", "cpu"): 2**14}
@@ -59,7 +63,9 @@ def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 # sdpa: equal rows -----------------------------------------------------------------------------------------------------
 
 
-def _sdpa_prepare(packing: Packing, num_tokens: int, half_window: int | None, kernel: str = "sdpa") -> Layout:
+def _sdpa_prepare(
+    packing: Packing, num_tokens: int, half_window: int | None, kernel: str = "sdpa"
+) -> Layout:
     length = packing.whole_rows
     if length is None:
         raise ValueError(
@@ -70,7 +76,9 @@ def _sdpa_prepare(packing: Packing, num_tokens: int, half_window: int | None, ke
     if packing.row_length is None:
         ids_BL = sequence_ids(packing.bounds_S, num_tokens).view(-1, length)
         mask = _both((ids_BL[:, :, None] == ids_BL[:, None, :])[:, None], mask)
-    return Layout(kernel, packing, half_window, ((num_tokens // length, length),), (_causal(mask, packing),))
+    return Layout(
+        kernel, packing, half_window, ((num_tokens // length, length),), (_causal(mask, packing),)
+    )
 
 
 def restrict_rows(layout: Layout, queries_M: Tensor, num_tokens: int) -> Layout | None:
@@ -79,13 +87,17 @@ def restrict_rows(layout: Layout, queries_M: Tensor, num_tokens: int) -> Layout 
     if length is None:
         return None
     rows = num_tokens // length
-    assert queries_M.shape[0] % rows == 0, f"{queries_M.shape[0]} queries are not as many in each of {rows} rows"
+    assert queries_M.shape[0] % rows == 0, (
+        f"{queries_M.shape[0]} queries are not as many in each of {rows} rows"
+    )
     place_M, mask = queries_M % length, _band(length, layout.half_window, queries_M.device)
     if mask is not None:
         mask = mask.index_select(0, place_M).view(rows, -1, length)
     if packing.row_length is None:
         ids_BL = sequence_ids(packing.bounds_S, num_tokens).view(rows, length)
-        mask = _both(ids_BL.gather(1, place_M.view(rows, -1))[:, :, None] == ids_BL[:, None, :], mask)
+        mask = _both(
+            ids_BL.gather(1, place_M.view(rows, -1))[:, :, None] == ids_BL[:, None, :], mask
+        )
     if packing.causal:
         places_L = torch.arange(length, device=queries_M.device)
         mask = _both((places_L <= place_M[:, None]).view(rows, -1, length), mask)
@@ -106,7 +118,9 @@ def group_by_length(lengths: Sequence[int], group_pairs: int) -> list[list[int]]
     sizes, counts = np.unique(lengths_S[lengths_S > 0], return_counts=True)
     ends = np.concatenate([[0], counts.cumsum()])
     least, begins = np.zeros(len(sizes) + 1), np.zeros(len(sizes) + 1, np.int64)
-    for last in range(1, len(sizes) + 1):  # the best grouping of all up to here, by where its last group begins
+    for last in range(
+        1, len(sizes) + 1
+    ):  # the best grouping of all up to here, by where its last group begins
         costs = least[:last] + (ends[last] - ends[:last]) * sizes[last - 1] ** 2 + group_pairs
         begins[last] = costs.argmin()
         least[last] = costs[begins[last]]
@@ -118,7 +132,9 @@ def group_by_length(lengths: Sequence[int], group_pairs: int) -> list[list[int]]
     return groups[::-1]
 
 
-def _padded_prepare(packing: Packing, num_tokens: int, half_window: int | None, kernel: str = "padded") -> Layout:
+def _padded_prepare(
+    packing: Packing, num_tokens: int, half_window: int | None, kernel: str = "padded"
+) -> Layout:
     device = packing.bounds_S.device
     starts, lengths = packing.bounds_S[:-1].long(), packing.bounds_S.diff().long()
     group_pairs = GROUP_PAIRS.get((kernel, device.type), GROUP_PAIRS["padded", "cpu"])
@@ -133,24 +149,34 @@ def _padded_prepare(packing: Packing, num_tokens: int, half_window: int | None, 
         valid = place < lengths[chosen, None]
         scatter_T[tokens[valid]] = first + valid.flatten().nonzero().squeeze(1)
         gather.append(torch.where(valid, tokens, starts[chosen, None]).flatten())
-        keys = None if packing.causal or bool(valid.all()) else valid[:, None, None, :]  # padding comes after
+        keys = (
+            None if packing.causal or bool(valid.all()) else valid[:, None, None, :]
+        )  # padding comes after
         masks.append(_both(keys, _causal(_band(longest, half_window, device), packing)))
         groups.append((len(members), longest))
         first += len(members) * longest
-    return Layout(kernel, packing, half_window, tuple(groups), tuple(masks), torch.cat(gather), scatter_T)
+    return Layout(
+        kernel, packing, half_window, tuple(groups), tuple(masks), torch.cat(gather), scatter_T
+    )
 
 
 def _padded_restrict(layout: Layout, queries_M: Tensor, num_tokens: int) -> Layout | None:
     """Where every sequence has one query, as in a classifier, and no window hides keys from it."""
-    if layout.packing.causal or any(mask is not None and mask.shape[-2] != 1 for mask in layout.masks):
+    if layout.packing.causal or any(
+        mask is not None and mask.shape[-2] != 1 for mask in layout.masks
+    ):
         return None
     assert layout.gather_P is not None
     rows = torch.tensor([rows for rows, _ in layout.groups], device=queries_M.device)
     lengths = torch.tensor([length for _, length in layout.groups], device=queries_M.device)
-    steps_R = lengths.repeat_interleave(rows, output_size=sum(rows for rows, _ in layout.groups))  # else the host waits
+    steps_R = lengths.repeat_interleave(
+        rows, output_size=sum(rows for rows, _ in layout.groups)
+    )  # else the host waits
     begins_R = layout.gather_P[steps_R.cumsum(0) - steps_R]
     bounds_S = layout.packing.bounds_S.long()
-    sequence_R, sequence_M = (torch.searchsorted(bounds_S, x, right=True) for x in (begins_R, queries_M))
+    sequence_R, sequence_M = (
+        torch.searchsorted(bounds_S, x, right=True) for x in (begins_R, queries_M)
+    )
     query_R = torch.searchsorted(sequence_M, sequence_R)
     if len(sequence_M) != len(sequence_R) or not torch.equal(sequence_R.sort().values, sequence_M):
         return None
@@ -168,7 +194,9 @@ def _grouped_attend(
     heads, size = q_THK.shape[1:]
     one_each = layout.query_gather_M is not None
     if layout.gather_P is not None:
-        q_THK = q_THK.index_select(0, layout.gather_P if layout.query_gather_M is None else layout.query_gather_M)
+        q_THK = q_THK.index_select(
+            0, layout.gather_P if layout.query_gather_M is None else layout.query_gather_M
+        )
         k_THK, v_THK = (x.index_select(0, layout.gather_P) for x in (k_THK, v_THK))
     outputs, first, first_row = [], 0, 0
     for (rows, length), mask in zip(layout.groups, layout.masks):
@@ -176,7 +204,8 @@ def _grouped_attend(
         # Queries may be fewer than keys: one a row, or where there is one group, which is then everything.
         queries = q_THK[first_row : first_row + rows] if one_each else q_THK[first:last]
         q, k, v = (
-            x.view(rows, -1, heads, size).transpose(1, 2) for x in (queries, k_THK[first:last], v_THK[first:last])
+            x.view(rows, -1, heads, size).transpose(1, 2)
+            for x in (queries, k_THK[first:last], v_THK[first:last])
         )
         out = function(q, k, v, mask, dropout, is_causal=layout.packing.causal and mask is None)
         outputs.append(out.transpose(1, 2).reshape(-1, heads, size))
@@ -199,7 +228,9 @@ class _Products(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         scores = torch.matmul(q.float() * q.shape[-1] ** -0.5, k.float().transpose(-1, -2))
-        if mask is not None:  # not minus infinity: a padding token may see nothing at all, and must not become NaN
+        if (
+            mask is not None
+        ):  # not minus infinity: a padding token may see nothing at all, and must not become NaN
             scores.masked_fill_(~mask, torch.finfo(scores.dtype).min)
         weights = scores.softmax(-1).to(v.dtype)
         ctx.save_for_backward(q, k, v, weights)
@@ -210,11 +241,16 @@ class _Products(torch.autograd.Function):
         q, k, v, weights = ctx.saved_tensors
         d_v = torch.matmul(weights.transpose(-1, -2), d_out)
         d_weights = torch.matmul(d_out, v.transpose(-1, -2))
-        d_scores = torch._softmax_backward_data(d_weights, weights, -1, weights.dtype) * q.shape[-1] ** -0.5
+        d_scores = (
+            torch._softmax_backward_data(d_weights, weights, -1, weights.dtype)
+            * q.shape[-1] ** -0.5
+        )
         return torch.matmul(d_scores, k), torch.matmul(d_scores.transpose(-1, -2), q), d_v, None
 
 
-def products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, is_causal: bool) -> Tensor:
+def products(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, is_causal: bool
+) -> Tensor:
     """What `F.scaled_dot_product_attention` computes without dropout."""
     assert dropout == 0.0
     if is_causal:
@@ -234,7 +270,9 @@ def _products_restrict(layout: Layout, queries_M: Tensor, num_tokens: int) -> La
     return None if restricted is None else restricted._replace(kernel="products")
 
 
-def _products_suits(packing: Packing, half_window: int | None, dtype: torch.dtype, dropout: float) -> bool:
+def _products_suits(
+    packing: Packing, half_window: int | None, dtype: torch.dtype, dropout: float
+) -> bool:
     on_cpu = packing.bounds_S.device.type == "cpu"
     short = (packing.whole_rows or packing.max_length) <= PRODUCTS_LENGTH
     return on_cpu and dtype == torch.bfloat16 and dropout == 0.0 and short
@@ -262,20 +300,30 @@ def _varlen_reason_against(device: torch.device, dtype: torch.dtype) -> str | No
     return None
 
 
-def _varlen_suits(packing: Packing, half_window: int | None, dtype: torch.dtype, dropout: float) -> bool:
+def _varlen_suits(
+    packing: Packing, half_window: int | None, dtype: torch.dtype, dropout: float
+) -> bool:
     """Where it saves something over SDPA: ragged sequences, or windows."""
     device = packing.bounds_S.device
     able = packing.bounds_S.is_cuda and dtype in FLASH_TYPES and dropout == 0.0
-    return able and (packing.row_length is None or packing.is_cut_by(half_window)) and has_flash(device)
+    return (
+        able
+        and (packing.row_length is None or packing.is_cut_by(half_window))
+        and has_flash(device)
+    )
 
 
 def _varlen_restrict(layout: Layout, queries_M: Tensor, num_tokens: int) -> Layout | None:
     if layout.packing.causal or layout.packing.is_cut_by(layout.half_window):
         return None  # FlashAttention counts a window from the place among the queries, not among the keys
-    return layout._replace(query_bounds_S=torch.searchsorted(queries_M, layout.packing.bounds_S.long()).int())
+    return layout._replace(
+        query_bounds_S=torch.searchsorted(queries_M, layout.packing.bounds_S.long()).int()
+    )
 
 
-def _varlen_attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, dropout: float) -> Tensor:
+def _varlen_attend(
+    q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, dropout: float
+) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn  # imported late: registers CUDA operators
 
     assert dropout == 0.0
@@ -288,7 +336,15 @@ def _varlen_attend(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, 
     if missing := -size % FLASH_MULTIPLE:
         q_THK, k_THK, v_THK = (F.pad(x, (0, missing)) for x in (q_THK, k_THK, v_THK))
     out = varlen_attn(
-        q_THK, k_THK, v_THK, query_bounds, bounds, longest, longest, scale=size**-0.5, window_size=(side, after)
+        q_THK,
+        k_THK,
+        v_THK,
+        query_bounds,
+        bounds,
+        longest,
+        longest,
+        scale=size**-0.5,
+        window_size=(side, after),
     )
     assert isinstance(out, Tensor)  # a pair only when asked for the log-sum-exp
     return out[..., :size]
@@ -315,23 +371,36 @@ KERNELS: dict[str, Kernel] = {
     # FlashAttention on bounds: Ampere or newer, 16 bits, no dropout; windows save work
     "varlen": Kernel(
         lambda packing, num_tokens, half_window: Layout("varlen", packing, half_window),
-        _varlen_attend, _varlen_restrict, _varlen_suits, _varlen_reason_against,
+        _varlen_attend,
+        _varlen_restrict,
+        _varlen_suits,
+        _varlen_reason_against,
     ),
     # what `sdpa` and `padded` compute, as matrix products: for CPUs in bf16, no dropout
     "products": Kernel(
-        _products_prepare, partial(_grouped_attend, function=products), _products_restrict, _products_suits,
+        _products_prepare,
+        partial(_grouped_attend, function=products),
+        _products_restrict,
+        _products_suits,
         _products_reason_against,
     ),
     # rows as [B, L]; a mask only for windows shorter than the row and for rows that hold several documents
     "sdpa": Kernel(
-        _sdpa_prepare, _grouped_attend, restrict_rows, lambda packing, *_: packing.whole_rows is not None,
+        _sdpa_prepare,
+        _grouped_attend,
+        restrict_rows,
+        lambda packing, *_: packing.whole_rows is not None,
         has_dropout=True,
     ),
     # ragged sequences padded to [S, L] in a few groups of similar length; reads the bounds on the host
-    "padded": Kernel(_padded_prepare, _grouped_attend, _padded_restrict, lambda *_: True, has_dropout=True),
+    "padded": Kernel(
+        _padded_prepare, _grouped_attend, _padded_restrict, lambda *_: True, has_dropout=True
+    ),
     # FlexAttention: CUDA, any type, no dropout; must be compiled for training, so `auto` never takes it
     "flex": Kernel(
-        lambda *given: _flex().prepare(*given), lambda *given: _flex().attend(*given),
-        lambda *given: _flex().restrict(*given), reason_against=_flex_reason_against,
+        lambda *given: _flex().prepare(*given),
+        lambda *given: _flex().attend(*given),
+        lambda *given: _flex().restrict(*given),
+        reason_against=_flex_reason_against,
     ),
-}  # fmt: skip
+}

@@ -43,11 +43,17 @@ class SequenceClassifier(nn.Module):
         initialize(self, encoder.config, done=encoder)
 
     def forward(
-        self, ids_T: Tensor, positions_T: Tensor, packing: Packing, token_types_T: Tensor | None = None
+        self,
+        ids_T: Tensor,
+        positions_T: Tensor,
+        packing: Packing,
+        token_types_T: Tensor | None = None,
     ) -> Tensor:
         """Logits [S, C], one row per sequence. Where only the first tokens count, the late layers compute no others."""
         bounds_S = packing.bounds_S
-        if self.pooling == "cls" and packing.aligned_length is None:  # which may have other numbers of them in each row
+        if (
+            self.pooling == "cls" and packing.aligned_length is None
+        ):  # which may have other numbers of them in each row
             firsts_S = bounds_S[:-1].long().clamp(max=len(ids_T) - 1)
             hidden_SD = self.encoder(ids_T, positions_T, packing, token_types_T, firsts_S)
             pooled_SD = hidden_SD * (bounds_S.diff() > 0)[:, None]
@@ -68,7 +74,9 @@ def _means(hidden_TD: Tensor, ids_T: Tensor, count: int) -> Tensor:
     token, and bf16 counts to 256."""
     x_TD = hidden_TD.float()
     sums_XD = x_TD.new_zeros((count, x_TD.shape[1])).index_add(0, ids_T, x_TD)
-    counts_X = x_TD.new_zeros(count).index_add(0, ids_T, torch.ones_like(x_TD[:, 0]))  # bincount would wait for the GPU
+    counts_X = x_TD.new_zeros(count).index_add(
+        0, ids_T, torch.ones_like(x_TD[:, 0])
+    )  # bincount would wait for the GPU
     return (sums_XD / counts_X.clamp(min=1)[:, None]).to(hidden_TD.dtype)
 
 
@@ -87,7 +95,12 @@ def _pair_pooling(hidden_TD: Tensor, bounds_S: Tensor, types_T: Tensor) -> Tenso
     texts_T = 2 * sequence_ids(bounds_S, len(hidden_TD)) + (types_T == 1)
     means_XD = _means(hidden_TD, texts_T, texts)
     first_SD, second_SD = means_XD[::2], means_XD[1::2]
-    return torch.cat([first_SD, second_SD, (first_SD - second_SD).abs(), first_SD * second_SD], dim=1)
+    return torch.cat(
+        [first_SD, second_SD, (first_SD - second_SD).abs(), first_SD * second_SD], dim=1
+    )
 
 
-POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"mean": _mean_pooling, "cls": _cls_pooling}
+POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "mean": _mean_pooling,
+    "cls": _cls_pooling,
+}

@@ -10,7 +10,9 @@ from typing import Literal, NamedTuple
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "relu2", "silu"]
 Pooling = Literal["mean", "cls", "pairs"]  # of a classifier (classifier.py)
-LastLayer = Literal["all", "targets"]  # the tokens for which a masked language model computes its late layers
+LastLayer = Literal[
+    "all", "targets"
+]  # the tokens for which a masked language model computes its late layers
 Init = Literal["normal", "truncated", "depth_scaled", "small"]
 
 
@@ -18,11 +20,15 @@ Init = Literal["normal", "truncated", "depth_scaled", "small"]
 class ModelConfig:
     """The `model` section. Every field is independent of the others unless said here."""
 
-    vocab_size: int | None = None  # rows of the embedding; null: the corpus's vocabulary, padded to a multiple of 64
+    vocab_size: int | None = (
+        None  # rows of the embedding; null: the corpus's vocabulary, padded to a multiple of 64
+    )
     hidden_size: int = 768
     num_layers: int = 12
     num_heads: int = 12
-    intermediate_size: int = 3072  # input width of the MLP's second matrix (with `glu` the first has 2x as many rows)
+    intermediate_size: int = (
+        3072  # input width of the MLP's second matrix (with `glu` the first has 2x as many rows)
+    )
     max_length: int = 512  # longest sequence; the size of the table for learned positions
 
     norm_order: Literal["pre", "post"] = "post"
@@ -31,13 +37,19 @@ class ModelConfig:
     norm_bias: bool = True
     embedding_norm: bool = True
     final_norm: bool = False
-    first_attn_norm: bool = True  # false: no norm before the first attention (ModernBERT: embedding_norm does it)
+    first_attn_norm: bool = (
+        True  # false: no norm before the first attention (ModernBERT: embedding_norm does it)
+    )
 
     positions: Literal["learned", "scaled_sinusoidal", "rope", "none"] = "learned"
     rope_theta_global: float = 160_000.0
     rope_theta_local: float = 10_000.0
-    local_window: int | None = None  # tokens in all, as ModernBERT counts: local layers see local_window // 2 each way
-    global_every: int = 1  # layer i is global when i % global_every == 0; the others are local if there is a window
+    local_window: int | None = (
+        None  # tokens in all, as ModernBERT counts: local layers see local_window // 2 each way
+    )
+    global_every: int = (
+        1  # layer i is global when i % global_every == 0; the others are local if there is a window
+    )
     qk_norm: bool = False  # RMS norm of each head's queries and keys
     # The last so many layers take keys and values from the states that enter the first of them (the stream that all
     # tokens have), so each token's way through them depends on no other's: pretraining computes them at targets alone
@@ -49,8 +61,12 @@ class ModelConfig:
     # The values of the first so many layers and of the last so many are mixed, by trained scalars, with vectors of the
     # tokens; a table serves one of the first and one of the last (modded-nanogpt, records 14 and 15)
     value_embeddings: int = 0
-    value_residual: bool = False  # so are those of later layers with the first layer's (Zhou et al. 2024, section 3)
-    attention_gate: bool = False  # each head's output times a sigmoid of the layer's input (Qiu et al. 2025, 2.2)
+    value_residual: bool = (
+        False  # so are those of later layers with the first layer's (Zhou et al. 2024, section 3)
+    )
+    attention_gate: bool = (
+        False  # each head's output times a sigmoid of the layer's input (Qiu et al. 2025, 2.2)
+    )
 
     # Before each layer a token also receives its neighbours, up to so many to each side, times trained weights per
     # channel (ConvBERT, Jiang et al. 2020; canon layers, Allen-Zhu 2025)
@@ -65,7 +81,9 @@ class ModelConfig:
     head_bias: bool = True  # bias of that dense layer
     decoder_bias: bool = True
     tie_embeddings: bool = True
-    logit_softcap: float | None = None  # c: logits are c tanh(logits / c) (Gemma 2, Gemma Team 2024, section 2)
+    logit_softcap: float | None = (
+        None  # c: logits are c tanh(logits / c) (Gemma 2, Gemma Team 2024, section 2)
+    )
     token_types: int = 2  # rows of the token-type table; 0: none
 
     dropout: float = 0.0  # after the embedding and after every attention and MLP output
@@ -78,8 +96,20 @@ class ModelConfig:
     attention_init: Literal["random", "mimetic"] = "random"  # mimetic: see init.py
 
     def __post_init__(self) -> None:
-        least = {"vocab_size": 1, "hidden_size": 1, "num_layers": 1, "num_heads": 1, "intermediate_size": 1}
-        least |= {"max_length": 1, "local_window": 2, "global_every": 1, "convolution": 0, "token_types": 0}
+        least = {
+            "vocab_size": 1,
+            "hidden_size": 1,
+            "num_layers": 1,
+            "num_heads": 1,
+            "intermediate_size": 1,
+        }
+        least |= {
+            "max_length": 1,
+            "local_window": 2,
+            "global_every": 1,
+            "convolution": 0,
+            "token_types": 0,
+        }
         for name, bound in least.items():
             value = getattr(self, name)
             _require(value is None or value >= bound, f"{name}={value} must be at least {bound}")
@@ -91,7 +121,10 @@ class ModelConfig:
             self.positions not in ("rope", "scaled_sinusoidal") or self.head_size % 2 == 0,
             f"positions={self.positions} needs an even head size, not {self.head_size} (hidden_size / num_heads)",
         )
-        _require(not (self.norm == "rmsnorm" and self.norm_bias), "norm=rmsnorm has no bias: set norm_bias=false")
+        _require(
+            not (self.norm == "rmsnorm" and self.norm_bias),
+            "norm=rmsnorm has no bias: set norm_bias=false",
+        )
         _require(
             1 <= self.late_layers <= self.num_layers,
             f"late_layers={self.late_layers} must be from 1 to num_layers={self.num_layers}",
@@ -100,11 +133,19 @@ class ModelConfig:
             0 <= 2 * self.value_embeddings <= self.num_layers,
             f"value_embeddings={self.value_embeddings} must be from 0 to half of num_layers={self.num_layers}",
         )
-        for name in ("norm_eps", "init_std", "rope_theta_global", "rope_theta_local", "logit_softcap"):
+        for name in (
+            "norm_eps",
+            "init_std",
+            "rope_theta_global",
+            "rope_theta_local",
+            "logit_softcap",
+        ):
             value = getattr(self, name)
             _require(value is None or value > 0, f"{name}={value} must be positive")
         for name in ("dropout", "attention_dropout"):
-            _require(0.0 <= getattr(self, name) < 1.0, f"{name}={getattr(self, name)} must be in [0, 1)")
+            _require(
+                0.0 <= getattr(self, name) < 1.0, f"{name}={getattr(self, name)} must be in [0, 1)"
+            )
 
     @property
     def head_size(self) -> int:
@@ -148,7 +189,9 @@ class ParameterCount(NamedTuple):
     """How many trained numbers a model has."""
 
     total: int
-    without_embeddings: int  # without token, value, position and token-type tables (a tied decoder is one of them)
+    without_embeddings: (
+        int  # without token, value, position and token-type tables (a tied decoder is one of them)
+    )
 
 
 def count_parameters(config: ModelConfig) -> ParameterCount:
@@ -179,7 +222,10 @@ def count_parameters(config: ModelConfig) -> ParameterCount:
 
 
 def flops_per_token(
-    config: ModelConfig, sequence_length: int, targets_per_token: float, last_layer: LastLayer = "targets"
+    config: ModelConfig,
+    sequence_length: int,
+    targets_per_token: float,
+    last_layer: LastLayer = "targets",
 ) -> float:
     """Floating-point operations of one forward and backward pass of `MaskedLM`, per input token.
 
@@ -201,13 +247,17 @@ def flops_per_token(
     return 3.0 * (body + targets_per_token * head)
 
 
-def encoder_flops(config: ModelConfig, sequence_length: int, targets_per_token: float, last_layer: LastLayer) -> float:
+def encoder_flops(
+    config: ModelConfig, sequence_length: int, targets_per_token: float, last_layer: LastLayer
+) -> float:
     """Of the encoder's forward pass, per input token; see `flops_per_token`."""
     width, inner = config.hidden_size, config.intermediate_size
     up = inner * (2 if config.mlp == "glu" else 1)
     gates = width * config.num_heads if config.attention_gate else 0
     matrices = config.num_layers * 2 * (4 * width * width + width * up + inner * width + gates)
-    keys = [_keys_per_query(config.half_window(i), sequence_length) for i in range(config.num_layers)]
+    keys = [
+        _keys_per_query(config.half_window(i), sequence_length) for i in range(config.num_layers)
+    ]
     body = matrices + 4 * width * sum(keys)
     if last_layer == "targets":
         late = config.late_layers
@@ -224,5 +274,7 @@ def _keys_per_query(half_window: int | None, length: int) -> float:
 
 
 def _vocabulary(config: ModelConfig) -> int:
-    assert config.vocab_size is not None, "vocab_size is filled in from the corpus before anything is counted or built"
+    assert config.vocab_size is not None, (
+        "vocab_size is filled in from the corpus before anything is counted or built"
+    )
     return config.vocab_size

@@ -39,7 +39,9 @@ class _Convolved(torch.autograd.Function):
     keep two more [T, D] for each tap."""
 
     @staticmethod
-    def forward(ctx: Any, x_TD: Tensor, taps_ND: Tensor, positions_T: Tensor, offsets: list[int]) -> Tensor:
+    def forward(
+        ctx: Any, x_TD: Tensor, taps_ND: Tensor, positions_T: Tensor, offsets: list[int]
+    ) -> Tensor:
         ctx.save_for_backward(x_TD, taps_ND, positions_T)
         ctx.offsets = offsets
         out = x_TD.clone()
@@ -60,10 +62,16 @@ class _Convolved(torch.autograd.Function):
         return d_x, d_taps, None, None
 
 
-def _neighbours(positions_T: Tensor, offset: int, dtype: torch.dtype) -> tuple[slice, slice, Tensor]:
+def _neighbours(
+    positions_T: Tensor, offset: int, dtype: torch.dtype
+) -> tuple[slice, slice, Tensor]:
     """Tokens, those `offset` places further on, and [X, 1]: 1 where both are of one sequence, else 0."""
     last = len(positions_T) - abs(offset)
     places = slice(0, max(0, last)), slice(abs(offset), None)
     here, there = places if offset > 0 else places[::-1]
     is_neighbour_X = positions_T[there] == positions_T[here] + offset
-    return here, there, is_neighbour_X.to(dtype)[:, None]  # a number: a bool is slow to multiply with on a CPU
+    return (
+        here,
+        there,
+        is_neighbour_X.to(dtype)[:, None],
+    )  # a number: a bool is slow to multiply with on a CPU

@@ -14,7 +14,9 @@ from .config import ModelConfig
 from .init import initialize
 from .layers import MLP, Dropout, RMSNorm, Rope, ScaledSinusoid, apply_rope, make_norm, rope_tables
 
-Shared = dict[int | None, tuple[Rope | None, Layout]]  # by half window: what all blocks with it share
+Shared = dict[
+    int | None, tuple[Rope | None, Layout]
+]  # by half window: what all blocks with it share
 Values = tuple[Tensor, ...]  # what a block mixes into its own values, each [T, D] or [T, H, K]
 
 
@@ -26,13 +28,19 @@ class Embeddings(nn.Module):
 
     def __init__(self, config: ModelConfig, tokens: nn.Embedding | None = None) -> None:
         super().__init__()
-        assert config.vocab_size is not None, "vocab_size is filled in from the corpus before the model is built"
+        assert config.vocab_size is not None, (
+            "vocab_size is filled in from the corpus before the model is built"
+        )
         width = config.hidden_size
         self.tokens = nn.Embedding(config.vocab_size, width) if tokens is None else tokens
-        self.projection = None if tokens is None else nn.Linear(tokens.embedding_dim, width, bias=False)
+        self.projection = (
+            None if tokens is None else nn.Linear(tokens.embedding_dim, width, bias=False)
+        )
         self.positions: nn.Module | None = None
         if config.positions == "learned":
-            self.positions = nn.Embedding(config.max_length, width)  # a trained vector each (Devlin et al. 2019)
+            self.positions = nn.Embedding(
+                config.max_length, width
+            )  # a trained vector each (Devlin et al. 2019)
         elif config.positions == "scaled_sinusoidal":
             self.positions = ScaledSinusoid(config.max_length, width)
         self.token_types = nn.Embedding(config.token_types, width) if config.token_types else None
@@ -42,11 +50,17 @@ class Embeddings(nn.Module):
     def forward(self, ids_T: Tensor, positions_T: Tensor, token_types_T: Tensor | None) -> Tensor:
         hidden_TD = self.tokens(ids_T)
         if self.projection is not None:
-            hidden_TD = self.projection(hidden_TD).to(hidden_TD.dtype)  # autocast lowers products, not the stream
+            hidden_TD = self.projection(hidden_TD).to(
+                hidden_TD.dtype
+            )  # autocast lowers products, not the stream
         if self.token_types is not None:
-            alone = self.token_types.num_embeddings == 1  # then it is the type of both texts of a pair
+            alone = (
+                self.token_types.num_embeddings == 1
+            )  # then it is the type of both texts of a pair
             none = alone or token_types_T is None
-            hidden_TD = hidden_TD + (self.token_types.weight[0] if none else self.token_types(token_types_T))
+            hidden_TD = hidden_TD + (
+                self.token_types.weight[0] if none else self.token_types(token_types_T)
+            )
         if self.positions is not None:
             hidden_TD = hidden_TD + self.positions(positions_T)
         return self.dropout(self.norm(hidden_TD))
@@ -64,12 +78,19 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(config.head_size, eps=config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_size, eps=config.norm_eps) if config.qk_norm else None
         width, heads, sources = config.hidden_size, config.num_heads, config.value_sources(layer)
-        self.gate = nn.Linear(width, heads, bias=config.attention_bias) if config.attention_gate else None
+        self.gate = (
+            nn.Linear(width, heads, bias=config.attention_bias) if config.attention_gate else None
+        )
         self.value_scales = nn.Parameter(torch.empty(1 + sources)) if sources else None
         self.hands_on_values = config.value_residual and layer == 0
 
     def forward(
-        self, x_TD: Tensor, rope: Rope | None, layout: Layout, context_TD: Tensor | None, values: Values
+        self,
+        x_TD: Tensor,
+        rope: Rope | None,
+        layout: Layout,
+        context_TD: Tensor | None,
+        values: Values,
     ) -> tuple[Tensor, Values]:
         """[T, D], or [M, D] of the layout's query subset, and the values [T, H, K] if later blocks want them.
 
@@ -85,23 +106,38 @@ class Attention(nn.Module):
             q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)
         if rope is not None:
             cos, sin = rope
-            q, k = apply_rope(q, (layout.at_queries(cos), layout.at_queries(sin))), apply_rope(k, rope)
+            q, k = (
+                apply_rope(q, (layout.at_queries(cos), layout.at_queries(sin))),
+                apply_rope(k, rope),
+            )
         mixed_THK = attention.attend(q, k, v, layout, self.dropout if self.training else 0.0)
         if self.gate is not None:
-            gates_TH = self.gate(x_TD if context_TD is not None else layout.at_queries(x_TD)).sigmoid()
+            gates_TH = self.gate(
+                x_TD if context_TD is not None else layout.at_queries(x_TD)
+            ).sigmoid()
             mixed_THK = mixed_THK * gates_TH[:, :, None]
         return self.out(mixed_THK.flatten(1)), (v,) if self.hands_on_values else ()
 
-    def _project(self, x_TD: Tensor, layout: Layout, context_TD: Tensor | None) -> tuple[Tensor, ...]:
+    def _project(
+        self, x_TD: Tensor, layout: Layout, context_TD: Tensor | None
+    ) -> tuple[Tensor, ...]:
         """Queries of the query subset, keys and values of all tokens."""
         if layout.queries_M is None and context_TD is None:
             return self.qkv(x_TD).view(len(x_TD), 3, -1, self.head_size).unbind(1)
         width = self.qkv.weight.shape[0] // 3  # of as many heads as the weight has
         weight_q, weight_kv = self.qkv.weight.split([width, 2 * width])
-        bias_q, bias_kv = (None, None) if self.qkv.bias is None else self.qkv.bias.split([width, 2 * width])
-        x_MD, keys_TD = (layout.at_queries(x_TD), x_TD) if context_TD is None else (x_TD, context_TD)
+        bias_q, bias_kv = (
+            (None, None) if self.qkv.bias is None else self.qkv.bias.split([width, 2 * width])
+        )
+        x_MD, keys_TD = (
+            (layout.at_queries(x_TD), x_TD) if context_TD is None else (x_TD, context_TD)
+        )
         q_MD = F.linear(x_MD, weight_q, bias_q)
-        k, v = F.linear(keys_TD, weight_kv, bias_kv).view(len(keys_TD), 2, -1, self.head_size).unbind(1)
+        k, v = (
+            F.linear(keys_TD, weight_kv, bias_kv)
+            .view(len(keys_TD), 2, -1, self.head_size)
+            .unbind(1)
+        )
         return q_MD.view(len(x_MD), -1, self.head_size), k, v
 
 
@@ -118,9 +154,13 @@ class Block(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(
-        self, hidden_TD: Tensor, rope: Rope | None, layout: Layout, context_TD: Tensor | None = None,
+        self,
+        hidden_TD: Tensor,
+        rope: Rope | None,
+        layout: Layout,
+        context_TD: Tensor | None = None,
         values: Values = (),
-    ) -> Tensor | Values:  # fmt: skip
+    ) -> Tensor | Values:
         """[T, D], or [M, D] of the layout's query subset: the other tokens then have no output at all.
 
         With `context_TD` keys and values are made from it, and `hidden` is of the query subset already. `values` are
@@ -134,13 +174,20 @@ class Block(nn.Module):
         return (out, *handed_on) if handed_on else out
 
     def _attended(
-        self, hidden_TD: Tensor, rope: Rope | None, layout: Layout, context_TD: Tensor | None, values: Values
+        self,
+        hidden_TD: Tensor,
+        rope: Rope | None,
+        layout: Layout,
+        context_TD: Tensor | None,
+        values: Values,
     ) -> tuple[Tensor, Values]:
         """The stream after attention, and the values that it hands on."""
         kept = layout.at_queries(hidden_TD) if context_TD is None else hidden_TD
         if self.pre:
             context_TD = None if context_TD is None else self.attn_norm(context_TD)
-            found, handed_on = self.attn(self.attn_norm(hidden_TD), rope, layout, context_TD, values)
+            found, handed_on = self.attn(
+                self.attn_norm(hidden_TD), rope, layout, context_TD, values
+            )
             return kept + self.dropout(found), handed_on
         found, handed_on = self.attn(hidden_TD, rope, layout, context_TD, values)
         return self.attn_norm(kept + self.dropout(found)), handed_on
@@ -152,39 +199,59 @@ class Encoder(nn.Module):
     `tokens`: another encoder's table of token vectors, which this one shares; it is initialised already.
     """
 
-    def __init__(self, config: ModelConfig, kernel: str = "auto", tokens: nn.Embedding | None = None) -> None:
+    def __init__(
+        self, config: ModelConfig, kernel: str = "auto", tokens: nn.Embedding | None = None
+    ) -> None:
         super().__init__()
         self.config = config
         self.kernel = kernel
         self.embeddings = Embeddings(config, tokens)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
         self.final_norm = make_norm(config, config.final_norm)
-        vocab, widths = self.embeddings.tokens.num_embeddings, config.value_embeddings * config.hidden_size
-        self.value_tokens = nn.Embedding(vocab, widths) if widths else None  # all tables side by side
+        vocab, widths = (
+            self.embeddings.tokens.num_embeddings,
+            config.value_embeddings * config.hidden_size,
+        )
+        self.value_tokens = (
+            nn.Embedding(vocab, widths) if widths else None
+        )  # all tables side by side
         self.convolutions = nn.ModuleList()
         if radius := config.convolution:
             from .convolution import Convolution  # only here: most runs have none
 
-            self.convolutions.extend(Convolution(radius, config.hidden_size) for _ in range(config.num_convolutions))
+            self.convolutions.extend(
+                Convolution(radius, config.hidden_size) for _ in range(config.num_convolutions)
+            )
         self.skip_scales = nn.Parameter(torch.empty(config.num_skips)) if config.num_skips else None
         initialize(self, config, done=tokens)
 
     def forward(
-        self, ids_T: Tensor, positions_T: Tensor, packing: Packing, token_types_T: Tensor | None = None,
+        self,
+        ids_T: Tensor,
+        positions_T: Tensor,
+        packing: Packing,
+        token_types_T: Tensor | None = None,
         queries_M: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """Hidden states [T, D]. Positions count from 0 within each sequence and stay below `config.max_length`.
 
         With `queries_M` (tokens, ascending, as many in each row) only theirs, [M, D], and the late layers compute no
         others: of their 12 D^2 multiplications per token all but the 2 D^2 of keys and values are saved elsewhere.
         """
         hidden_TD = self.embeddings(ids_T, positions_T, token_types_T)
-        return self.final_norm(self.through(range(len(self.blocks)), hidden_TD, ids_T, positions_T, packing, queries_M))
+        return self.final_norm(
+            self.through(range(len(self.blocks)), hidden_TD, ids_T, positions_T, packing, queries_M)
+        )
 
     def through(
-        self, layers: range, hidden: Tensor, ids_T: Tensor, positions_T: Tensor, packing: Packing,
+        self,
+        layers: range,
+        hidden: Tensor,
+        ids_T: Tensor,
+        positions_T: Tensor,
+        packing: Packing,
         queries_M: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """What these layers make of hidden states [T, D]; `queries_M` is for a stretch that ends with the last layer.
 
         A stretch begins with nothing but the hidden states: no skip, value or context comes from a layer before it.
@@ -208,8 +275,12 @@ class Encoder(nn.Module):
                 context_TD, skips = hidden, [layout.at_queries(skip) for skip in skips]
             table = self.config.value_table(layer)
             values = first_values if table is None else (embedded[table], *first_values)
-            out = self.blocks[layer](hidden, rope, layout, context_TD if layer > first_late else None, values)
-            hidden, first_values = (out[0], out[1:]) if isinstance(out, tuple) else (out, first_values)
+            out = self.blocks[layer](
+                hidden, rope, layout, context_TD if layer > first_late else None, values
+            )
+            hidden, first_values = (
+                (out[0], out[1:]) if isinstance(out, tuple) else (out, first_values)
+            )
             if layer < self.config.num_skips:
                 skips.append(hidden)
         if queries_M is not None and layout.queries_M is None:
@@ -228,7 +299,10 @@ class Encoder(nn.Module):
         if queries_M is None:
             return shared
         layers = range(len(self.blocks))[-self.config.late_layers :]
-        windows = {self.config.half_window(layer): shared[self.config.half_window(layer)] for layer in layers}
+        windows = {
+            self.config.half_window(layer): shared[self.config.half_window(layer)]
+            for layer in layers
+        }
         found = {
             window: (rope, restricted)
             for window, (rope, layout) in windows.items()
@@ -247,7 +321,9 @@ class Encoder(nn.Module):
             rope = rope_tables(positions_T, config.head_size, theta)
         dropout = config.attention_dropout if self.training else 0.0
         dtype = compute_dtype(hidden_TD)
-        return rope, attention.prepare(self.kernel, packing, positions_T.shape[0], window, dtype, dropout)
+        return rope, attention.prepare(
+            self.kernel, packing, positions_T.shape[0], window, dtype, dropout
+        )
 
 
 def compute_dtype(like: Tensor) -> torch.dtype:

@@ -28,14 +28,32 @@ from cramming.model.heads import MaskedLM
 from cramming.model.stock import FAMILIES, Names, from_stock, stock_family, to_stock
 
 # What the tokenizers of this suite call them; the keys are those of transformers.
-SPECIAL_TOKENS = {f"{role}_token": f"[{role.upper()}]" for role in ("pad", "unk", "cls", "sep", "mask")}
-WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # of which the first that is there is read
+SPECIAL_TOKENS = {
+    f"{role}_token": f"[{role.upper()}]" for role in ("pad", "unk", "cls", "sep", "mask")
+}
+WEIGHT_FILES = (
+    "model.safetensors",
+    "pytorch_model.bin",
+)  # of which the first that is there is read
 OWN_FORMAT = 2
-OWN_NAMES = {"decoder_weight": "decoder.weight", "decoder_bias": "decoder.bias"}  # own parameter -> the adapter's
+OWN_NAMES = {
+    "decoder_weight": "decoder.weight",
+    "decoder_bias": "decoder.bias",
+}  # own parameter -> the adapter's
 CODE = (  # files of this folder that `trust_remote_code` needs; config.json names the first
-    "hf_adapter.py", "attention.py", "attention_kernels.py", "classifier.py", "config.py", "convolution.py",
-    "encoder.py", "flex.py", "heads.py", "init.py", "layers.py", "packing.py",
-)  # fmt: skip
+    "hf_adapter.py",
+    "attention.py",
+    "attention_kernels.py",
+    "classifier.py",
+    "config.py",
+    "convolution.py",
+    "encoder.py",
+    "flex.py",
+    "heads.py",
+    "init.py",
+    "layers.py",
+    "packing.py",
+)
 AUTO_CLASSES = {  # class of transformers -> class of hf_adapter.py
     "AutoConfig": "CrammingConfig",
     "AutoModel": "CrammingModel",
@@ -52,7 +70,10 @@ START, START_FIELDS = "cramming_start", ("init", "zero_residual", "attention_ini
 
 
 def save_pretrained(
-    model: MaskedLM | Encoder, folder: Path, tokenizer_file: Path, special_tokens: Mapping[str, str] = SPECIAL_TOKENS
+    model: MaskedLM | Encoder,
+    folder: Path,
+    tokenizer_file: Path,
+    special_tokens: Mapping[str, str] = SPECIAL_TOKENS,
 ) -> None:
     """Write `folder` (replaced whole, never half-written): weights, configuration and tokenizer.
 
@@ -61,14 +82,27 @@ def save_pretrained(
     does not fit the model or `folder` holds something other than a model.
     """
     if folder.exists() and not (folder / "config.json").is_file() and any(folder.iterdir()):
-        raise UserError(f"{folder}: is there already and is not a model folder; choose another name")
+        raise UserError(
+            f"{folder}: is there already and is not a model folder; choose another name"
+        )
     config = model.config
     ids = _special_ids(config, tokenizer_file, special_tokens)
     # ModernBERT's forward has no token_type_ids at all
-    inputs = ["input_ids", *(["token_type_ids"] if config.token_types > 1 else []), "attention_mask"]
-    tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.max_length}
+    inputs = [
+        "input_ids",
+        *(["token_type_ids"] if config.token_types > 1 else []),
+        "attention_mask",
+    ]
+    tokenizer = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": config.max_length,
+    }
     files = {
-        "config.json": {"dtype": "float32", **_config_node(config, isinstance(model, MaskedLM)), **ids},
+        "config.json": {
+            "dtype": "float32",
+            **_config_node(config, isinstance(model, MaskedLM)),
+            **ids,
+        },
         "special_tokens_map.json": dict(special_tokens),
         "tokenizer_config.json": {**tokenizer, "model_input_names": inputs, **special_tokens},
     }
@@ -78,7 +112,9 @@ def save_pretrained(
         for name, node in files.items():
             (temporary / name).write_text(json.dumps(node, indent=2, sort_keys=True) + "\n")
         # not `save_file`, whose errors of the system are none, and whose file has a mode of its own
-        (temporary / "model.safetensors").write_bytes(safetensors.torch.save(_stock_state(model), {"format": "pt"}))
+        (temporary / "model.safetensors").write_bytes(
+            safetensors.torch.save(_stock_state(model), {"format": "pt"})
+        )
         shutil.copyfile(tokenizer_file, temporary / "tokenizer.json")
         for name in CODE if stock_family(config) is None else ():
             shutil.copyfile(Path(__file__).with_name(name), temporary / name)
@@ -90,27 +126,50 @@ def _config_node(config: ModelConfig, has_head: bool) -> dict[str, Any]:
     name = stock_family(config)
     if name is None:
         head, bare = AUTO_CLASSES["AutoModelForMaskedLM"], AUTO_CLASSES["AutoModel"]
-        own = {"model_type": "cramming", "architectures": [head if has_head else bare], "format": OWN_FORMAT}
-        auto_map = {auto: f"hf_adapter.{name}" for auto, name in AUTO_CLASSES.items() if has_head or name != head}
+        own = {
+            "model_type": "cramming",
+            "architectures": [head if has_head else bare],
+            "format": OWN_FORMAT,
+        }
+        auto_map = {
+            auto: f"hf_adapter.{name}"
+            for auto, name in AUTO_CLASSES.items()
+            if has_head or name != head
+        }
         return own | {"auto_map": auto_map, "model": dataclasses.asdict(config)}
     family = FAMILIES[name]
     architecture = family.architecture if has_head else family.encoder
     start = {field: getattr(config, field) for field in START_FIELDS}
-    return {"model_type": name, "architectures": [architecture], **to_stock(config, family), START: start}
+    return {
+        "model_type": name,
+        "architectures": [architecture],
+        **to_stock(config, family),
+        START: start,
+    }
 
 
-def _special_ids(config: ModelConfig, tokenizer_file: Path, special_tokens: Mapping[str, str]) -> dict[str, int]:
+def _special_ids(
+    config: ModelConfig, tokenizer_file: Path, special_tokens: Mapping[str, str]
+) -> dict[str, int]:
     """The token ids that transformers' configurations carry."""
     try:
         tokenizer = Tokenizer.from_buffer(tokenizer_file.read_bytes())
     except Exception as error:  # the library raises bare Exception
-        raise UserError(f"{tokenizer_file}: not a tokenizer.json ({str(error).splitlines()[0]})") from None
+        raise UserError(
+            f"{tokenizer_file}: not a tokenizer.json ({str(error).splitlines()[0]})"
+        ) from None
     entries = tokenizer.get_vocab_size()
-    found: dict[str, Any] = {kind: tokenizer.token_to_id(token) for kind, token in special_tokens.items()}
+    found: dict[str, Any] = {
+        kind: tokenizer.token_to_id(token) for kind, token in special_tokens.items()
+    }
     if entries > (config.vocab_size or 0):
-        raise UserError(f"{tokenizer_file}: {entries} entries do not fit the model's vocabulary of {config.vocab_size}")
+        raise UserError(
+            f"{tokenizer_file}: {entries} entries do not fit the model's vocabulary of {config.vocab_size}"
+        )
     if missing := [kind for kind, index in found.items() if index is None]:
-        raise UserError(f"{tokenizer_file}: has no entry {special_tokens[missing[0]]!r} ({missing[0]})")
+        raise UserError(
+            f"{tokenizer_file}: has no entry {special_tokens[missing[0]]!r} ({missing[0]})"
+        )
     ids = {"pad_token_id": found["pad_token"]}
     if stock_family(config) == "modernbert":
         roles = {"cls": "cls", "sep": "sep", "bos": "cls", "eos": "sep"}
@@ -120,17 +179,25 @@ def _special_ids(config: ModelConfig, tokenizer_file: Path, special_tokens: Mapp
 
 def _stock_state(model: MaskedLM | Encoder) -> dict[str, Tensor]:
     prefix = "" if isinstance(model, MaskedLM) else "encoder."
-    state = {prefix + name: p.detach().to("cpu", torch.float32) for name, p in model.state_dict().items()}
+    state = {
+        prefix + name: p.detach().to("cpu", torch.float32) for name, p in model.state_dict().items()
+    }
     names = _names(stock_family(model.config), model.config, state)
     stock: dict[str, Tensor] = {}
     for own, tensor in state.items():
-        stock |= {name: part.contiguous() for name, part in zip(names[own], tensor.chunk(len(names[own])))}
+        stock |= {
+            name: part.contiguous() for name, part in zip(names[own], tensor.chunk(len(names[own])))
+        }
     return stock
 
 
 def _names(family: str | None, config: ModelConfig, own: Iterable[str]) -> Names:
     """Own parameter -> names in the folder's weights."""
-    return FAMILIES[family].names(config) if family else {name: (OWN_NAMES.get(name, name),) for name in own}
+    return (
+        FAMILIES[family].names(config)
+        if family
+        else {name: (OWN_NAMES.get(name, name),) for name in own}
+    )
 
 
 def file_hashes(folder: Path) -> dict[str, str]:
@@ -151,18 +218,24 @@ def load_encoder_config(
     given = {name: rate for name, rate in rates.items() if rate is not None}
     if family == "cramming":
         if node.get("format") != OWN_FORMAT:
-            raise UserError(f"{where}: format {node.get('format')} is not {OWN_FORMAT}; use the suite that wrote it")
+            raise UserError(
+                f"{where}: format {node.get('format')} is not {OWN_FORMAT}; use the suite that wrote it"
+            )
         return build(ModelConfig, {**node.get("model", {}), **given}, where)
     if family not in FAMILIES:
         known = ", ".join(["cramming", *FAMILIES])
-        raise UserError(f"{where}: model_type {family!r} is not one that this suite's model covers ({known})")
+        raise UserError(
+            f"{where}: model_type {family!r} is not one that this suite's model covers ({known})"
+        )
     if dropout is not None:
         node |= {"embedding_dropout": dropout, "mlp_dropout": dropout}
     start = {field: value for field, value in node.get(START, {}).items() if field in START_FIELDS}
     return build(ModelConfig, from_stock(node, FAMILIES[family], where) | start | given, where)
 
 
-def load_masked_lm(folder: Path, dropout: float | None = None, attention_dropout: float | None = None) -> MaskedLM:
+def load_masked_lm(
+    folder: Path, dropout: float | None = None, attention_dropout: float | None = None
+) -> MaskedLM:
     """A masked language model from an own folder or a stock one; UserError if its weights lack the head."""
     lacks_head = f"{folder}: an encoder without a masked-LM head (architectures in config.json)"
     require(not _is_bare(folder), f"{lacks_head}; take a model of objective=mlm")
@@ -184,35 +257,54 @@ def _is_bare(folder: Path) -> bool:
 
 
 def load_encoder(
-    folder: Path, kernel: str = "auto", dropout: float | None = None, attention_dropout: float | None = None
+    folder: Path,
+    kernel: str = "auto",
+    dropout: float | None = None,
+    attention_dropout: float | None = None,
 ) -> Encoder:
     """The encoder alone: for fine-tuning, also from checkpoints without a masked-LM head (`BertModel` and the like)."""
     config = load_encoder_config(folder, dropout, attention_dropout)
     encoder = Encoder(config, kernel)
-    state = _own_state(folder, config, {f"encoder.{name}": p for name, p in encoder.state_dict().items()})
-    encoder.load_state_dict({name.removeprefix("encoder."): tensor for name, tensor in state.items()})
+    state = _own_state(
+        folder, config, {f"encoder.{name}": p for name, p in encoder.state_dict().items()}
+    )
+    encoder.load_state_dict(
+        {name.removeprefix("encoder."): tensor for name, tensor in state.items()}
+    )
     return encoder
 
 
-def _own_state(folder: Path, config: ModelConfig, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _own_state(
+    folder: Path, config: ModelConfig, wanted: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """The parameters that are wanted, in these shapes, from whatever names the folder's weights have."""
     model_type = _read_config(folder)["model_type"]
     family = None if model_type == "cramming" else model_type
     weights = [folder / name for name in WEIGHT_FILES if (folder / name).is_file()]
     require(weights, f"{folder}: no weights; expected {' or '.join(WEIGHT_FILES)}")
-    found = _with_prefix(read_weights(weights[0]), FAMILIES[family].prefix if family else "encoder.")
+    found = _with_prefix(
+        read_weights(weights[0]), FAMILIES[family].prefix if family else "encoder."
+    )
     names = _names(family, config, wanted)
     if missing := [name for own in wanted for name in names[own] if name not in found]:
         raise UserError(f"{folder}: its weights lack {missing[0]}")
-    ignored = FAMILIES[family].ignored if family else r"(?!encoder\.blocks\.)"  # of an own folder only layers count
+    ignored = (
+        FAMILIES[family].ignored if family else r"(?!encoder\.blocks\.)"
+    )  # of an own folder only layers count
     known = {name for stock in names.values() for name in stock}
     if unexpected := [name for name in found if name not in known and not re.match(ignored, name)]:
-        raise UserError(f"{folder}: unexpected weight {unexpected[0]}; config.json describes no such part")
+        raise UserError(
+            f"{folder}: unexpected weight {unexpected[0]}; config.json describes no such part"
+        )
     for own, tensor in wanted.items():
         for name, part in zip(names[own], tensor.chunk(len(names[own]))):
             shapes = f"{list(found[name].shape)}, config.json makes it {list(part.shape)}"
-            require(found[name].shape == part.shape, f"{folder}: weight {name} has the shape {shapes}")
-    return {own: torch.cat([found[name] for name in names[own]]).to(torch.float32) for own in wanted}
+            require(
+                found[name].shape == part.shape, f"{folder}: weight {name} has the shape {shapes}"
+            )
+    return {
+        own: torch.cat([found[name] for name in names[own]]).to(torch.float32) for own in wanted
+    }
 
 
 def _with_prefix(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -227,7 +319,10 @@ def _with_prefix(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 def _read_config(folder: Path) -> dict[str, Any]:
     path = Path(folder) / "config.json"
-    require(path.is_file(), f"{folder}: no config.json; expected a model folder, such as runs/<name>/final")
+    require(
+        path.is_file(),
+        f"{folder}: no config.json; expected a model folder, such as runs/<name>/final",
+    )
     try:
         return dict(json.loads(path.read_text()))
     except (ValueError, TypeError) as error:
@@ -241,4 +336,6 @@ def read_weights(file: Path) -> dict[str, Tensor]:
             return safetensors.torch.load_file(file)
         return torch.load(file, map_location="cpu", weights_only=True)
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise UserError(f"{file}: the weights cannot be read ({str(error).splitlines()[0]})") from None
+        raise UserError(
+            f"{file}: the weights cannot be read ({str(error).splitlines()[0]})"
+        ) from None

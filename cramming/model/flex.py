@@ -24,13 +24,18 @@ def prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layou
 
 
 def restrict(layout: Layout, queries_M: Tensor, num_tokens: int) -> Layout:
-    from torch.nn.attention.flex_attention import BlockMask  # imported late: brings the compiler along
+    from torch.nn.attention.flex_attention import (
+        BlockMask,
+    )  # imported late: brings the compiler along
 
     bounds_S, reach = layout.packing.bounds_S.long(), layout.half_window
     after_M = torch.searchsorted(bounds_S, queries_M, right=True)
     first_M, last_M = bounds_S[after_M - 1], bounds_S[after_M]  # the interval that each query sees
     if reach is not None:
-        first_M, last_M = torch.maximum(first_M, queries_M - reach), torch.minimum(last_M, queries_M + reach + 1)
+        first_M, last_M = (
+            torch.maximum(first_M, queries_M - reach),
+            torch.minimum(last_M, queries_M + reach + 1),
+        )
     if layout.packing.causal:
         last_M = torch.minimum(last_M, queries_M + 1)
 
@@ -59,8 +64,12 @@ def _blocks(first_M: Tensor, last_M: Tensor, num_tokens: int) -> tuple[Tensor, T
     last_QB = F.pad(last_M, (0, missing), value=0).view(-1, BLOCK)
     begins_N = torch.arange(0, num_tokens, BLOCK, device=first_M.device)
     ends_N = begins_N + BLOCK
-    touched_QN = (ends_N > first_QB.amin(1, keepdim=True)) & (begins_N < last_QB.amax(1, keepdim=True))
-    full_QN = (begins_N >= first_QB.amax(1, keepdim=True)) & (ends_N <= last_QB.amin(1, keepdim=True))
+    touched_QN = (ends_N > first_QB.amin(1, keepdim=True)) & (
+        begins_N < last_QB.amax(1, keepdim=True)
+    )
+    full_QN = (begins_N >= first_QB.amax(1, keepdim=True)) & (
+        ends_N <= last_QB.amin(1, keepdim=True)
+    )
     return touched_QN & ~full_QN, full_QN
 
 

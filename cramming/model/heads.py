@@ -31,7 +31,9 @@ def chunk_elements(device: torch.device) -> int:
     if device.type != "cuda":
         return CHUNK_ELEMENTS["cpu"]
     share = torch.cuda.get_per_process_memory_fraction(device)
-    return CHUNK_ELEMENTS[cuda_chunks(share * torch.cuda.get_device_properties(device).total_memory)]
+    return CHUNK_ELEMENTS[
+        cuda_chunks(share * torch.cuda.get_device_properties(device).total_memory)
+    ]
 
 
 def cuda_chunks(memory_bytes: float) -> str:
@@ -63,13 +65,22 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_MD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_M: Tensor, dtype: torch.dtype,
-        chunk: int | None, softcap: float | None, vocabulary: Vocabulary,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        ctx: Any,
+        hidden_MD: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        targets_M: Tensor,
+        dtype: torch.dtype,
+        chunk: int | None,
+        softcap: float | None,
+        vocabulary: Vocabulary,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         hidden, weight = hidden_MD.to(dtype), weight_VD.to(dtype)
         bias = None if bias_V is None else bias_V.to(dtype)
         grads = _Gradients(hidden, weight, bias) if any(ctx.needs_input_grad) else None
-        loss, hits, losses_M = _sums(hidden, weight, bias, targets_M, grads, chunk, softcap, vocabulary)
+        loss, hits, losses_M = _sums(
+            hidden, weight, bias, targets_M, grads, chunk, softcap, vocabulary
+        )
         if grads is not None:
             d_hidden, *d_others = grads.finish()
             ctx.save_for_backward(vocabulary.sum(d_hidden), *d_others)
@@ -87,9 +98,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _sums(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets_M: Tensor, grads: "_Gradients | None",
-    chunk: int | None = None, softcap: float | None = None, vocabulary: Vocabulary = WHOLE,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets_M: Tensor,
+    grads: "_Gradients | None",
+    chunk: int | None = None,
+    softcap: float | None = None,
+    vocabulary: Vocabulary = WHOLE,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Loss and hits over all chunks, and each target's loss; gradients go to `grads`, where any are wanted.
 
     Not summed in place: torch 2.11 compiles a function that returns such a sum to one whose gradients are zero.
@@ -114,7 +131,9 @@ def _sums(
         hits = hits + ((wanted == top) & counted).sum()
         if grads is not None:
             slope = None if softcap is None else 1 - (logits / softcap).square()  # of the cap
-            grads.add(first, h, probabilities.mul_(counted * (own_lse - lse).exp()), index, here, slope)
+            grads.add(
+                first, h, probabilities.mul_(counted * (own_lse - lse).exp()), index, here, slope
+            )
     return loss, hits, torch.cat(losses)
 
 
@@ -129,11 +148,19 @@ class _Gradients:
         self.low_weight = weight
         self.raised = 64.0 if weight.dtype == torch.float16 else 1.0
         self.hidden = torch.empty_like(hidden, dtype=torch.float32)
-        self.weight: Tensor | None = None  # the largest of all: begun by the first chunk's product, not by zeros
+        self.weight: Tensor | None = (
+            None  # the largest of all: begun by the first chunk's product, not by zeros
+        )
         self.bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
 
     def add(
-        self, first: int, h: Tensor, probabilities: Tensor, index: Tensor, here: Tensor, slope: Tensor | None
+        self,
+        first: int,
+        h: Tensor,
+        probabilities: Tensor,
+        index: Tensor,
+        here: Tensor,
+        slope: Tensor | None,
     ) -> None:
         """Gradients of one chunk's summed loss. Uses `probabilities` up, which are 0 where no target counts: d logits =
         probabilities - one-hot targets."""
@@ -147,7 +174,11 @@ class _Gradients:
         if low.dtype == torch.float16:
             share = _within_fp16(low, h)
             added = low.t() @ (h * share)
-            self.weight = added.float().div_(share) if self.weight is None else self.weight.addcdiv_(added, share)
+            self.weight = (
+                added.float().div_(share)
+                if self.weight is None
+                else self.weight.addcdiv_(added, share)
+            )
         elif self.weight is None:
             self.weight = (low.t() @ h).float()
         elif low.dtype == torch.float32:
@@ -183,9 +214,15 @@ def capped(logits: Tensor, softcap: float | None) -> Tensor:
 
 
 def linear_cross_entropy(
-    hidden_MD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_M: Tensor, dtype: torch.dtype,
-    chunk: int | None = None, softcap: float | None = None, vocabulary: Vocabulary = WHOLE,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    hidden_MD: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    targets_M: Tensor,
+    dtype: torch.dtype,
+    chunk: int | None = None,
+    softcap: float | None = None,
+    vocabulary: Vocabulary = WHOLE,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Sum over targets that are not negative of the cross entropy of `hidden @ weight.T + bias`, hits, and the terms.
 
     `softcap` bounds the logits (see `capped`). Products run in `dtype`, softmax and sums in fp32. Returns an fp32
@@ -196,7 +233,16 @@ def linear_cross_entropy(
     """
     if not torch.is_grad_enabled():  # `needs_input_grad` would say yes here too
         bias = None if bias_V is None else bias_V.to(dtype)
-        return _sums(hidden_MD.to(dtype), weight_VD.to(dtype), bias, targets_M, None, chunk, softcap, vocabulary)
+        return _sums(
+            hidden_MD.to(dtype),
+            weight_VD.to(dtype),
+            bias,
+            targets_M,
+            None,
+            chunk,
+            softcap,
+            vocabulary,
+        )
     loss, hits, losses_M = _LinearCrossEntropy.apply(
         hidden_MD, weight_VD, bias_V, targets_M, dtype, chunk, softcap, vocabulary
     )
@@ -246,44 +292,73 @@ class MaskedLM(PretrainedModel):
         self.encoder = Encoder(config, kernel, tokens)
         vocab, width = self.encoder.embeddings.tokens.weight.shape
         self.transform = make_transform(config, width, must_project=tokens is not None)
-        self.decoder_weight = None if config.tie_embeddings else nn.Parameter(torch.empty(vocab, config.hidden_size))
+        self.decoder_weight = (
+            None if config.tie_embeddings else nn.Parameter(torch.empty(vocab, config.hidden_size))
+        )
         self.decoder_bias = nn.Parameter(torch.empty(vocab)) if config.decoder_bias else None
         initialize(self, config, done=self.encoder)
 
     def forward(
-        self, ids_T: Tensor, positions_T: Tensor, packing: Packing, target_positions_M: Tensor, target_ids_M: Tensor
+        self,
+        ids_T: Tensor,
+        positions_T: Tensor,
+        packing: Packing,
+        target_positions_M: Tensor,
+        target_ids_M: Tensor,
     ) -> tuple[Tensor, ...]:
         """Summed loss over the targets that are not -100 (fp32 scalar), and how many are hit (int64 scalar).
 
         Targets ascend, and each row of the packing has as many (padded with -100 where it has fewer).
         """
-        found = self.loss(self.at_targets(ids_T, positions_T, packing, target_positions_M), target_ids_M)
+        found = self.loss(
+            self.at_targets(ids_T, positions_T, packing, target_positions_M), target_ids_M
+        )
         return found if self.gives_losses else found[:2]
 
-    def at_targets(self, ids_T: Tensor, positions_T: Tensor, packing: Packing, target_positions_M: Tensor) -> Tensor:
+    def at_targets(
+        self, ids_T: Tensor, positions_T: Tensor, packing: Packing, target_positions_M: Tensor
+    ) -> Tensor:
         """What the decoder multiplies, [M, D]."""
         if self.last_layer == "targets":
             hidden_MD = self.encoder(ids_T, positions_T, packing, queries_M=target_positions_M)
         else:
-            hidden_MD = self.encoder(ids_T, positions_T, packing).index_select(0, target_positions_M)
+            hidden_MD = self.encoder(ids_T, positions_T, packing).index_select(
+                0, target_positions_M
+            )
         return self.transform(hidden_MD)
 
     def loss(self, hidden_MD: Tensor, target_ids_M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Summed loss, hits and losses of what `at_targets` found."""
         weight = self.decoder()
         return linear_cross_entropy(
-            hidden_MD, weight, self.decoder_bias, target_ids_M, compute_dtype(weight), self.loss_chunk,
-            self.config.logit_softcap, self.vocabulary,
-        )  # fmt: skip
+            hidden_MD,
+            weight,
+            self.decoder_bias,
+            target_ids_M,
+            compute_dtype(weight),
+            self.loss_chunk,
+            self.config.logit_softcap,
+            self.vocabulary,
+        )
 
-    def logits(self, ids_T: Tensor, positions_T: Tensor, packing: Packing, target_positions_M: Tensor) -> Tensor:
+    def logits(
+        self, ids_T: Tensor, positions_T: Tensor, packing: Packing, target_positions_M: Tensor
+    ) -> Tensor:
         """Scores over the vocabulary at any tokens, [M, V]."""
-        hidden_MD = self.transform(self.encoder(ids_T, positions_T, packing).index_select(0, target_positions_M))
-        return capped(F.linear(hidden_MD, self.decoder(), self.decoder_bias), self.config.logit_softcap)
+        hidden_MD = self.transform(
+            self.encoder(ids_T, positions_T, packing).index_select(0, target_positions_M)
+        )
+        return capped(
+            F.linear(hidden_MD, self.decoder(), self.decoder_bias), self.config.logit_softcap
+        )
 
     def decoder(self) -> Tensor:
         """The matrix [V, D] that states are multiplied with."""
-        return self.encoder.embeddings.tokens.weight if self.decoder_weight is None else self.decoder_weight
+        return (
+            self.encoder.embeddings.tokens.weight
+            if self.decoder_weight is None
+            else self.decoder_weight
+        )
 
 
 class HeadTransform(nn.Module):
@@ -291,7 +366,9 @@ class HeadTransform(nn.Module):
 
     def __init__(self, config: ModelConfig, width: int | None = None) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, width or config.hidden_size, bias=config.head_bias)
+        self.dense = nn.Linear(
+            config.hidden_size, width or config.hidden_size, bias=config.head_bias
+        )
         self.activation = ACTIVATIONS[config.activation]
         self.norm = make_norm(config, width=width)
 
@@ -303,4 +380,8 @@ def make_transform(config: ModelConfig, width: int, must_project: bool = False) 
     """What the configuration has between the encoder's states and a decoder of this width."""
     if config.head_transform:
         return HeadTransform(config, width)
-    return nn.Linear(config.hidden_size, width, bias=config.head_bias) if must_project else nn.Identity()
+    return (
+        nn.Linear(config.hidden_size, width, bias=config.head_bias)
+        if must_project
+        else nn.Identity()
+    )

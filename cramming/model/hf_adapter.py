@@ -35,7 +35,9 @@ from .packing import Packing
 
 def _choice(name: str) -> Any:
     """An attribute of the configuration that is kept in its `model`, under our name."""
-    return property(lambda self: self.model.get(name), lambda self, value: self.model.update({name: value}))
+    return property(
+        lambda self: self.model.get(name), lambda self, value: self.model.update({name: value})
+    )
 
 
 class CrammingConfig(PretrainedConfig):
@@ -62,17 +64,29 @@ class CrammingConfig(PretrainedConfig):
     ) -> None:
         self.model = dict(model or {})
         self.classifier_pooling, self.classifier_dropout = classifier_pooling, classifier_dropout
-        super().__init__(**{"tie_word_embeddings": self.model.get("tie_embeddings", True), **kwargs})
+        super().__init__(
+            **{"tie_word_embeddings": self.model.get("tie_embeddings", True), **kwargs}
+        )
 
 
 # What a model gives, the encoder's first: sentence-transformers (6.2) takes the first class that `forward` names for a
 # dataclass, which ModelOutput is not.
 Output: TypeAlias = (
-    BaseModelOutput | MaskedLMOutput | SequenceClassifierOutput | TokenClassifierOutput | QuestionAnsweringModelOutput
+    BaseModelOutput
+    | MaskedLMOutput
+    | SequenceClassifierOutput
+    | TokenClassifierOutput
+    | QuestionAnsweringModelOutput
 )
 NOT_TAKEN = (
-    "position_ids", "inputs_embeds", "head_mask", "output_attentions", "labels", "start_positions", "end_positions",
-)  # fmt: skip
+    "position_ids",
+    "inputs_embeds",
+    "head_mask",
+    "output_attentions",
+    "labels",
+    "start_positions",
+    "end_positions",
+)
 
 
 class CrammingPreTrainedModel(PreTrainedModel):
@@ -103,7 +117,9 @@ class CrammingPreTrainedModel(PreTrainedModel):
         """The tables of value embeddings, which transformers does not know, keep as many rows as the input's."""
         embeddings = super().resize_token_embeddings(*arguments, **settings)
         if self.encoder.value_tokens is not None:
-            resized = self._get_resized_embeddings(self.encoder.value_tokens, embeddings.num_embeddings)
+            resized = self._get_resized_embeddings(
+                self.encoder.value_tokens, embeddings.num_embeddings
+            )
             self.encoder.value_tokens = resized
         return embeddings
 
@@ -133,17 +149,31 @@ class CrammingPreTrainedModel(PreTrainedModel):
         """
         for name in NOT_TAKEN:
             if others.get(name) is not None and others[name] is not False:
-                raise ValueError(f"{name}: this model does not take it; give input_ids and attention_mask alone")
-        mask_BL = torch.ones_like(input_ids).bool() if attention_mask is None else attention_mask.bool()
+                raise ValueError(
+                    f"{name}: this model does not take it; give input_ids and attention_mask alone"
+                )
+        mask_BL = (
+            torch.ones_like(input_ids).bool() if attention_mask is None else attention_mask.bool()
+        )
         places_L = torch.arange(input_ids.shape[1], device=input_ids.device)
-        positions_BL = places_L - mask_BL.int().argmax(dim=1, keepdim=True)  # counted from each row's first token
+        positions_BL = places_L - mask_BL.int().argmax(
+            dim=1, keepdim=True
+        )  # counted from each row's first token
         types_T = None if token_type_ids is None else token_type_ids[mask_BL]
-        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        wanted = (
+            self.config.output_hidden_states
+            if output_hidden_states is None
+            else output_hidden_states
+        )
         states: list[Tensor] = []
         with ExitStack() as hooks:
             for block in self.encoder.blocks if wanted else ():
-                hooks.enter_context(block.register_forward_pre_hook(lambda _, inputs: states.append(inputs[0])))
-            hidden_TD = self.encoder(input_ids[mask_BL], positions_BL[mask_BL], _packing(mask_BL), types_T)
+                hooks.enter_context(
+                    block.register_forward_pre_hook(lambda _, inputs: states.append(inputs[0]))
+                )
+            hidden_TD = self.encoder(
+                input_ids[mask_BL], positions_BL[mask_BL], _packing(mask_BL), types_T
+            )
         output = self._head(hidden_TD, mask_BL, targets)
         if wanted:
             output["hidden_states"] = tuple(_padded(x_TD, mask_BL) for x_TD in (*states, hidden_TD))
@@ -178,11 +208,17 @@ class CrammingModel(CrammingPreTrainedModel):
 class CrammingForMaskedLM(CrammingPreTrainedModel):
     """Encoder and scores over the vocabulary; `labels` are -100 where there is no target."""
 
-    _tied_weights_keys: ClassVar[dict[str, str]] = {"decoder.weight": "encoder.embeddings.tokens.weight"}
+    _tied_weights_keys: ClassVar[dict[str, str]] = {
+        "decoder.weight": "encoder.embeddings.tokens.weight"
+    }
 
     def _build(self, config: CrammingConfig) -> None:
-        self.transform = HeadTransform(self.choices) if self.choices.head_transform else nn.Identity()
-        self.decoder = nn.Linear(config.hidden_size, config.vocab_size, bias=self.choices.decoder_bias)
+        self.transform = (
+            HeadTransform(self.choices) if self.choices.head_transform else nn.Identity()
+        )
+        self.decoder = nn.Linear(
+            config.hidden_size, config.vocab_size, bias=self.choices.decoder_bias
+        )
 
     def get_output_embeddings(self) -> nn.Module:
         return self.decoder
@@ -191,8 +227,14 @@ class CrammingForMaskedLM(CrammingPreTrainedModel):
         self.decoder = new_embeddings
 
     def _head(self, hidden_TD: Tensor, mask_BL: Tensor, targets: Any) -> Output:
-        logits = _padded(capped(self.decoder(self.transform(hidden_TD)), self.choices.logit_softcap), mask_BL)
-        loss = None if targets is None else self.loss_function(logits, targets, vocab_size=logits.shape[-1])
+        logits = _padded(
+            capped(self.decoder(self.transform(hidden_TD)), self.choices.logit_softcap), mask_BL
+        )
+        loss = (
+            None
+            if targets is None
+            else self.loss_function(logits, targets, vocab_size=logits.shape[-1])
+        )
         return MaskedLMOutput(loss=loss, logits=logits)
 
 
@@ -211,7 +253,11 @@ class CrammingForSequenceClassification(CrammingPreTrainedModel):
         pooling = POOLINGS[self.config.classifier_pooling]
         pooled_BD = self.pooler(pooling(hidden_TD, _bounds(mask_BL))).tanh()
         logits = self.classifier(self.dropout(pooled_BD))
-        loss = None if targets is None else self.loss_function(labels=targets, pooled_logits=logits, config=self.config)
+        loss = (
+            None
+            if targets is None
+            else self.loss_function(labels=targets, pooled_logits=logits, config=self.config)
+        )
         return SequenceClassifierOutput(loss=loss, logits=logits)
 
 
@@ -244,7 +290,11 @@ class CrammingForQuestionAnswering(CrammingPreTrainedModel):
         **others: Any,
     ) -> Output | tuple[Any, ...]:
         """A loss where both positions are given, each [B]."""
-        answers = None if start_positions is None or end_positions is None else (start_positions, end_positions)
+        answers = (
+            None
+            if start_positions is None or end_positions is None
+            else (start_positions, end_positions)
+        )
         return self._run(input_ids, attention_mask, token_type_ids, answers, **others)
 
     def _head(self, hidden_TD: Tensor, mask_BL: Tensor, targets: Any) -> Output:

@@ -38,7 +38,11 @@ ROLES: dict[str, str] = {  # last parts of a parameter's name -> its role
 def _depth_scaled(config: ModelConfig, role: str) -> float:
     """ModernBERT's "full megatron": what is added to the residual stream shrinks with depth (its appendix A)."""
     shrunk = (2 * config.num_layers) ** -0.5
-    scale = {"residual": shrunk, "head": shrunk, "classifier": config.hidden_size**-0.5 / config.init_std}
+    scale = {
+        "residual": shrunk,
+        "head": shrunk,
+        "classifier": config.hidden_size**-0.5 / config.init_std,
+    }
     return config.init_std * scale.get(role, 1.0)
 
 
@@ -47,7 +51,10 @@ INITS: dict[str, tuple[Callable[[ModelConfig, str], float], float | None]] = {
     "normal": (lambda config, role: config.init_std, None),
     "truncated": (lambda config, role: config.init_std, 2.0),
     "depth_scaled": (_depth_scaled, 2.0),
-    "small": (lambda config, role: math.sqrt(2 / (5 * config.hidden_size)), None),  # Nguyen & Salazar 2019, section 2
+    "small": (
+        lambda config, role: math.sqrt(2 / (5 * config.hidden_size)),
+        None,
+    ),  # Nguyen & Salazar 2019, section 2
 }
 
 
@@ -70,17 +77,25 @@ def initialize(module: nn.Module, config: ModelConfig, done: nn.Module | None = 
     if config.attention_init == "mimetic":
         for part in module.modules():
             qkv, out = getattr(part, "qkv", None), getattr(part, "out", None)
-            if isinstance(qkv, nn.Linear) and isinstance(out, nn.Linear) and qkv.weight not in finished:
+            if (
+                isinstance(qkv, nn.Linear)
+                and isinstance(out, nn.Linear)
+                and qkv.weight not in finished
+            ):
                 _set_mimetic(qkv.weight, out.weight, config.num_heads)
 
 
 def _fill(parameter: Tensor, role: str, config: ModelConfig) -> None:
     constants = {"one": 1.0, "half": 0.5, "zero": 0.0, "scale": config.hidden_size**-0.5}
     constants |= {"residual": 0.0} if config.zero_residual else {}
-    if role == "tap":  # random signs tell one side from the other; the neighbours have half the token's variance
+    if (
+        role == "tap"
+    ):  # random signs tell one side from the other; the neighbours have half the token's variance
         nn.init.normal_(parameter, std=(2 * parameter.shape[0]) ** -0.5)
         return
-    if role == "projection":  # components of projected token vectors are about as large as theirs were
+    if (
+        role == "projection"
+    ):  # components of projected token vectors are about as large as theirs were
         nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
         return
     if role in constants:
@@ -104,7 +119,11 @@ def _set_mimetic(qkv: Tensor, out: Tensor, heads: int) -> None:
     width = out.shape[0]
     pairs = [_factors(out, width // heads, *QUERY_KEY) for _ in range(heads)]
     out_DD, values_DD = _factors(out, width, *VALUE_OUT)
-    qkv.copy_(torch.cat([*(query.t() for query, _ in pairs), *(key.t() for _, key in pairs), values_DD.t()]))
+    qkv.copy_(
+        torch.cat(
+            [*(query.t() for query, _ in pairs), *(key.t() for _, key in pairs), values_DD.t()]
+        )
+    )
     out.copy_(out_DD)
 
 

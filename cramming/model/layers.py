@@ -48,7 +48,9 @@ class MLP(nn.Module):
         super().__init__()
         self.gated = config.mlp == "glu"
         inner = config.intermediate_size
-        self.up = nn.Linear(config.hidden_size, 2 * inner if self.gated else inner, bias=config.mlp_bias)
+        self.up = nn.Linear(
+            config.hidden_size, 2 * inner if self.gated else inner, bias=config.mlp_bias
+        )
         self.down = nn.Linear(inner, config.hidden_size, bias=config.mlp_bias)
         self.activation = ACTIVATIONS[config.activation]
 
@@ -66,7 +68,9 @@ class Dropout(nn.Dropout):
 
     def forward(self, x: Tensor) -> Tensor:
         dropped = round(self.p * 2**16)
-        by_four = x.device.type == "cpu" and 0 < dropped < 2**16 and not torch.compiler.is_compiling()
+        by_four = (
+            x.device.type == "cpu" and 0 < dropped < 2**16 and not torch.compiler.is_compiling()
+        )
         if not self.training or not by_four:
             return super().forward(x)
         drawn = torch.empty(-(-x.numel() // 4), dtype=torch.int64, device=x.device)

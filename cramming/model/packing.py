@@ -46,7 +46,9 @@ class Layout(NamedTuple):
     scatter_T: Tensor | None = None  # padded place of each token
     queries_M: Tensor | None = None  # the query subset, ascending; None: all tokens
     query_bounds_S: Tensor | None = None  # bounds of the sequences within the subset, for varlen
-    query_gather_M: Tensor | None = None  # query of each row of the groups, where every sequence has one
+    query_gather_M: Tensor | None = (
+        None  # query of each row of the groups, where every sequence has one
+    )
     block_mask: Any = None  # of FlexAttention
 
     def at_queries(self, x_TX: Tensor) -> Tensor:

@@ -27,7 +27,9 @@ def generator_config(config: ModelConfig, share: float) -> ModelConfig:
     heads = max(1, round(share * config.num_heads))
     inner = max(1, round(config.intermediate_size * heads / config.num_heads))
     width = heads * config.head_size
-    return replace(config, num_heads=heads, hidden_size=width, intermediate_size=inner, value_embeddings=0)
+    return replace(
+        config, num_heads=heads, hidden_size=width, intermediate_size=inner, value_embeddings=0
+    )
 
 
 class ReplacedTokens(PretrainedModel):
@@ -38,9 +40,14 @@ class ReplacedTokens(PretrainedModel):
     """
 
     def __init__(
-        self, config: ModelConfig, generator_width: float, weight: float, kernel: str = "auto",
-        last_layer: LastLayer = "targets", loss_chunk: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        config: ModelConfig,
+        generator_width: float,
+        weight: float,
+        kernel: str = "auto",
+        last_layer: LastLayer = "targets",
+        loss_chunk: int | None = None,
+    ) -> None:
         super().__init__()
         self.config, self.weight = config, weight
         self.encoder = Encoder(config, kernel)
@@ -53,12 +60,19 @@ class ReplacedTokens(PretrainedModel):
     def also(self) -> str:
         """The generator's width and weights; the table of tokens is not its own."""
         own = sum(p.numel() for name, p in self.named_parameters() if name.startswith("generator."))
-        return f"; generator {self.generator.config.hidden_size} wide with {own:,} of the parameters"
+        return (
+            f"; generator {self.generator.config.hidden_size} wide with {own:,} of the parameters"
+        )
 
     def forward(
-        self, ids_T: Tensor, positions_T: Tensor, packing: Packing, target_positions_M: Tensor, target_ids_M: Tensor,
+        self,
+        ids_T: Tensor,
+        positions_T: Tensor,
+        packing: Packing,
+        target_positions_M: Tensor,
+        target_ids_M: Tensor,
         uniform_M: Tensor,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor]:
         """Loss and the share of tokens told right, both times the number of targets.
 
         In training the loss is the generator's mean over targets and `weight` times the encoder's mean over tokens; in
@@ -72,13 +86,17 @@ class ReplacedTokens(PretrainedModel):
         shown_M = torch.where(is_target_M, sampled_M, ids_T.index_select(0, target_positions_M))
         replaced_M = (is_target_M & (sampled_M != target_ids_M)).float()
         shown_T = ids_T.scatter(0, target_positions_M, shown_M)
-        replaced_T = torch.zeros_like(ids_T, dtype=torch.float32).scatter(0, target_positions_M, replaced_M)
+        replaced_T = torch.zeros_like(ids_T, dtype=torch.float32).scatter(
+            0, target_positions_M, replaced_M
+        )
         logits_T = self.logits(shown_T, positions_T, packing)
         length = packing.whole_rows or len(ids_T)
         targets_R = is_target_M.view(len(ids_T) // length, -1).sum(1)
         losses_T = F.binary_cross_entropy_with_logits(logits_T, replaced_T, reduction="none")
         hits_T = ((logits_T > 0) == (replaced_T > 0)).float()
-        loss, hits = ((x_T.view(-1, length).mean(1) * targets_R).sum() for x_T in (losses_T, hits_T))
+        loss, hits = (
+            (x_T.view(-1, length).mean(1) * targets_R).sum() for x_T in (losses_T, hits_T)
+        )
         if self.training:
             loss = self.generator.loss(states_MD, target_ids_M)[0] + self.weight * loss
         return loss, hits
@@ -96,13 +114,21 @@ def sample(generator: MaskedLM, states_MD: Tensor, uniform_M: Tensor) -> Tensor:
     One number of [0, 1) for each target decides, where Gumbel noise would need one for each entry of the vocabulary: so
     a draw depends on nothing but the target's own number. As many logits exist at a time as in the loss.
     """
-    weight, bias, softcap = generator.decoder(), generator.decoder_bias, generator.config.logit_softcap
+    weight, bias, softcap = (
+        generator.decoder(),
+        generator.decoder_bias,
+        generator.config.logit_softcap,
+    )
     rows = max(1, (generator.loss_chunk or chunk_elements(states_MD.device)) // weight.shape[0])
     found = []
     for states, uniform in zip(states_MD.split(rows), uniform_M.split(rows)):
         logits = capped(F.linear(states, weight, bias), softcap)
         cumulative = logits.softmax(-1, dtype=torch.float32).cumsum(-1)
-        found.append(torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True).squeeze(1))
+        found.append(
+            torch.searchsorted(
+                cumulative, uniform[:, None] * cumulative[:, -1:], right=True
+            ).squeeze(1)
+        )
     return torch.cat(found).clamp(max=weight.shape[0] - 1)
 
 
@@ -114,7 +140,9 @@ def count_parameters(config: ModelConfig, generator_width: float) -> ParameterCo
     width, narrow, vocab = config.hidden_size, generator.hidden_size, config.vocab_size or 0
     bias = width if config.head_bias else 0
     norm = width * (2 if config.norm_bias else 1)
-    heads = width + 1 + width * narrow + narrow * width + bias  # classifier, the generator's ways from and to the table
+    heads = (
+        width + 1 + width * narrow + narrow * width + bias
+    )  # classifier, the generator's ways from and to the table
     heads += width * width + bias + 2 * norm if config.head_transform else 0
     heads += vocab if config.decoder_bias else 0
     without_embeddings = encoder.without_embeddings + small.without_embeddings + heads
@@ -122,7 +150,11 @@ def count_parameters(config: ModelConfig, generator_width: float) -> ParameterCo
 
 
 def flops_per_token(
-    config: ModelConfig, generator_width: float, sequence_length: int, targets_per_token: float, last_layer: LastLayer
+    config: ModelConfig,
+    generator_width: float,
+    sequence_length: int,
+    targets_per_token: float,
+    last_layer: LastLayer,
 ) -> float:
     """As `cramming.model.config.flops_per_token`, of both models; logits are computed once more to sample from them."""
     generator = generator_config(config, generator_width)

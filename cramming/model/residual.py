@@ -19,16 +19,23 @@ from .layers import RMSNorm
 Normalize = Callable[..., Tensor]
 
 NORMALIZE: dict[type[nn.Module], Normalize] = {
-    nn.LayerNorm: lambda x, eps, weight, bias=None: F.layer_norm(x, weight.shape, weight, bias, eps),
+    nn.LayerNorm: lambda x, eps, weight, bias=None: F.layer_norm(
+        x, weight.shape, weight, bias, eps
+    ),
     RMSNorm: lambda x, eps, weight: F.rms_norm(x, weight.shape, weight, eps),
 }
 
 
 def lower(encoder: Encoder, dtype: torch.dtype) -> None:
     """Let the residual stream of `encoder` be of this type; parameters and their names stay what they are."""
-    encoder.embeddings.register_forward_hook(lambda module, arguments, hidden_TD: hidden_TD.to(dtype))
+    encoder.embeddings.register_forward_hook(
+        lambda module, arguments, hidden_TD: hidden_TD.to(dtype)
+    )
     blocks = [cast(Block, block) for block in encoder.blocks]
-    for norm in (encoder.final_norm, *(norm for block in blocks for norm in (block.attn_norm, block.mlp_norm))):
+    for norm in (
+        encoder.final_norm,
+        *(norm for block in blocks for norm in (block.attn_norm, block.mlp_norm)),
+    ):
         if not isinstance(norm, nn.Identity):
             norm.forward = partial(_normed, norm)
 
@@ -46,7 +53,9 @@ class _Normed(torch.autograd.Function):
     """Eager execution's: keeps the 16 bits it was given, where autograd would keep their copy in fp32."""
 
     @staticmethod
-    def forward(ctx: Any, normalize: Normalize, eps: float, x_TD: Tensor, *weights: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, normalize: Normalize, eps: float, x_TD: Tensor, *weights: Tensor
+    ) -> Tensor:
         ctx.normalize, ctx.eps = normalize, eps
         ctx.save_for_backward(x_TD, *weights)
         return normalize(x_TD.float(), eps, *weights).to(x_TD.dtype)

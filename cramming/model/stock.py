@@ -12,15 +12,25 @@ from cramming.config import UserError
 from cramming.model.config import ModelConfig
 
 HF_ACTIVATIONS = {  # as transformers spells them -> ours; the first spelling of each is the one written
-    "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "relu": "relu",
-    "relu2": "relu2", "silu": "silu", "swish": "silu",
-}  # fmt: skip
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+    "silu": "silu",
+    "swish": "silu",
+}
 SIZES = {  # stock setting -> ours, in every family; a configuration must have them
-    "vocab_size": "vocab_size", "hidden_size": "hidden_size", "num_hidden_layers": "num_layers",
-    "num_attention_heads": "num_heads", "intermediate_size": "intermediate_size",
-}  # fmt: skip
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "intermediate_size": "intermediate_size",
+}
 
-Names = dict[str, tuple[str, ...]]  # own parameter -> stock parameters, stacked along the first axis
+Names = dict[
+    str, tuple[str, ...]
+]  # own parameter -> stock parameters, stacked along the first axis
 Node = dict[str, Any]  # a stock configuration
 
 
@@ -30,10 +40,14 @@ class Family(NamedTuple):
     architecture: str
     encoder: str  # the class without a masked-LM head
     fixed: dict[str, Any]  # fields of ModelConfig that the stock class fixes
-    settings: dict[str, tuple[str, Any]]  # stock setting -> field of ModelConfig, and the stock class's default
+    settings: dict[
+        str, tuple[str, Any]
+    ]  # stock setting -> field of ModelConfig, and the stock class's default
     only: dict[str, Any]  # settings of which this suite's model has this one value
     written: Callable[[ModelConfig], Node]  # further settings that follow from ours
-    read: Callable[[Node], Node]  # further fields that follow from stock settings; refuses what has no counterpart
+    read: Callable[
+        [Node], Node
+    ]  # further fields that follow from stock settings; refuses what has no counterpart
     names: Callable[[ModelConfig], Names]
     prefix: str  # of the bare encoder's parameters inside the masked-LM class
     ignored: str  # regular expression of other parameters that a checkpoint may hold
@@ -60,19 +74,28 @@ def from_stock(node: Node, family: Family, where: str) -> Node:
             value = node[key] if key in SIZES else node.get(key, default)
             value = HF_ACTIVATIONS[value] if field == "activation" else value
             if found.setdefault(field, value) != value:
-                raise ValueError(f"{key}={value!r}: this suite's model has one {field}, here {found[field]!r}")
+                raise ValueError(
+                    f"{key}={value!r}: this suite's model has one {field}, here {found[field]!r}"
+                )
         return family.fixed | found | family.read(node)
     except KeyError as error:
-        raise UserError(f"{where}: {key}={node.get(key)!r} is missing or not supported ({error})") from None
+        raise UserError(
+            f"{where}: {key}={node.get(key)!r} is missing or not supported ({error})"
+        ) from None
     except ValueError as error:
         raise UserError(f"{where}: {error}") from None
 
 
-def _parameters(modules: Mapping[str, tuple[str, ...]], layers: int, per_layer: Mapping[str, tuple[str, ...]]) -> Names:
+def _parameters(
+    modules: Mapping[str, tuple[str, ...]], layers: int, per_layer: Mapping[str, tuple[str, ...]]
+) -> Names:
     """Weights and biases of modules; `{i}` in the names of `per_layer` is the layer."""
     expanded = dict(modules)
     for i in range(layers):
-        expanded |= {own.format(i=i): tuple(name.format(i=i) for name in names) for own, names in per_layer.items()}
+        expanded |= {
+            own.format(i=i): tuple(name.format(i=i) for name in names)
+            for own, names in per_layer.items()
+        }
     return {
         f"{own}.{kind}": tuple(f"{name}.{kind}" for name in names)
         for own, names in expanded.items()
@@ -123,13 +146,20 @@ _MODERN_LAYER = {
 def _modern_written(config: ModelConfig) -> Node:
     """transformers 5 reads `layer_types` and `rope_parameters`, 4 the three settings after them."""
     every = config.global_every if config.local_window is not None else 1
-    thetas = {"full_attention": config.rope_theta_global, "sliding_attention": config.rope_theta_local}
+    thetas = {
+        "full_attention": config.rope_theta_global,
+        "sliding_attention": config.rope_theta_local,
+    }
     return {
         "classifier_dropout": 0.0,
         "classifier_pooling": "mean",
         "local_attention": config.local_window or 128,
-        "layer_types": ["sliding_attention" if i % every else "full_attention" for i in range(config.num_layers)],
-        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()},
+        "layer_types": [
+            "sliding_attention" if i % every else "full_attention" for i in range(config.num_layers)
+        ],
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()
+        },
         "global_attn_every_n_layers": every,
         "global_rope_theta": config.rope_theta_global,
         "local_rope_theta": config.rope_theta_local,
@@ -144,8 +174,14 @@ def _modern_read(node: Node) -> Node:
         places = [i for i, kind in enumerate(kinds) if kind == "full_attention"]
         every = places[1] if len(places) > 1 else layers
         if places != list(range(0, layers, every)):
-            raise ValueError(f"layer_types has its global layers at {places}; only every n-th is supported, from 0 on")
-    fields = {"local_window": node.get("local_attention", 128), "global_every": every, "init": "depth_scaled"}
+            raise ValueError(
+                f"layer_types has its global layers at {places}; only every n-th is supported, from 0 on"
+            )
+    fields = {
+        "local_window": node.get("local_attention", 128),
+        "global_every": every,
+        "init": "depth_scaled",
+    }
     old = {
         "global": ("full_attention", 160_000.0),
         "local": ("sliding_attention", 10_000.0),
@@ -159,11 +195,18 @@ def _modern_read(node: Node) -> Node:
 
 
 _SHARED = {
-    "norm": "layernorm", "embedding_norm": True, "qk_norm": False, "late_layers": 1, "head_transform": True,
+    "norm": "layernorm",
+    "embedding_norm": True,
+    "qk_norm": False,
+    "late_layers": 1,
+    "head_transform": True,
     "logit_softcap": None,
-    "unet_skips": False, "value_embeddings": 0, "value_residual": False, "attention_gate": False,
+    "unet_skips": False,
+    "value_embeddings": 0,
+    "value_residual": False,
+    "attention_gate": False,
     "convolution": 0,
-}  # fmt: skip
+}
 _BERT_ONLY = {"is_decoder": False, "add_cross_attention": False}
 
 FAMILIES: dict[str, Family] = {
@@ -171,9 +214,19 @@ FAMILIES: dict[str, Family] = {
         architecture="BertForMaskedLM",
         encoder="BertModel",
         fixed={
-            **_SHARED, "norm_order": "post", "norm_bias": True, "final_norm": False, "first_attn_norm": True,
-            "positions": "learned", "local_window": None, "mlp": "plain", "attention_bias": True, "mlp_bias": True,
-            "head_bias": True, "decoder_bias": True, "tie_embeddings": True,
+            **_SHARED,
+            "norm_order": "post",
+            "norm_bias": True,
+            "final_norm": False,
+            "first_attn_norm": True,
+            "positions": "learned",
+            "local_window": None,
+            "mlp": "plain",
+            "attention_bias": True,
+            "mlp_bias": True,
+            "head_bias": True,
+            "decoder_bias": True,
+            "tie_embeddings": True,
         },
         settings={
             "hidden_act": ("activation", "gelu"),
@@ -188,7 +241,8 @@ FAMILIES: dict[str, Family] = {
         written=lambda config: {**_BERT_ONLY, "classifier_dropout": None, "use_cache": True},
         read=lambda node: {},
         names=lambda config: {
-            **_parameters(_BERT_MODULES, config.num_layers, _BERT_LAYER), "decoder_bias": ("cls.predictions.bias",)
+            **_parameters(_BERT_MODULES, config.num_layers, _BERT_LAYER),
+            "decoder_bias": ("cls.predictions.bias",),
         },
         prefix="bert.",
         ignored=r"(bert\.pooler|cls\.seq_relationship|cls\.predictions\.decoder|classifier|qa_outputs)\."
@@ -198,8 +252,13 @@ FAMILIES: dict[str, Family] = {
         architecture="ModernBertForMaskedLM",
         encoder="ModernBertModel",
         fixed={
-            **_SHARED, "norm_order": "pre", "final_norm": True, "first_attn_norm": False, "positions": "rope",
-            "mlp": "glu", "token_types": 0,
+            **_SHARED,
+            "norm_order": "pre",
+            "final_norm": True,
+            "first_attn_norm": False,
+            "positions": "rope",
+            "mlp": "glu",
+            "token_types": 0,
         },
         settings={
             "hidden_activation": ("activation", "gelu"),
@@ -222,12 +281,13 @@ FAMILIES: dict[str, Family] = {
         read=_modern_read,
         names=lambda config: {
             **_parameters(_MODERN_MODULES, config.num_layers, _MODERN_LAYER),
-            "decoder_bias": ("decoder.bias",), "decoder_weight": ("decoder.weight",),
+            "decoder_bias": ("decoder.bias",),
+            "decoder_weight": ("decoder.weight",),
         },
         prefix="model.",
         ignored=r"(classifier|decoder)\.",
     ),
-}  # fmt: skip
+}
 
 
 def stock_family(config: ModelConfig) -> str | None:

@@ -87,7 +87,10 @@ COMMON = OptimConfig.__dataclass_fields__.keys()
 def _by(module: str, name: str, **fixed: Any) -> Callable[[Groups, Any], torch.optim.Optimizer]:
     """The class `name` of a module, imported where it is chosen; its arguments are the settings not in COMMON."""
     return lambda groups, c: getattr(import_module(module), name)(
-        groups, lr=c.lr, **{setting: value for setting, value in vars(c).items() if setting not in COMMON}, **fixed
+        groups,
+        lr=c.lr,
+        **{setting: value for setting, value in vars(c).items() if setting not in COMMON},
+        **fixed,
     )
 
 
@@ -98,7 +101,10 @@ BUILDERS: dict[str, tuple[type[OptimConfig], Callable[[Groups, Any], torch.optim
     "adamw-cwd": (AdamConfig, _by("cramming.optim.cautious", "CautiousAdamW")),
     "nadamw": (AdamConfig, _by("torch.optim", "NAdam", decoupled_weight_decay=True)),  # Dozat 2016
     "adagrad": (AdagradConfig, _by("torch.optim", "Adagrad")),
-    "sgd": (MomentumConfig, lambda g, c: torch.optim.SGD(g, c.lr, momentum=c.momentum, nesterov=c.momentum > 0)),
+    "sgd": (
+        MomentumConfig,
+        lambda g, c: torch.optim.SGD(g, c.lr, momentum=c.momentum, nesterov=c.momentum > 0),
+    ),
     "lamb": (AdamConfig, _by("cramming.optim.layerwise", "Lamb")),
     "lars": (MomentumConfig, _by("cramming.optim.layerwise", "Lars")),
     "muon": (MuonConfig, _by("cramming.optim.muon", "Muon")),

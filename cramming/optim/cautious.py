@@ -16,7 +16,9 @@ class CautiousAdamW(torch.optim.AdamW):
 
     def __init__(self, parameters: Any, **settings: Any) -> None:
         super().__init__(parameters, fused=True, **settings)
-        self._step_supports_amp_scaling = False  # the scaler skips a step itself, or the decay would be done
+        self._step_supports_amp_scaling = (
+            False  # the scaler skips a step itself, or the decay would be done
+        )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -38,7 +40,9 @@ class CautiousAdamW(torch.optim.AdamW):
             if p.grad is not None:
                 gradient = p.grad if scale is None else p.grad / scale
                 moment = self.state[p].get("exp_avg")
-                direction = gradient if moment is None else moment.lerp(gradient, 1 - group["betas"][0])
+                direction = (
+                    gradient if moment is None else moment.lerp(gradient, 1 - group["betas"][0])
+                )
                 p.addcmul_(p, agreement(p, direction), value=-group["lr"] * group["weight_decay"])
 
 

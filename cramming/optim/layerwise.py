@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LARS_TRUST = 1e-3  # eta of You et al. 2017, section 4: how far a layer may move, as a share of its norm
+LARS_TRUST = (
+    1e-3  # eta of You et al. 2017, section 4: how far a layer may move, as a share of its norm
+)
 
 
 class _Layerwise(torch.optim.Optimizer):
@@ -30,7 +32,9 @@ class _Layerwise(torch.optim.Optimizer):
             parameters = [p for p in group["params"] if p.grad is not None]
             for p in parameters:
                 if not self.state[p]:
-                    self.state[p] = {name: torch.zeros_like(p) for name in self.moments} | {"step": torch.tensor(0.0)}
+                    self.state[p] = {name: torch.zeros_like(p) for name in self.moments} | {
+                        "step": torch.tensor(0.0)
+                    }
                 self.state[p]["step"] += 1
             if parameters:
                 states = [self.state[p] for p in parameters]
@@ -42,7 +46,9 @@ class Lamb(_Layerwise):
 
     moments = ("exp_avg", "exp_avg_sq")
 
-    def _update(self, group: dict[str, Any], parameters: list[Tensor], gradients: Any, states: Any) -> None:
+    def _update(
+        self, group: dict[str, Any], parameters: list[Tensor], gradients: Any, states: Any
+    ) -> None:
         first, second = ([state[name] for state in states] for name in self.moments)
         steps = [int(state["step"]) for state in states]  # kept on the host, each parameter its own
         beta1, beta2 = group["betas"]
@@ -66,7 +72,9 @@ class Lars(_Layerwise):
 
     moments = ("momentum_buffer",)
 
-    def _update(self, group: dict[str, Any], parameters: list[Tensor], gradients: Any, states: Any) -> None:
+    def _update(
+        self, group: dict[str, Any], parameters: list[Tensor], gradients: Any, states: Any
+    ) -> None:
         velocity = [state["momentum_buffer"] for state in states]
         decay = group["weight_decay"]
         direction = torch._foreach_add(gradients, parameters, alpha=decay)

@@ -54,10 +54,17 @@ def matrices(model: nn.Module) -> Iterator[tuple[Tensor, int]]:
             yield module.transform.weight, 1
 
 
-def with_matrices(groups: Iterable[dict[str, Any]], model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+def with_matrices(
+    groups: Iterable[dict[str, Any]], model: nn.Module, weight_decay: float
+) -> list[dict[str, Any]]:
     """The groups, and before them one of the matrices alone; its `parts` say of how many each parameter is made."""
     parts = {p: count for p, count in matrices(model) if p.requires_grad}
-    own = {"name": "matrices", "params": list(parts), "parts": list(parts.values()), "weight_decay": weight_decay}
+    own = {
+        "name": "matrices",
+        "params": list(parts),
+        "parts": list(parts.values()),
+        "weight_decay": weight_decay,
+    }
     rest = [{**group, "params": [p for p in group["params"] if p not in parts]} for group in groups]
     return [group for group in (own, *rest) if group["params"]]
 
@@ -107,9 +114,18 @@ class Muon(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, groups: list[dict[str, Any]], *, lr: float, betas: tuple[float, float], eps: float, momentum: float,
-        iterations: int, rest_lr: float, cautious_weight_decay: bool, row_beta: float | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        groups: list[dict[str, Any]],
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        momentum: float,
+        iterations: int,
+        rest_lr: float,
+        cautious_weight_decay: bool,
+        row_beta: float | None = None,
+    ) -> None:
         adamw = CautiousAdamW if cautious_weight_decay else partial(torch.optim.AdamW, fused=True)
         self._rest = adamw([g for g in groups if "parts" not in g], lr=lr, betas=betas, eps=eps)
         self.momentum, self.iterations, self.rest_lr = momentum, iterations, rest_lr
@@ -130,7 +146,11 @@ class Muon(torch.optim.Optimizer):
                 self._update(group, scale)
 
     def _update(self, group: dict[str, Any], scale: Tensor | None) -> None:
-        pairs = [(p, parts) for p, parts in zip(group["params"], group["parts"], strict=True) if p.grad is not None]
+        pairs = [
+            (p, parts)
+            for p, parts in zip(group["params"], group["parts"], strict=True)
+            if p.grad is not None
+        ]
         lr, decay = group["lr"], group["weight_decay"]
         batches = self._batches(pairs, scale)
         if not self.cautious:
@@ -138,7 +158,9 @@ class Muon(torch.optim.Optimizer):
         for (rows, columns, _), batch in batches.items():
             update = orthogonalize(torch.stack(batch.directions), self.iterations)
             if self.row_beta is None:
-                update.mul_(UPDATE_RMS * math.sqrt(max(rows, columns)))  # an orthogonal matrix has 1 / this root
+                update.mul_(
+                    UPDATE_RMS * math.sqrt(max(rows, columns))
+                )  # an orthogonal matrix has 1 / this root
             else:
                 update = _divide_by_moments(update, batch.row_moments, self.row_beta)
                 update.mul_(UPDATE_RMS * math.sqrt(rows * columns) / _norm(update))
@@ -147,7 +169,9 @@ class Muon(torch.optim.Optimizer):
                 update.addcmul_(weights, agreement(weights, update), value=decay)
             torch._foreach_add_(batch.weights, update.unbind(), alpha=-lr)
 
-    def _batches(self, pairs: list[tuple[Tensor, int]], scale: Tensor | None) -> dict[_Alike, _Batch]:
+    def _batches(
+        self, pairs: list[tuple[Tensor, int]], scale: Tensor | None
+    ) -> dict[_Alike, _Batch]:
         """All matrices, with Nesterov's momentum: what the buffer would be after the same gradient again."""
         gradients: Any = [p.grad for p, _ in pairs]
         if scale is not None:

@@ -11,7 +11,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from cramming.config import Count, Natural, Share, require
 from cramming.device import RuntimeConfig, compile_arguments, forbid_fallback
@@ -65,9 +69,13 @@ def place(model: PretrainedModel, config: MemoryConfig, device: torch.device) ->
 
 
 def apply(
-    model: PretrainedModel, memory: MemoryConfig, runtime: RuntimeConfig, parallel: ParallelConfig, mesh: Mesh,
+    model: PretrainedModel,
+    memory: MemoryConfig,
+    runtime: RuntimeConfig,
+    parallel: ParallelConfig,
+    mesh: Mesh,
     precision: Precision,
-) -> "Spread | None":  # fmt: skip
+) -> "Spread | None":
     """Apply the settings to a model in place; how its steps run on several processes, None on one."""
     if parallel.tp > 1:
         from cramming.parallel.tensor import cut  # only here: most runs cut no matrix
@@ -104,7 +112,9 @@ def _compile(model: PretrainedModel, memory: MemoryConfig, runtime: RuntimeConfi
 
 def _wrap_blocks(encoder: Encoder, config: MemoryConfig) -> None:
     from cramming.parallel.offload import CopyStream, linked
-    from cramming.parallel.offload_activations import Activations  # only here: most runs keep all on the device
+    from cramming.parallel.offload_activations import (
+        Activations,
+    )  # only here: most runs keep all on the device
 
     blocks = list(encoder.blocks)
     copy_stream = CopyStream(encoder.embeddings.tokens.weight.device)
@@ -128,12 +138,20 @@ def _wrap_blocks(encoder: Encoder, config: MemoryConfig) -> None:
 
 # Random operations must run again as they ran, or the restored generator gives the next one other numbers; so attention
 # with dropout is not kept. Names, because some exist only on some devices and versions.
-_PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::_scaled_mm"})  # not bmm: those are attention's, L^2 numbers
-_ATTENTION = frozenset({
-    "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_scaled_dot_product_flash_attention",
-    "aten::_scaled_dot_product_efficient_attention", "aten::_scaled_dot_product_cudnn_attention",
-    "aten::_flash_attention_forward", "torch_attn::_varlen_attn", "flex_attention",
-})  # fmt: skip
+_PRODUCTS = frozenset(
+    {"aten::mm", "aten::addmm", "aten::_scaled_mm"}
+)  # not bmm: those are attention's, L^2 numbers
+_ATTENTION = frozenset(
+    {
+        "aten::_scaled_dot_product_flash_attention_for_cpu",
+        "aten::_scaled_dot_product_flash_attention",
+        "aten::_scaled_dot_product_efficient_attention",
+        "aten::_scaled_dot_product_cudnn_attention",
+        "aten::_flash_attention_forward",
+        "torch_attn::_varlen_attn",
+        "flex_attention",
+    }
+)
 
 
 def _selective_contexts(kept: frozenset[str]) -> tuple[Any, Any]:

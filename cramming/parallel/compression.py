@@ -38,7 +38,9 @@ class Hook(ABC):
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
-        self.kept: tuple[dict[int, Any], ...] = ()  # by bucket: what one step's gradients leave for the next
+        self.kept: tuple[
+            dict[int, Any], ...
+        ] = ()  # by bucket: what one step's gradients leave for the next
         self.seed = group.rank()
 
     @abstractmethod
@@ -81,7 +83,10 @@ class In16Bits(Hook):
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
         super().__init__(group)
-        self.rounded = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}[name]
+        self.rounded = {
+            "bf16": default_hooks.bf16_compress_hook,
+            "fp16": default_hooks.fp16_compress_hook,
+        }[name]
 
     def __call__(self, bucket: dist.GradBucket) -> Future[Tensor]:
         return _sum_of_mean(self.rounded(self.group, bucket), self.group)
@@ -102,7 +107,9 @@ class PowerSgd(Hook):
 
     def __call__(self, bucket: dist.GradBucket) -> Future[Tensor]:
         found = _sum_of_mean(self.hook(self.state, bucket), self.group)
-        if bucket.buffer().device.type == "cpu":  # gloo's threads would start its second and third sums beside the
+        if (
+            bucket.buffer().device.type == "cpu"
+        ):  # gloo's threads would start its second and third sums beside the
             found.wait()  # next bucket's first, in another order on each process
         return found
 
@@ -148,7 +155,9 @@ class TopK(Gathered):
         self.kept = (self.errors,)
 
     def encode(self, bucket: dist.GradBucket, gradient: Tensor) -> Tensor:
-        order = tuple(map(id, bucket.parameters()))  # DDP orders its buckets anew after the first step
+        order = tuple(
+            map(id, bucket.parameters())
+        )  # DDP orders its buckets anew after the first step
         known, error = self.errors.get(bucket.index(), ((), gradient))
         wanted = gradient + error if known == order else gradient.clone()
         places = wanted.abs().topk(math.ceil(self.density * len(wanted)), sorted=False).indices

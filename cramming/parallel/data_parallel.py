@@ -30,7 +30,9 @@ from cramming.parallel.mesh import Mesh, ParallelConfig, ReplicaConfig, ShardCon
 from cramming.parallel.spread import Found, OnePass, Spread, State, seed_of
 
 
-def spread_data(model: PretrainedModel, config: ParallelConfig, mesh: Mesh, on_host: bool) -> Spread:
+def spread_data(
+    model: PretrainedModel, config: ParallelConfig, mesh: Mesh, on_host: bool
+) -> Spread:
     """Cut or copy the model, as it is then executed, along the mesh's `dp`; `on_host`: what is cut lies there."""
     if isinstance(config, ReplicaConfig):
         return Replicas(model, config, mesh) if config.tp == 1 else ReplicasOfParts(model, mesh)
@@ -46,14 +48,18 @@ class Replicas(Spread):
     def __init__(self, model: nn.Module, config: ReplicaConfig, mesh: Mesh) -> None:
         super().__init__(model, mesh)
         group = mesh.dims.get_group("dp")
-        self.forward = self.ddp = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
+        self.forward = self.ddp = DistributedDataParallel(
+            model, process_group=group, gradient_as_bucket_view=True
+        )
         # A hook in any case: DDP's own reduction takes the mean, a step's gradient is the sum.
         self.hook = hook_of(config.compression, group)
         self.ddp.register_comm_hook(self.hook, lambda hook, bucket: hook(bucket))
 
     def begin_step(self, seed: int, step: int) -> None:
         super().begin_step(seed, step)
-        self.hook.begin_step(seed_of(seed, self.mesh.world_size + self.mesh.rank, step))  # behind those of dropout
+        self.hook.begin_step(
+            seed_of(seed, self.mesh.world_size + self.mesh.rank, step)
+        )  # behind those of dropout
 
     def passing(self, is_last: bool) -> AbstractContextManager[object]:
         return nullcontext() if is_last else self.ddp.no_sync()
@@ -82,7 +88,9 @@ class ReplicasOfParts(Spread):
         parts = []
         for p in cast(Iterable[DTensor], self.model.parameters()):
             if isinstance(p.grad, DTensor):
-                p.grad = p.grad.redistribute(placements=p.placements)  # each rank of tp may have made a part of it
+                p.grad = p.grad.redistribute(
+                    placements=p.placements
+                )  # each rank of tp may have made a part of it
                 parts.append(p.grad.to_local())
         if self.mesh.data_size > 1:
             flat = torch.cat([part.flatten() for part in parts])
@@ -107,10 +115,14 @@ class Shards(Spread):
     within a copy, and the copies' gradients are summed once a step. On the host (ZeRO-Offload, Ren et al. 2021) a
     process's shard is updated by its CPU."""
 
-    def __init__(self, model: PretrainedModel, config: ShardConfig, mesh: Mesh, on_host: bool) -> None:
+    def __init__(
+        self, model: PretrainedModel, config: ShardConfig, mesh: Mesh, on_host: bool
+    ) -> None:
         super().__init__(model, mesh)
         self.is_on_host = on_host
-        offload = CPUOffloadPolicy(pin_memory=mesh.device.type == "cuda") if on_host else OffloadPolicy()
+        offload = (
+            CPUOffloadPolicy(pin_memory=mesh.device.type == "cuda") if on_host else OffloadPolicy()
+        )
         self.sums_each_pass, self.keeps_weights = config.name != "zero1", config.name != "zero3"
         grid = mesh.dims["dp"]
         if config.shards:
@@ -119,9 +131,12 @@ class Shards(Spread):
         blocks = [block for encoder in model.encoders for block in encoder.blocks]
         for module in (*blocks, model):
             shard = fully_shard(
-                module, mesh=grid, reshard_after_forward=not self.keeps_weights, shard_placement_fn=along,
+                module,
+                mesh=grid,
+                reshard_after_forward=not self.keeps_weights,
+                shard_placement_fn=along,
                 offload_policy=offload,
-            )  # fmt: skip
+            )
             shard.set_gradient_divide_factor(1.0)  # the sum, not the mean
             shard.set_force_sum_reduction_for_comms(True)
         self.root: FSDPModule = shard

@@ -59,8 +59,9 @@ class TopKConfig(CompressionConfig):
 
 
 COMPRESSIONS = dict.fromkeys(("none", "bf16", "fp16", "qsgd"), CompressionConfig) | {
-    "powersgd": PowerSgdConfig, "topk": TopKConfig,
-}  # fmt: skip
+    "powersgd": PowerSgdConfig,
+    "topk": TopKConfig,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +89,12 @@ class PipelineConfig(ParallelConfig):
 
 # The choices of `parallel`, each with settings of its own.
 STRATEGIES: dict[str, type[ParallelConfig]] = {
-    "ddp": ReplicaConfig, "zero1": ShardConfig, "zero2": ShardConfig, "zero3": ShardConfig, "pp": PipelineConfig,
-}  # fmt: skip
+    "ddp": ReplicaConfig,
+    "zero1": ShardConfig,
+    "zero2": ShardConfig,
+    "zero3": ShardConfig,
+    "pp": PipelineConfig,
+}
 
 
 class Mesh:
@@ -102,13 +107,18 @@ class Mesh:
         self.data_size, self.data_rank = data_size(config, self.world_size), 0
         self.dims: Any = None
         if self.world_size > 1:
-            from torch.distributed.device_mesh import init_device_mesh  # only here: it takes time to import
+            from torch.distributed.device_mesh import (
+                init_device_mesh,
+            )  # only here: it takes time to import
 
             from cramming.parallel.rendezvous import join
 
             if device.type == "cuda":
                 local, there = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
-                require(local < there, f"torchrun: more processes than {there} visible GPUs; lower --nproc-per-node")
+                require(
+                    local < there,
+                    f"torchrun: more processes than {there} visible GPUs; lower --nproc-per-node",
+                )
                 device = torch.device("cuda", local)
                 torch.cuda.set_device(device)
             automatic = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -131,7 +141,9 @@ class Mesh:
         """Whether this is rank 0, the one that reads the clock and writes files."""
         return self.rank == 0
 
-    def _exchanged(self, values: tuple[float, ...], collective: Callable[[Tensor], object]) -> list[float]:
+    def _exchanged(
+        self, values: tuple[float, ...], collective: Callable[[Tensor], object]
+    ) -> list[float]:
         if self.world_size == 1:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
@@ -190,5 +202,7 @@ def data_size(config: ParallelConfig, world_size: int) -> int:
         )
     if isinstance(config, ShardConfig) and config.shards and found % config.shards:
         reason = f"samples are spread over {found} process(es), which that does not divide"
-        raise UserError(f"parallel.shards={config.shards}: {reason}; take another number, or null: all share one copy")
+        raise UserError(
+            f"parallel.shards={config.shards}: {reason}; take another number, or null: all share one copy"
+        )
     return found

@@ -27,7 +27,9 @@ class CopyStream:
 
     def host_empty(self, like: Tensor) -> Tensor:
         """An empty tensor like `like` in host memory, pinned where there is a GPU to copy from it."""
-        return torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=self.stream is not None)
+        return torch.empty(
+            like.shape, dtype=like.dtype, device="cpu", pin_memory=self.stream is not None
+        )
 
     def copy(self, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> Event:
         """Begin to copy each source into its target, after all that is queued now; the event is their arrival."""
@@ -50,7 +52,9 @@ class CopyStream:
         """fp32 copies in host memory, complete on return."""
         present = [None if t is None else t.detach().float() for t in tensors]
         copies = [None if t is None else self.host_empty(t) for t in present]
-        event = self.copy([t for t in copies if t is not None], [t for t in present if t is not None])
+        event = self.copy(
+            [t for t in copies if t is not None], [t for t in present if t is not None]
+        )
         if event is not None:
             event.synchronize()
         return copies
@@ -71,7 +75,12 @@ class HostWeights:
 
     def __init__(self, block: nn.Module, copy_stream: CopyStream) -> None:
         self.copy_stream = copy_stream
-        found = [(m, name, p) for m in block.modules() for name, p in m._parameters.items() if p is not None]
+        found = [
+            (m, name, p)
+            for m in block.modules()
+            for name, p in m._parameters.items()
+            if p is not None
+        ]
         self.places = [(module, name) for module, name, _ in found]
         self.parameters: list[Tensor] = [p for _, _, p in found]
         # What autocast would lower in each use is lowered once on arrival: the same rounding, and what the linear layer
@@ -86,9 +95,18 @@ class HostWeights:
         versions = [p._version for p in self.parameters]
         if self._coming is None or self._coming[0] != versions:
             if self._coming is not None:
-                self.copy_stream.wait(self._coming[2])  # or it arrives in memory that is others' by then
-            copies = [torch.empty_like(p, device=self.copy_stream.device, requires_grad=False) for p in self.parameters]
-            self._coming = versions, copies, self.copy_stream.copy(copies, [p.detach() for p in self.parameters])
+                self.copy_stream.wait(
+                    self._coming[2]
+                )  # or it arrives in memory that is others' by then
+            copies = [
+                torch.empty_like(p, device=self.copy_stream.device, requires_grad=False)
+                for p in self.parameters
+            ]
+            self._coming = (
+                versions,
+                copies,
+                self.copy_stream.copy(copies, [p.detach() for p in self.parameters]),
+            )
 
     @torch.no_grad()
     def fetch(self, dtype: torch.dtype | None) -> list[Tensor]:
@@ -98,7 +116,9 @@ class HostWeights:
         _, copies, event = self._coming
         self._coming = None
         self.copy_stream.wait(event)
-        in_backward = torch._C._current_graph_task_id() != -1  # a recomputed forward pass runs backwards too
+        in_backward = (
+            torch._C._current_graph_task_id() != -1
+        )  # a recomputed forward pass runs backwards too
         neighbour = self.before if in_backward else self.after
         if neighbour is not None:
             neighbour.prefetch()
@@ -203,7 +223,9 @@ class HostOptimizer(torch.optim.Optimizer):
         for p in self._masters.keys() - set(at_home):
             self._masters[p] = nn.Parameter(copy_stream.host_empty(p).copy_(p.detach()))
         self._gradients: dict[nn.Parameter, Tensor] = {}
-        self._inner = build([{**group, "params": [self._masters[p] for p in group["params"]]} for group in groups])
+        self._inner = build(
+            [{**group, "params": [self._masters[p] for p in group["params"]]} for group in groups]
+        )
         super().__init__(self._outer_groups(), {"fused": self._inner.defaults.get("fused")})
         self.state = self._inner.state
 
@@ -223,7 +245,9 @@ class HostOptimizer(torch.optim.Optimizer):
         for p, buffer in zip(away, buffers):
             self._masters[p].grad = buffer
         self._pass_settings()
-        factor = getattr(self, "grad_scale", None)  # of clipping, if fused; `cpu` waits until it is there
+        factor = getattr(
+            self, "grad_scale", None
+        )  # of clipping, if fused; `cpu` waits until it is there
         self._inner.grad_scale = None if factor is None else factor.cpu()  # type: ignore[attr-defined]
         self._inner.step()
         for p in away:
@@ -255,4 +279,7 @@ class HostOptimizer(torch.optim.Optimizer):
             inner.update({key: value for key, value in outer.items() if key != "params"})
 
     def _outer_groups(self) -> Groups:
-        return [{**inner, "params": own} for inner, own in zip(self._inner.param_groups, self._parameters, strict=True)]
+        return [
+            {**inner, "params": own}
+            for inner, own in zip(self._inner.param_groups, self._parameters, strict=True)
+        ]

@@ -32,7 +32,9 @@ class _BlockPass:
     A block that `stays` copies nothing, but its backward pass calls the one before all the same.
     """
 
-    def __init__(self, copy_stream: CopyStream, previous: "_BlockPass | None", keep: set[int], stays: bool) -> None:
+    def __init__(
+        self, copy_stream: CopyStream, previous: "_BlockPass | None", keep: set[int], stays: bool
+    ) -> None:
         self.copy_stream, self.previous, self.keep, self.stays = copy_stream, previous, keep, stays
         self.saved: dict[tuple[Any, ...], _Saved] = {}
         self.restored = False
@@ -48,7 +50,9 @@ class _BlockPass:
         # least until `release`, so no other has its key.
         key = (storage, tensor.dtype, tensor._version)
         if key not in self.saved:
-            whole = tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0)
+            whole = tensor.as_strided(
+                (tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0
+            )
             host = self.copy_stream.host_empty(whole)
             self.saved[key] = _Saved(whole, host, self.copy_stream.copy([host], [whole]))
         self.saved[key].uses += 1
@@ -82,7 +86,9 @@ class _BlockPass:
             self.previous.restore()
         return tensor
 
-    def _back(self, saved: _Saved, shape: torch.Size, stride: tuple[int, ...], offset: int) -> Tensor:
+    def _back(
+        self, saved: _Saved, shape: torch.Size, stride: tuple[int, ...], offset: int
+    ) -> Tensor:
         self.restore()
         if self.previous is not None:
             self.previous.restore()
@@ -134,5 +140,7 @@ class Activations:
             oldest = self._in_flight.popleft()()
             if oldest is not None:
                 oldest.release()
-        self._current = _BlockPass(self.copy_stream, self._current, keep, index >= self.blocks - BLOCKS_IN_FLIGHT)
+        self._current = _BlockPass(
+            self.copy_stream, self._current, keep, index >= self.blocks - BLOCKS_IN_FLIGHT
+        )
         self._in_flight.append(weakref.ref(self._current))

@@ -47,15 +47,26 @@ class Stage(nn.Module):
     """
 
     def __init__(
-        self, model: MaskedLM, index: int, stages: int, autocast: Callable[[], AbstractContextManager[object]]
+        self,
+        model: MaskedLM,
+        index: int,
+        stages: int,
+        autocast: Callable[[], AbstractContextManager[object]],
     ) -> None:
         super().__init__()
         self.layers = stretch(index, stages, model.config.num_layers)
         self.is_first, self.is_last = index == 0, index == stages - 1
         encoder = model.encoder
         own = [encoder.blocks[layer] for layer in self.layers]
-        own += [encoder.convolutions[layer] for layer in self.layers if layer < len(encoder.convolutions)]
-        own += [encoder.embeddings] * self.is_first + [encoder.final_norm, model.transform] * self.is_last
+        own += [
+            encoder.convolutions[layer]
+            for layer in self.layers
+            if layer < len(encoder.convolutions)
+        ]
+        own += [encoder.embeddings] * self.is_first + [
+            encoder.final_norm,
+            model.transform,
+        ] * self.is_last
         self.own = nn.ModuleList(own)
         self.autocast = autocast
         self._model = (model,)  # a tuple hides it from nn.Module
@@ -68,7 +79,9 @@ class Stage(nn.Module):
         (model,) = self._model
         ids, positions, packing, target_positions, target_ids = self.given[int(index)]
         with self.autocast():
-            hidden = model.encoder.embeddings(ids, positions, None) if self.is_first else received[0]
+            hidden = (
+                model.encoder.embeddings(ids, positions, None) if self.is_first else received[0]
+            )
             if not self.is_last:
                 return model.encoder.through(self.layers, hidden, ids, positions, packing)
             late = target_positions if model.last_layer == "targets" else None
@@ -102,7 +115,9 @@ class Pipeline(Spread):
     With replicas of a pipeline (`dp`) gradients are summed once the last micro-batch is through, in one piece.
     """
 
-    def __init__(self, model: PretrainedModel, config: PipelineConfig, mesh: Mesh, precision: Precision) -> None:
+    def __init__(
+        self, model: PretrainedModel, config: PipelineConfig, mesh: Mesh, precision: Precision
+    ) -> None:
         assert isinstance(model, MaskedLM)
         super().__init__(model, mesh)
         self.schedule, self.order = config.schedule, ORDERS[config.schedule]
@@ -113,9 +128,14 @@ class Pipeline(Spread):
         cut(model, self.schedule, self.rank, self.ranks)
         mine = [s for s in range(self.num_stages) if self.order.rank_of(s, self.ranks) == self.rank]
         self.stages = {s: Stage(model, s, self.num_stages, precision.autocast) for s in mine}
-        ends = {self.order.rank_of(0, self.ranks), self.order.rank_of(self.num_stages - 1, self.ranks)}
+        ends = {
+            self.order.rank_of(0, self.ranks),
+            self.order.rank_of(self.num_stages - 1, self.ranks),
+        }
         shares = model.config.tie_embeddings and len(ends) == 2 and self.rank in ends
-        self.shared: nn.Parameter | None = model.encoder.embeddings.tokens.weight if shares else None  # type: ignore[assignment]
+        self.shared: nn.Parameter | None = None
+        if shares:
+            self.shared = model.encoder.embeddings.tokens.weight  # type: ignore[assignment]
         self.width, self.stream = model.config.hidden_size, precision.stream
         self._schedules: dict[tuple[int, int], Any] = {}
         model.forward = self._evaluate  # type: ignore[method-assign,assignment]
@@ -124,7 +144,9 @@ class Pipeline(Spread):
         """A step by torch's schedule. The loss and hits of all micro-batches together, on every rank."""
         self._take(batches, share)
         index = torch.arange(len(batches))
-        self._schedule(len(batches), len(batches[0].ids_T)).step(index=index, target=index, return_outputs=False)
+        self._schedule(len(batches), len(batches[0].ids_T)).step(
+            index=index, target=index, return_outputs=False
+        )
         if self.shared is not None:
             self._sum_shared(self.shared)
         if self.mesh.data_size > 1:
@@ -155,7 +177,11 @@ class Pipeline(Spread):
         states = {name: found for _, part in parts for name, found in part.items()}
         known = {group["name"]: group for group in own["param_groups"]}
         whole = {
-            "state": {name: states[name] for name in chain.from_iterable(groups.values()) if name in states},
+            "state": {
+                name: states[name]
+                for name in chain.from_iterable(groups.values())
+                if name in states
+            },
             "param_groups": [{**known[group], "params": names} for group, names in groups.items()],
         }
         return {name: weights[name] for name in self.names}, numbered(whole)
@@ -164,11 +190,17 @@ class Pipeline(Spread):
         """Each rank takes its part of what rank 0 sends to all of them."""
         self.load_weights(state[0])
         whole = named(self.mesh.object_from_main(state[1]), list(self._groups(optimizer).values()))
-        names, settings = self.names_of(optimizer), {group["name"]: group for group in whole["param_groups"]}
+        names, settings = (
+            self.names_of(optimizer),
+            {group["name"]: group for group in whole["param_groups"]},
+        )
         own = {
-            "state": {name: whole["state"][name] for name in chain.from_iterable(names) if whole["state"]},
+            "state": {
+                name: whole["state"][name] for name in chain.from_iterable(names) if whole["state"]
+            },
             "param_groups": [
-                {**settings[group["name"]], "params": mine} for group, mine in zip(optimizer.param_groups, names)
+                {**settings[group["name"]], "params": mine}
+                for group, mine in zip(optimizer.param_groups, names)
             ],
         }
         optimizer.load_state_dict(numbered(own))
@@ -179,7 +211,10 @@ class Pipeline(Spread):
 
     def _groups(self, optimizer: torch.optim.Optimizer) -> dict[str, list[str]]:
         """Names of the whole model's parameters in each of the optimizer's groups, as one process has them."""
-        mine = {group["name"]: names for group, names in zip(optimizer.param_groups, self.names_of(optimizer))}
+        mine = {
+            group["name"]: names
+            for group, names in zip(optimizer.param_groups, self.names_of(optimizer))
+        }
         every: list[Any] = [None] * self.ranks
         dist.all_gather_object(every, mine, group=self.group)
         found: dict[str, set[str]] = {}
@@ -209,7 +244,9 @@ class Pipeline(Spread):
         return self._totals()
 
     def _take(self, batches: Sequence[Any], share: float) -> None:
-        given = [batch.to(self.device).inputs if isinstance(batch, Batch) else batch for batch in batches]
+        given = [
+            batch.to(self.device).inputs if isinstance(batch, Batch) else batch for batch in batches
+        ]
         for stage in self.stages.values():
             stage.given, stage.share, stage.found = given, share, []
 
@@ -225,15 +262,21 @@ class Pipeline(Spread):
         """Torch's schedule for so many micro-batches of this size: buffers are of one size."""
         key = micro_batches, tokens
         if key not in self._schedules:
-            hidden = torch.empty(tokens, self.width, dtype=self.stream, device="meta", requires_grad=True)
+            hidden = torch.empty(
+                tokens, self.width, dtype=self.stream, device="meta", requires_grad=True
+            )
             made = [
                 pipelining.PipelineStage(
-                    stage, index, self.num_stages, self.device, group=self.group,
+                    stage,
+                    index,
+                    self.num_stages,
+                    self.device,
+                    group=self.group,
                     input_args=() if stage.is_first else (hidden,),
                     output_args=(torch.empty((), device="meta") if stage.is_last else hidden,),
                 )
                 for index, stage in self.stages.items()
-            ]  # fmt: skip
+            ]
             self._schedules[key] = make_schedule(self.schedule, made, micro_batches)
         return self._schedules[key]
 
@@ -253,7 +296,12 @@ def make_schedule(schedule: str, stages: Sequence[Any], micro_batches: int) -> A
     """Torch's schedule for these stages of one rank."""
     make = getattr(pipelining, ORDERS[schedule].name)
     takes_one = issubclass(make, pipelining.schedules.PipelineScheduleSingle)
-    return make(stages[0] if takes_one else list(stages), micro_batches, loss_fn=_as_it_is, scale_grads=False)
+    return make(
+        stages[0] if takes_one else list(stages),
+        micro_batches,
+        loss_fn=_as_it_is,
+        scale_grads=False,
+    )
 
 
 def _as_it_is(output: Tensor, target: Tensor) -> Tensor:

@@ -21,7 +21,9 @@ def join(backend: str) -> None:
     store, rank, size = next(iter(dist.rendezvous("env://")))
     name = _agreed(store, rank, size, uuid.uuid4().hex)
     wait = timedelta(hours=2)  # for rank 0, which hashes the corpus, counts in it and writes alone
-    dist.init_process_group(backend, store=dist.PrefixStore(name, store), rank=rank, world_size=size, timeout=wait)
+    dist.init_process_group(
+        backend, store=dist.PrefixStore(name, store), rank=rank, world_size=size, timeout=wait
+    )
 
 
 def _agreed(store: Any, rank: int, size: int, own: str) -> str:

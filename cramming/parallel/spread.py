@@ -41,7 +41,9 @@ class Spread:
         """Seed what a step draws by the run's seed, the replica or stage, and the step: so a resume draws what the
         unbroken run would have. The first's random numbers are one process's, which go on from step to step and are in
         checkpoints."""
-        if place := self.mesh.rank // self.mesh.dims.size(2):  # of one place's parts all draw the same
+        if place := self.mesh.rank // self.mesh.dims.size(
+            2
+        ):  # of one place's parts all draw the same
             torch.manual_seed(seed_of(seed, place, step))
 
     def passing(self, is_last: bool) -> AbstractContextManager[object]:
@@ -69,21 +71,29 @@ class Spread:
         weights = dcp.get_model_state_dict(self.model, options=options)
         if not optimizer.state:  # torch would make a step, to have some
             return weights, optimizer.state_dict() if self.mesh.is_main else {}
-        return weights, numbered(dcp.get_optimizer_state_dict(self.model, optimizer, options=options))
+        return weights, numbered(
+            dcp.get_optimizer_state_dict(self.model, optimizer, options=options)
+        )
 
     def load_state(self, optimizer: torch.optim.Optimizer, state: State) -> None:
         """From what rank 0 has; the others' is not looked at."""
         self.load_weights(state[0])
         saved = {number: dict(found) for number, found in state[1].get("state", {}).items()}
-        if not self.mesh.from_main(bool(saved)):  # before the first update; torch would make one, to have some
+        if not self.mesh.from_main(
+            bool(saved)
+        ):  # before the first update; torch would make one, to have some
             return
         by_name = named(state[1], self.names_of(optimizer))
         options = dcp.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
         dcp.set_optimizer_state_dict(self.model, optimizer, by_name, options=options)
-        for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+        for number, parameter in enumerate(
+            p for group in optimizer.param_groups for p in group["params"]
+        ):
             for name, tensor in optimizer.state[parameter].items():
                 # torch's loader (2.13) takes a part of each of several matrices side by side for one stretch of rows
-                if isinstance(tensor, DTensor) and any(isinstance(cut, _StridedShard) for cut in tensor.placements):
+                if isinstance(tensor, DTensor) and any(
+                    isinstance(cut, _StridedShard) for cut in tensor.placements
+                ):
                     _fill(tensor, saved.get(number, {}).get(name))
 
     def load_weights(self, weights: dict[str, Any]) -> None:
@@ -119,9 +129,17 @@ def numbered(state: dict[str, Any]) -> dict[str, Any]:
     """torch.distributed.checkpoint names an optimizer's parameters, the optimizer itself numbers them."""
     if not state:
         return {}
-    numbers = dict(zip(chain.from_iterable(group["params"] for group in state["param_groups"]), count()))
-    groups = [{**group, "params": [numbers[name] for name in group["params"]]} for group in state["param_groups"]]
-    return {"state": {numbers[name]: found for name, found in state["state"].items()}, "param_groups": groups}
+    numbers = dict(
+        zip(chain.from_iterable(group["params"] for group in state["param_groups"]), count())
+    )
+    groups = [
+        {**group, "params": [numbers[name] for name in group["params"]]}
+        for group in state["param_groups"]
+    ]
+    return {
+        "state": {numbers[name]: found for name, found in state["state"].items()},
+        "param_groups": groups,
+    }
 
 
 def named(state: dict[str, Any], names: list[list[str]]) -> dict[str, Any]:
@@ -129,8 +147,13 @@ def named(state: dict[str, Any], names: list[list[str]]) -> dict[str, Any]:
     if not state:
         return {}
     flat = list(chain.from_iterable(names))
-    groups = [{**group, "params": own} for group, own in zip(state["param_groups"], names, strict=True)]
-    return {"state": {flat[number]: found for number, found in state["state"].items()}, "param_groups": groups}
+    groups = [
+        {**group, "params": own} for group, own in zip(state["param_groups"], names, strict=True)
+    ]
+    return {
+        "state": {flat[number]: found for number, found in state["state"].items()},
+        "param_groups": groups,
+    }
 
 
 def norm_of_parts(gradients: Iterable[Tensor]) -> Tensor:

@@ -57,4 +57,7 @@ def holders(name: str, config: ModelConfig, stages: int) -> tuple[int, ...]:
 def fits(schedule: str, ranks: int, config: ModelConfig) -> bool:
     """Whether each stage has a layer, and the last one all late layers."""
     stages = ranks * ORDERS[schedule].stages_per_rank
-    return config.num_layers >= stages and len(stretch(stages - 1, stages, config.num_layers)) >= config.late_layers
+    return (
+        config.num_layers >= stages
+        and len(stretch(stages - 1, stages, config.num_layers)) >= config.late_layers
+    )

@@ -16,7 +16,14 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    distribute_tensor,
+)
 from torch.distributed.tensor.parallel import ParallelStyle, RowwiseParallel, parallelize_module
 
 # Of several matrices side by side each rank has a part of each: torch has no public name for that.
@@ -33,11 +40,17 @@ def cut(model: PretrainedModel, mesh: DeviceMesh, sequence: bool) -> None:
     """Let each rank of the one-dimensional `mesh` hold and compute its part of `model`, which is the same on all."""
     assert isinstance(model, MaskedLM)
     encoder, config = model.encoder, model.config
-    by_tokens = config.num_layers - config.late_layers if sequence else 0  # layers whose stream is cut
-    plan: dict[str, ParallelStyle] = {"encoder.embeddings.tokens": RowwiseParallel(input_layouts=EVERYWHERE)}
+    by_tokens = (
+        config.num_layers - config.late_layers if sequence else 0
+    )  # layers whose stream is cut
+    plan: dict[str, ParallelStyle] = {
+        "encoder.embeddings.tokens": RowwiseParallel(input_layouts=EVERYWHERE)
+    }
     for layer in range(config.num_layers):
         stream = BY_TOKENS if layer < by_tokens else EVERYWHERE
-        plan |= {f"encoder.blocks.{layer}.{part}": _InParts(stream, config) for part in ("attn", "mlp")}
+        plan |= {
+            f"encoder.blocks.{layer}.{part}": _InParts(stream, config) for part in ("attn", "mlp")
+        }
     parallelize_module(model, mesh, plan, src_data_rank=None)
     rules = {"value_tokens.weight": _side_by_side(1, config.value_embeddings)}
     _distribute(model, mesh, rules | {"decoder_weight": Shard(0), "decoder_bias": Shard(0)})
@@ -97,7 +110,9 @@ def _slots(owner: nn.Module, shares: bool) -> list[_Slot]:
     cuts = {name: parameter.placements[0] for name, parameter in parameters}
     weight, slots = cuts.get("weight"), []
     for name, found in cuts.items():
-        beside = int(weight.split_factor) if name == "bias" and isinstance(weight, _StridedShard) else 0
+        beside = (
+            int(weight.split_factor) if name == "bias" and isinstance(weight, _StridedShard) else 0
+        )
         in_sum = name == "bias" and weight == Shard(1)
         slots.append(_Slot(owner, name, shares and found == EVERYWHERE, in_sum, beside))
     return slots
@@ -137,7 +152,11 @@ def _compute_locally(
 
 
 def _moved(
-    x: Tensor, mesh: DeviceMesh, was: Placement, becomes: Placement, gradient: Placement | None = None
+    x: Tensor,
+    mesh: DeviceMesh,
+    was: Placement,
+    becomes: Placement,
+    gradient: Placement | None = None,
 ) -> Tensor:
     """`x` as another placement has it. `gradient`: the placement of what the backward pass gets, if not `becomes`."""
     found = DTensor.from_local(x, mesh, [was], run_check=False).redistribute(placements=[becomes])
@@ -156,9 +175,13 @@ class _InParts(ParallelStyle):
     def __init__(self, stream: Placement, config: ModelConfig) -> None:
         self.stream, self.dropout = stream, config.attention_dropout
         self.rules: dict[str, Placement] = {
-            "qkv.weight": _side_by_side(0, 3), "out.weight": Shard(1), "gate.weight": Shard(0), "gate.bias": Shard(0),
-            "up.weight": _side_by_side(0, 2 if config.mlp == "glu" else 1), "down.weight": Shard(1),
-        }  # fmt: skip
+            "qkv.weight": _side_by_side(0, 3),
+            "out.weight": Shard(1),
+            "gate.weight": Shard(0),
+            "gate.bias": Shard(0),
+            "up.weight": _side_by_side(0, 2 if config.mlp == "glu" else 1),
+            "down.weight": Shard(1),
+        }
         if config.mlp == "plain":
             self.rules["up.bias"] = Shard(0)
 
@@ -170,7 +193,9 @@ class _InParts(ParallelStyle):
         module.register_forward_hook(partial(self._leave, device_mesh))
         return module
 
-    def _enter(self, mesh: DeviceMesh, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _enter(
+        self, mesh: DeviceMesh, module: nn.Module, inputs: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
         """Hidden states are tensors, a context too; rotary tables are the same for all heads, values are of these."""
         return tuple(_enter(x, mesh, self.stream) if isinstance(x, Tensor) else x for x in inputs)
 
@@ -198,7 +223,9 @@ class VocabularyPart(Vocabulary):
         return self._over_all(partial, "sum")
 
     def _over_all(self, tensor: Tensor, operation: str) -> Tensor:
-        return DTensor.from_local(tensor, self.mesh, [Partial(operation)], run_check=False).full_tensor()
+        return DTensor.from_local(
+            tensor, self.mesh, [Partial(operation)], run_check=False
+        ).full_tensor()
 
 
 def _cut_vocabulary(model: MaskedLM, mesh: DeviceMesh) -> None:
@@ -217,26 +244,39 @@ def _cut_vocabulary(model: MaskedLM, mesh: DeviceMesh) -> None:
 
 def _cut_tokens(encoder: Encoder, mesh: DeviceMesh, by_tokens: int) -> None:
     """Hand the blocks up to number `by_tokens` the tokens of this rank only, and the later ones all tokens."""
-    encoder.embeddings.register_forward_hook(lambda module, inputs, x_TD: _moved(x_TD, mesh, EVERYWHERE, BY_TOKENS))
+    encoder.embeddings.register_forward_hook(
+        lambda module, inputs, x_TD: _moved(x_TD, mesh, EVERYWHERE, BY_TOKENS)
+    )
     for convolution in encoder.convolutions:  # a token's neighbours may be on another rank
-        convolution.register_forward_pre_hook(lambda module, inputs: (_enter(inputs[0], mesh, BY_TOKENS), *inputs[1:]))
-        convolution.register_forward_hook(lambda module, inputs, x_TD: x_TD.chunk(mesh.size())[mesh.get_local_rank()])
+        convolution.register_forward_pre_hook(
+            lambda module, inputs: (_enter(inputs[0], mesh, BY_TOKENS), *inputs[1:])
+        )
+        convolution.register_forward_hook(
+            lambda module, inputs, x_TD: x_TD.chunk(mesh.size())[mesh.get_local_rank()]
+        )
     for layer, block in enumerate(cast(list[Block], encoder.blocks)):
         if layer < by_tokens:
             _draw_own_numbers(block.dropout, mesh)
         else:
-            place = 0 if layer == by_tokens else 3  # of hidden states; of the context, which all late layers share
+            place = (
+                0 if layer == by_tokens else 3
+            )  # of hidden states; of the context, which all late layers share
             block.register_forward_pre_hook(partial(_gather, mesh, place))
 
 
-def _gather(mesh: DeviceMesh, place: int, block: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+def _gather(
+    mesh: DeviceMesh, place: int, block: nn.Module, inputs: tuple[Any, ...]
+) -> tuple[Any, ...]:
     """All tokens in the input at this place; in the backward pass each rank keeps its tokens' gradient."""
     return *inputs[:place], _moved(inputs[place], mesh, BY_TOKENS, EVERYWHERE), *inputs[place + 1 :]
 
 
 def _draw_own_numbers(module: nn.Module, mesh: DeviceMesh) -> None:
     """Let dropout on what is cut differ between ranks. Elsewhere all draw the same: their generators go together."""
-    forward, devices = module.forward, [torch.cuda.current_device()] if mesh.device_type == "cuda" else []
+    forward, devices = (
+        module.forward,
+        [torch.cuda.current_device()] if mesh.device_type == "cuda" else [],
+    )
 
     def forward_with_own_numbers(*inputs: Any) -> Any:
         if not module.training:

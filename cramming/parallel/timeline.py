@@ -14,7 +14,12 @@ from typing import Any, NamedTuple
 from cramming.parallel.pipeline import make_schedule
 from cramming.parallel.stages import ORDERS
 
-COSTS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}  # forward; backward, whole, of the inputs, of the weights
+COSTS = {
+    "F": 1.0,
+    "B": 2.0,
+    "I": 1.0,
+    "W": 1.0,
+}  # forward; backward, whole, of the inputs, of the weights
 
 
 class Action(NamedTuple):
@@ -40,7 +45,9 @@ def actions(schedule: str, ranks: int, micro_batches: int) -> list[list[Action]]
     stages = ranks * order.stages_per_rank
     mine = [stage for stage in range(stages) if order.rank_of(stage, ranks) == 0]
     seats = [
-        SimpleNamespace(stage_index=stage, num_stages=stages, group_rank=0, group_size=ranks, submod=None)
+        SimpleNamespace(
+            stage_index=stage, num_stages=stages, group_rank=0, group_size=ranks, submod=None
+        )
         for stage in mine
     ]
     by_rank = make_schedule(schedule, seats, micro_batches).pipeline_order
@@ -50,11 +57,20 @@ def actions(schedule: str, ranks: int, micro_batches: int) -> list[list[Action]]
 def _counted(found: Sequence[Any]) -> list[Action]:
     """Torch's actions without what is no computation. The k-th forward pass of a stage is of micro-batch k: all
     schedules take them in order, and torch 2.13 numbers those of the last stage in 1F1B from 1."""
-    plain = [part for action in found if action for part in (getattr(action, "sub_actions", None) or (action,))]
+    plain = [
+        part
+        for action in found
+        if action
+        for part in (getattr(action, "sub_actions", None) or (action,))
+    ]
     seen = Counter[int]()
     actions = []
     for one in plain:
-        kind, stage, micro_batch = str(one.computation_type.value), int(one.stage_index), one.microbatch_index
+        kind, stage, micro_batch = (
+            str(one.computation_type.value),
+            int(one.stage_index),
+            one.microbatch_index,
+        )
         if kind == "F":
             micro_batch = seen[stage]
             seen[stage] += 1
@@ -76,7 +92,9 @@ def timeline(schedule: str, ranks: int, micro_batches: int) -> list[Slot]:
                 action = queue.pop(0)
                 begin = max([free[rank], *(ends[need] for need in _needs(action, last))])
                 free[rank] = begin + COSTS[action.kind] / ORDERS[schedule].stages_per_rank
-                for known in (action, action._replace(kind="I")) if action.kind == "B" else (action,):
+                for known in (
+                    (action, action._replace(kind="I")) if action.kind == "B" else (action,)
+                ):
                     ends[known] = free[rank]
                 slots.append(Slot(rank, action, begin, free[rank]))
         assert len(slots) > before, f"{schedule}: the ranks wait for each other"
@@ -117,5 +135,9 @@ def formula(schedule: str, ranks: int, micro_batches: int) -> float | None:
     """
     p, m = ranks, micro_batches
     v = ORDERS[schedule].stages_per_rank
-    shares = {"gpipe": (p - 1) / (m + p - 1), "1f1b": (p - 1) / (m + p - 1), "interleaved": (p - 1) / (v * m + p - 1)}
+    shares = {
+        "gpipe": (p - 1) / (m + p - 1),
+        "1f1b": (p - 1) / (m + p - 1),
+        "interleaved": (p - 1) / (v * m + p - 1),
+    }
     return {**shares, "zero_bubble": (p - 1) / (3 * m + p - 1)}.get(schedule)

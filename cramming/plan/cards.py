@@ -14,9 +14,14 @@ REPORTED_SHARE = {"GDDR": 0.975, "GDDR, ECC": 0.92, "HBM": 0.985}
 # Where a number comes from. `cores x clock`: fp32 is 2 FLOP per core and cycle at the boost clock, products as above.
 # `from memory`: entered without the maker's document at hand; to be checked against it.
 Source = Literal[
-    "Turing whitepaper", "GA102 whitepaper", "Ada whitepaper", "RTX Blackwell whitepaper", "data sheet",
-    "cores x clock", "from memory",
-]  # fmt: skip
+    "Turing whitepaper",
+    "GA102 whitepaper",
+    "Ada whitepaper",
+    "RTX Blackwell whitepaper",
+    "data sheet",
+    "cores x clock",
+    "from memory",
+]
 
 
 class Card(NamedTuple):
@@ -80,9 +85,13 @@ CARDS = (  # of one model the smaller first: it is meant where no size is given
     Card("RTX 5060 Ti 8GB", 8, "GDDR", 47.4, 23.7, 94.8, 448, 180, (12, 0), "cores x clock"),
     Card("RTX 5060 Ti 16GB", 16, "GDDR", 47.4, 23.7, 94.8, 448, 180, (12, 0), "cores x clock"),
     Card("RTX 5070", 12, "GDDR", 61.7, 30.9, 123.5, 672, 250, (12, 0), "RTX Blackwell whitepaper"),
-    Card("RTX 5070 Ti", 16, "GDDR", 87.9, 43.9, 175.8, 896, 300, (12, 0), "RTX Blackwell whitepaper"),
+    Card(
+        "RTX 5070 Ti", 16, "GDDR", 87.9, 43.9, 175.8, 896, 300, (12, 0), "RTX Blackwell whitepaper"
+    ),
     Card("RTX 5080", 16, "GDDR", 112.6, 56.3, 225.1, 960, 360, (12, 0), "RTX Blackwell whitepaper"),
-    Card("RTX 5090", 32, "GDDR", 209.5, 104.8, 419.0, 1792, 575, (12, 0), "RTX Blackwell whitepaper"),
+    Card(
+        "RTX 5090", 32, "GDDR", 209.5, 104.8, 419.0, 1792, 575, (12, 0), "RTX Blackwell whitepaper"
+    ),
     Card("RTX A4000", 16, "GDDR", 76.7, 19.2, None, 448, 140, (8, 6), "data sheet"),
     Card("RTX A4500", 20, "GDDR", 94.6, 23.7, None, 640, 200, (8, 6), "data sheet"),
     Card("RTX A5000", 24, "GDDR", 111.1, 27.8, None, 768, 230, (8, 6), "from memory"),
@@ -107,7 +116,9 @@ CARDS = (  # of one model the smaller first: it is meant where no size is given
     Card("H200", 141, "HBM", 989.0, 67.0, 1979.0, 4800, 700, (9, 0), "data sheet"),
     Card("MI300X", 192, "HBM", 1307.4, 163.4, 2614.9, 5300, 750, (9, 4), "data sheet"),
 )
-ALIASES = {"RTX 6000 Ada Generation": "RTX 6000 Ada"}  # what `find` would not take for the same by itself
+ALIASES = {
+    "RTX 6000 Ada Generation": "RTX 6000 Ada"
+}  # what `find` would not take for the same by itself
 
 # Maker, brand, kind of memory and the socket without which a row is meant: "NVIDIA A100-SXM4-80GB" is the A100 80GB.
 _NOT_IN_NAME = re.compile(r"nvidia|geforce|tesla|rtx|amd|instinct|hbm\d\w?|sxm\d?|[\s_-]")

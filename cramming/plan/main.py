@@ -14,7 +14,15 @@ from cramming.config import UserError, build
 from cramming.files import write_atomically
 from cramming.plan.memory import CATEGORIES
 from cramming.plan.roofline import POWER_SHARE, Costs
-from cramming.plan.scaling import NETWORKS, SCALING_HEADERS, Prediction, Split, predictions, scaling_rows, splits
+from cramming.plan.scaling import (
+    NETWORKS,
+    SCALING_HEADERS,
+    Prediction,
+    Split,
+    predictions,
+    scaling_rows,
+    splits,
+)
 from cramming.plan.search import (
     ALLOCATOR_WASTE,
     CONTEXT_BYTES,
@@ -41,9 +49,14 @@ def main(settings: dict[str, Any]) -> None:
     show_options(config, options, best)
     costs = None
     if best:
-        rate, near_duplicates = best.tokens_per_second, settings["data"]["near_duplicates"]["enabled"]
+        rate, near_duplicates = (
+            best.tokens_per_second,
+            settings["data"]["near_duplicates"]["enabled"],
+        )
         vocab_size, watts = config.model.vocab_size or 0, target.watts
-        costs = Costs.of(best.tokens_in_budget, rate, vocab_size, near_duplicates, watts, plan.price_per_hour)
+        costs = Costs.of(
+            best.tokens_in_budget, rate, vocab_size, near_duplicates, watts, plan.price_per_hour
+        )
         say(f"proposed: {' '.join(best.overrides)}: about {format_count(rate, 'tokens')}/s")
         for line in cost_lines(costs, target):
             say(line)
@@ -71,7 +84,9 @@ def main(settings: dict[str, Any]) -> None:
         )
 
 
-def many_devices(plan: PlanConfig, config: Config, target: Target, best: Option | None) -> list[Prediction]:
+def many_devices(
+    plan: PlanConfig, config: Config, target: Target, best: Option | None
+) -> list[Prediction]:
     """The table of `plan.devices`, printed, for the proposed section `memory`, of what `pretrain` accepts."""
     if not plan.devices or best is None:
         return []
@@ -79,10 +94,16 @@ def many_devices(plan: PlanConfig, config: Config, target: Target, best: Option 
     config = replace(config, memory=best.memory)
     for devices in plan.devices:
         if not splits(config, target.place, devices, network):
-            check(*Split("ddp", devices).as_run(config, target.place, rows=1))  # refuses it, with the reason
+            check(
+                *Split("ddp", devices).as_run(config, target.place, rows=1)
+            )  # refuses it, with the reason
     found = predictions(config, target, network, plan.devices)
-    say(f"network: {network.basis}, at 80 % of these rates (assumed); {config.train.batch_size} sequences a step")
-    show_table("many devices, predicted", SCALING_HEADERS, scaling_rows(found, best.tokens_per_second))
+    say(
+        f"network: {network.basis}, at 80 % of these rates (assumed); {config.train.batch_size} sequences a step"
+    )
+    show_table(
+        "many devices, predicted", SCALING_HEADERS, scaling_rows(found, best.tokens_per_second)
+    )
     return found
 
 
@@ -118,9 +139,15 @@ def description(config: Config, target: Target) -> Iterator[str]:
             "attention: FlashAttention needs compute capability 8.0 (Ampere): here it is SDPA, which for windows and"
             " packed documents computes all pairs of a row, with masks in memory",
         ),
-        (on_gpu and offloads, "offloading: copies, and what the CPU computes, are timed as if on the device"),
+        (
+            on_gpu and offloads,
+            "offloading: copies, and what the CPU computes, are timed as if on the device",
+        ),
         (place.mode == "fp8", "fp8: both memory and time are those of bf16"),
-        (config.runtime.compile != "off", "compile: memory and time are those of eager execution, which needs more"),
+        (
+            config.runtime.compile != "off",
+            "compile: memory and time are those of eager execution, which needs more",
+        ),
         (
             config.parallel.name != "ddp" or config.parallel.tp > 1,
             "parallel: memory and time are those of one device that has all of the model; plan.devices predicts many",
@@ -136,14 +163,22 @@ def show_options(config: Config, options: list[Option], best: Option | None) -> 
     headers = ["micro-batch", *differing, *CATEGORIES, "peak GiB", "fits", "tokens/s", "tokens", ""]
     rows = []
     for option in options:
-        is_configured = option.memory == config.memory and option.micro_batch == config.train.micro_batch
+        is_configured = (
+            option.memory == config.memory and option.micro_batch == config.train.micro_batch
+        )
         notes = ["configured"] * is_configured + ["fastest that fits"] * (option is best)
-        rows.append([
-            str(option.micro_batch), *(str(getattr(option.memory, name)) for name in differing),
-            *(f"{option.peak_by_component[name] / GIB:.2f}" for name in CATEGORIES), f"{option.peak_bytes / GIB:.2f}",
-            "yes" if option.fits else "NO", format_count(option.tokens_per_second, ""),
-            format_count(option.tokens_in_budget, ""), ", ".join(notes),
-        ])  # fmt: skip
+        rows.append(
+            [
+                str(option.micro_batch),
+                *(str(getattr(option.memory, name)) for name in differing),
+                *(f"{option.peak_by_component[name] / GIB:.2f}" for name in CATEGORIES),
+                f"{option.peak_bytes / GIB:.2f}",
+                "yes" if option.fits else "NO",
+                format_count(option.tokens_per_second, ""),
+                format_count(option.tokens_in_budget, ""),
+                ", ".join(notes),
+            ]
+        )
     show_table("peak memory of a step, by what it holds at that moment", headers, rows)
     say("tried: checkpointing and the micro-batch, not offloading and low-bit optimizers")
 

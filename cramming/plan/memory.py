@@ -32,7 +32,9 @@ from cramming.parallel.offload import CopyStream
 from cramming.plan.tracker import HOST, Operation, StorageTracker
 
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "head", "workspace")
-TOKENS_PER_DOCUMENT = 256  # no corpus is known here: a document more than the rows begins in so many tokens
+TOKENS_PER_DOCUMENT = (
+    256  # no corpus is known here: a document more than the rows begins in so many tokens
+)
 # cuBLAS keeps a workspace per handle, and the backward pass runs in a thread with a handle of its own: two of torch's
 # default size on Hopper. From torch's source, not measured here.
 CUBLAS_BYTES = 2 * 32 * 2**20
@@ -96,7 +98,9 @@ class Simulation:
                 update_all_at_once(self.engine.optimizer)
         torch.set_float32_matmul_precision(precision)
         self._follow()
-        with self._simulating("optimizer"):  # a first update makes its state; then any step can be simulated
+        with self._simulating(
+            "optimizer"
+        ):  # a first update makes its state; then any step can be simulated
             self._make_gradients()
             self.engine.optimizer.step()
             self.engine.optimizer.zero_grad(set_to_none=True)
@@ -120,7 +124,9 @@ class Simulation:
             self.engine.update(0.0)
         peak = {name: tracker.peak_by_category[name] for name in CATEGORIES}
         peak["workspace"] += CUBLAS_BYTES if self.on_gpu else 0
-        return StepCost(peak, tracker.operations["pass"], tracker.operations.get("update", Counter()))
+        return StepCost(
+            peak, tracker.operations["pass"], tracker.operations.get("update", Counter())
+        )
 
     def _move_to_host(self, blocks: nn.Module) -> None:
         """What `parallel.apply.place` does, with new parameters: those without data cannot be moved."""
@@ -151,7 +157,9 @@ class Simulation:
         """The configuration, uncompiled, on one device, in the resolved number format; fp8 as bf16, whose tensors it
         keeps."""
         config, mode = self.config, self.place.mode
-        uses_flash = self.place.has_flash and mode != "fp32" and config.model.attention_dropout == 0.0
+        uses_flash = (
+            self.place.has_flash and mode != "fp32" and config.model.attention_dropout == 0.0
+        )
         kernel = config.attention.kernel
         if is_fake and kernel == "auto":  # it would say what suits a CPU
             kernel = "varlen" if uses_flash else "sdpa"
@@ -160,7 +168,9 @@ class Simulation:
         elif kernel == "flex":  # it exists compiled only; what it saves is what the others do
             kernel = "varlen" if uses_flash else "sdpa"
         number_format = "bf16" if mode == "fp8" else mode
-        precision = replace(config.precision, mode=number_format, emulate_fp8=False, fp8_scaling="tensorwise")
+        precision = replace(
+            config.precision, mode=number_format, emulate_fp8=False, fp8_scaling="tensorwise"
+        )
         return replace(
             config,
             attention=replace(config.attention, kernel=kernel),
@@ -181,7 +191,9 @@ class Simulation:
         def begin_head(_: Any, __: Any, hidden: Tensor) -> None:
             tracker.category = "head"
             if hidden.requires_grad:
-                hidden.register_hook(begin_blocks)  # its gradient is there: the head's backward pass is over
+                hidden.register_hook(
+                    begin_blocks
+                )  # its gradient is there: the head's backward pass is over
 
         def note_gradient(parameter: Tensor) -> None:
             if parameter.grad is not None:
@@ -203,7 +215,10 @@ class Simulation:
         by_bounds = self.place.has_flash and (windowed or not whole_rows)
         self.sequences = sequences if by_bounds else 0  # else rows go to SDPA, without bounds
         bounds = torch.empty(sequences + 1, dtype=torch.int32, device=self.device)
-        numbers = [torch.empty(n, dtype=torch.int64, device=self.device) for n in (tokens, tokens, targets, targets)]
+        numbers = [
+            torch.empty(n, dtype=torch.int64, device=self.device)
+            for n in (tokens, tokens, targets, targets)
+        ]
         packing = Packing(bounds, length if whole_rows else None, length, length, objective.causal)
         uniform = torch.empty(targets, device=self.device) if objective.replaces_tokens else None
         return Batch(numbers[0], numbers[1], packing, numbers[2], numbers[3], targets, uniform)
@@ -241,10 +256,18 @@ def _prepare_padded(packing: Packing, num_tokens: int, half_window: int | None) 
     places = torch.arange(sequences * longest, device=packing.bounds_S.device)
     is_cut = half_window is not None and half_window < longest - 1
     keys = (sequences, 1) if len(places) > num_tokens and not packing.causal else ()
-    mask = torch.empty(*keys, longest if is_cut else 1, longest, dtype=torch.bool, device=places.device)
+    mask = torch.empty(
+        *keys, longest if is_cut else 1, longest, dtype=torch.bool, device=places.device
+    )
     groups = ((sequences, longest),)
     return Layout(
-        "padded", packing, half_window, groups, (mask if keys or is_cut else None,), places, places[:num_tokens]
+        "padded",
+        packing,
+        half_window,
+        groups,
+        (mask if keys or is_cut else None,),
+        places,
+        places[:num_tokens],
     )
 
 
@@ -304,6 +327,8 @@ def flash_scratch(sequences: Callable[[], int], func: Any, args: tuple[Any, ...]
     if func._schema.name not in FLASH_BACKWARD:
         return 0
     query = args[1]  # [T, H, K] on bounds, else [rows, H, L, K]
-    num_heads, size = (query.shape[1], query.shape[2]) if query.dim() == 3 else (query.shape[1], query.shape[3])
+    num_heads, size = (
+        (query.shape[1], query.shape[2]) if query.dim() == 3 else (query.shape[1], query.shape[3])
+    )
     tokens = query.numel() // (num_heads * size)
     return 4 * (tokens + 128 * sequences()) * num_heads * (-(-size // 32) * 32)

@@ -34,7 +34,9 @@ GPU_MARGIN = 0.06
 MakeBatch = Callable[[int, int], Batch]  # (first sample, rows) -> a real batch
 
 
-def micro_batch_of_run(folder: Path, engine: Engine, make_batch: MakeBatch, config: Config, sequences: int) -> int:
+def micro_batch_of_run(
+    folder: Path, engine: Engine, make_batch: MakeBatch, config: Config, sequences: int
+) -> int:
     """The number that `auto` stands for in this run: what its record says (a resume), else found now and recorded.
 
     It divides `sequences`: of one step in this process, or by which its steps grow. These may be fewer than when it was
@@ -51,13 +53,19 @@ def micro_batch_of_run(folder: Path, engine: Engine, make_batch: MakeBatch, conf
     return math.gcd(rows, sequences)
 
 
-def find_micro_batch(engine: Engine, make_batch: MakeBatch, config: Config, sequences: int) -> tuple[int, str]:
+def find_micro_batch(
+    engine: Engine, make_batch: MakeBatch, config: Config, sequences: int
+) -> tuple[int, str]:
     """The largest size that divides `sequences` and fits on the engine's device, and a sentence for the record.
 
     With several processes the smallest result of all counts.
     """
     sizes, on_gpu = micro_batch_sizes(sequences), engine.device.type == "cuda"
-    largest, how = by_trying(engine, make_batch, config, sizes) if on_gpu else by_prediction(engine, config, sizes)
+    largest, how = (
+        by_trying(engine, make_batch, config, sizes)
+        if on_gpu
+        else by_prediction(engine, config, sizes)
+    )
     rows = int(-engine.mesh.max(-float(largest or 0))[0])
     if rows == 0:
         raise UserError(
@@ -83,7 +91,9 @@ def by_prediction(engine: Engine, config: Config, sizes: list[int]) -> tuple[int
     return rows, f"predicted for {engine.device} with {format_count(free, 'B')} to use: {results}"
 
 
-def by_trying(engine: Engine, make_batch: MakeBatch, config: Config, sizes: list[int]) -> tuple[int | None, str]:
+def by_trying(
+    engine: Engine, make_batch: MakeBatch, config: Config, sizes: list[int]
+) -> tuple[int | None, str]:
     """On a GPU: real passes, bisecting, while room is held for the optimizer's state and a margin."""
     place, device = Place.here(config, engine.device), engine.device
     missing = 0 if engine.optimizer.state else Simulation(config, place).tracker.live["optimizer"]
@@ -96,17 +106,23 @@ def by_trying(engine: Engine, make_batch: MakeBatch, config: Config, sizes: list
         return tried[rows]
 
     rows = largest_fitting(sizes, fits)
-    if config.runtime.compile != "off":  # each try compiles anew: from what fits eagerly on, one by one
+    if (
+        config.runtime.compile != "off"
+    ):  # each try compiles anew: from what fits eagerly on, one by one
         for larger in sizes[sizes.index(rows) + 1 if rows else 0 :]:
             if not fits(larger, compiled=True):
                 break
             rows = larger
     torch.cuda.reset_peak_memory_stats(device)  # the record's peak is the training's
-    results = ", ".join(f"{size} {'fits' if ok else 'does not fit'}" for size, ok in sorted(tried.items()))
+    results = ", ".join(
+        f"{size} {'fits' if ok else 'does not fit'}" for size, ok in sorted(tried.items())
+    )
     return rows, f"tried on {device} with {format_count(margin, 'B')} held back: {results}"
 
 
-def a_step_fits(engine: Engine, make_batch: MakeBatch, rows: int, missing: int, compiled: bool = False) -> bool:
+def a_step_fits(
+    engine: Engine, make_batch: MakeBatch, rows: int, missing: int, compiled: bool = False
+) -> bool:
     """Try it, compiled or eagerly, while `missing` bytes are held for what is still to come."""
     held = None
     try:
@@ -142,7 +158,11 @@ def try_step(engine: Engine, batches: list[Batch], compiled: bool = False) -> No
 @contextmanager
 def uncompiled(model: nn.Module) -> Iterator[None]:
     """Within it what `parallel.apply` compiled runs as it is written; FlexAttention, which compiles itself, does so."""
-    calls = {module: module._compiled_call_impl for module in model.modules() if module._compiled_call_impl is not None}
+    calls = {
+        module: module._compiled_call_impl
+        for module in model.modules()
+        if module._compiled_call_impl is not None
+    }
     for module in calls:
         module._compiled_call_impl = None
     try:

@@ -20,14 +20,18 @@ from cramming.plan.cards import Card
 from cramming.plan.tracker import Operation
 from cramming.precision import DTYPES, Mode
 
-MATMUL_UTILISATION = 0.7  # of the data sheet's matrix peak: an H200 reached 790 of 989 TFLOP/s on large products
+MATMUL_UTILISATION = (
+    0.7  # of the data sheet's matrix peak: an H200 reached 790 of 989 TFLOP/s on large products
+)
 BANDWIDTH_UTILISATION = 0.8
 KERNEL_SECONDS = {"cuda": 6e-6, "cpu": 4e-6}  # launched from Python without a compiler
 TF32_SHARE = 0.5  # of the 16-bit products, on every card that has TF32
 POWER_SHARE = 0.9  # of its limit that a card takes in training; assumed
 # What preparing costs was measured (benchmarks/results/preparation_*): files of 1 and 4 GB, two workers, all filters
 # and the search for the tasks' text.
-DISK_BYTES_PER_TOKEN = 0.01  # where documents start; a token's id is 2 bytes more, 4 above 65,536 entries
+DISK_BYTES_PER_TOKEN = (
+    0.01  # where documents start; a token's id is 2 bytes more, 4 above 65,536 entries
+)
 PREPARATION_BYTES = 0.7e9  # peak memory, all processes together, of which two are workers
 INDEX_BYTES_PER_TOKEN = 0.085  # of it the index of near-duplicates, 76 MB for 4 GB of text
 TOKENS_PER_CORE_SECOND = 0.46e6  # 2.06 MB of text, 4.5 bytes of it a token
@@ -54,7 +58,11 @@ def by_data_sheet(card: Card, mode: Mode, tf32: bool) -> Rates:
     """Rates of a card of the table."""
     flops = products_per_second(card, mode, tf32) * MATMUL_UTILISATION
     bandwidth = card.bandwidth * 1e9 * BANDWIDTH_UTILISATION
-    emulated = "" if card.has_bf16 or mode != "bf16" else "; it has no bf16 units and emulates it: take precision=fp16"
+    emulated = (
+        ""
+        if card.has_bf16 or mode != "bf16"
+        else "; it has no bf16 units and emulates it: take precision=fp16"
+    )
     refused = "; training refuses AMD GPUs" if card.is_amd else ""
     basis = (
         f"{card.name} ({card.source}) times an assumed utilisation: {flops / 1e12:.3g} TFLOP/s for {_counted_as(mode)}"
@@ -82,7 +90,10 @@ def measured(device: torch.device, mode: Mode, width: int, inner: int) -> Rates:
     """Rates of the present device, in about a second: a [rows, width] x [width, inner] product and a GELU."""
     dtype = DTYPES[mode]
     rows = 8192 if device.type == "cuda" else 256 if mode == "fp32" else 16
-    a, b = torch.randn(rows, width, dtype=dtype, device=device), torch.randn(width, inner, dtype=dtype, device=device)
+    a, b = (
+        torch.randn(rows, width, dtype=dtype, device=device),
+        torch.randn(width, inner, dtype=dtype, device=device),
+    )
     flops = 2 * rows * width * inner / min(repeat_seconds(lambda: a @ b, device, 0.5))
     wide = torch.randn(2**24 if device.type == "cuda" else 2**22, device=device)
     bandwidth = 8 * wide.numel() / min(repeat_seconds(lambda: F.gelu(wide), device, 0.25))
@@ -95,7 +106,9 @@ def measured(device: torch.device, mode: Mode, width: int, inner: int) -> Rates:
     return Rates(flops, bandwidth, KERNEL_SECONDS[device.type], basis)
 
 
-def repeat_seconds(work: Callable[[], object], device: torch.device, duration: float) -> list[float]:
+def repeat_seconds(
+    work: Callable[[], object], device: torch.device, duration: float
+) -> list[float]:
     """Of each repeat within `duration` seconds, at least one, after a first one that is not counted.
 
     On a GPU a repeat is many calls, and its seconds are a call's: to wait for the device takes a good part of what a
@@ -146,9 +159,14 @@ class Costs:
 
     @classmethod
     def of(
-        cls, tokens: float, tokens_per_second: float, vocab_size: int, near_duplicates: bool, watts: float | None,
+        cls,
+        tokens: float,
+        tokens_per_second: float,
+        vocab_size: int,
+        near_duplicates: bool,
+        watts: float | None,
         price_per_hour: float | None,
-    ) -> "Costs":  # fmt: skip
+    ) -> "Costs":
         """At this rate."""
         hours = tokens / tokens_per_second / 3600
         return cls(
@@ -156,7 +174,8 @@ class Costs:
             hours=hours,
             tokens_per_day=86400 * tokens_per_second,
             corpus_bytes=((2 if vocab_size <= 2**16 else 4) + DISK_BYTES_PER_TOKEN) * tokens,
-            preparation_memory_bytes=PREPARATION_BYTES + INDEX_BYTES_PER_TOKEN * tokens * near_duplicates,
+            preparation_memory_bytes=PREPARATION_BYTES
+            + INDEX_BYTES_PER_TOKEN * tokens * near_duplicates,
             preparation_core_hours=tokens / TOKENS_PER_CORE_SECOND / 3600,
             kwh=None if watts is None else watts * POWER_SHARE * hours / 1000,
             price=None if price_per_hour is None else price_per_hour * hours,

@@ -18,7 +18,13 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from cramming.checks import Config, Place
-from cramming.parallel.mesh import CompressionConfig, ParallelConfig, PipelineConfig, ReplicaConfig, ShardConfig
+from cramming.parallel.mesh import (
+    CompressionConfig,
+    ParallelConfig,
+    PipelineConfig,
+    ReplicaConfig,
+    ShardConfig,
+)
 from cramming.plan.memory import Simulation, micro_batch_sizes
 from cramming.plan.roofline import Rates
 from cramming.plan.search import GIB, Target, accepts
@@ -26,7 +32,9 @@ from cramming.progress import format_count
 
 WEIGHT_BYTES = 4  # of a parameter, and of its gradient
 BACKWARD_SHARE = 2 / 3  # of a micro-batch's time
-BUCKET_BYTES = 25 * 2**20  # DistributedDataParallel's: the last one is full when nothing is left to hide it
+BUCKET_BYTES = (
+    25 * 2**20
+)  # DistributedDataParallel's: the last one is full when nothing is left to hide it
 MODEL_SHARES = (2, 4, 8)  # devices that may share one replica, by tensor or by stages
 
 
@@ -53,7 +61,9 @@ class Network(NamedTuple):
         """A reduce-scatter or an all-gather over `devices` that are `stride` places apart."""
         inside = max(1, min(devices, self.node // stride))
         across = math.ceil(devices / inside)
-        return _half(self.inside, num_bytes, inside) + _half(self.between, num_bytes / inside, across)
+        return _half(self.inside, num_bytes, inside) + _half(
+            self.between, num_bytes / inside, across
+        )
 
     def reduce_seconds(self, num_bytes: float, devices: int, stride: int = 1) -> float:
         """An all-reduce."""
@@ -72,14 +82,18 @@ def _half(link: Link, num_bytes: float, devices: int) -> float:
 # Rates of data sheets times 0.8; latencies assumed. A rented node of eight H100, and a box of consumer cards.
 NETWORKS = {
     "nvlink": Network(
-        8, Link(0.8 * 450e9, 5e-6), Link(0.8 * 50e9, 10e-6),
+        8,
+        Link(0.8 * 450e9, 5e-6),
+        Link(0.8 * 50e9, 10e-6),
         "NVLink 4 (450 GB/s) in nodes of 8, InfiniBand NDR (50 GB/s a device) between them",
     ),
     "pcie": Network(
-        8, Link(0.8 * 32e9 / 2, 10e-6), Link(0.8 * 12.5e9 / 8, 30e-6),
+        8,
+        Link(0.8 * 32e9 / 2, 10e-6),
+        Link(0.8 * 12.5e9 / 8, 30e-6),
         "PCIe 4.0 through the host (32 GB/s, twice over) in nodes of 8, one 100 Gbit Ethernet a node between them",
     ),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -99,19 +113,27 @@ class Split:
     @property
     def overrides(self) -> str:
         """The settings that ask for it."""
-        sizes = [f"parallel.{name}={size}" for name, size in (("tp", self.tp), ("pp", self.pp)) if size > 1]
+        sizes = [
+            f"parallel.{name}={size}"
+            for name, size in (("tp", self.tp), ("pp", self.pp))
+            if size > 1
+        ]
         return " ".join([f"parallel={'pp' if self.pp > 1 else self.strategy}", *sizes])
 
     def as_run(self, config: Config, place: Place, rows: int) -> tuple[Config, Place]:
         """What `pretrain` is given with these settings and micro-batches of `rows` sequences."""
         mesh: dict[str, Any] = {"dp": self.dp, "tp": self.tp, "pp": self.pp, "backend": "auto"}
-        parallel: ParallelConfig = ReplicaConfig(name="ddp", compression=CompressionConfig("none"), **mesh)
+        parallel: ParallelConfig = ReplicaConfig(
+            name="ddp", compression=CompressionConfig("none"), **mesh
+        )
         if self.pp > 1:
             parallel = PipelineConfig(name="pp", schedule="1f1b", **mesh)
         elif self.strategy != "ddp":
             parallel = ShardConfig(name=self.strategy, shards=None, **mesh)
         train = replace(config.train, micro_batch=rows)
-        return replace(config, parallel=parallel, train=train), replace(place, processes=self.devices)
+        return replace(config, parallel=parallel, train=train), replace(
+            place, processes=self.devices
+        )
 
 
 @dataclass(frozen=True)
@@ -154,7 +176,9 @@ class Scaling:
     def predict(self, split: Split) -> Prediction:
         """With the fastest micro-batch that fits; with the smallest if none does."""
         sizes = micro_batch_sizes(self.config.train.batch_size // split.dp)
-        accepted = [rows for rows in sizes if accepts(*split.as_run(self.config, self.target.place, rows))]
+        accepted = [
+            rows for rows in sizes if accepts(*split.as_run(self.config, self.target.place, rows))
+        ]
         each = [self._with(split, rows) for rows in accepted]
         return max((p for p in each if p.fits), key=lambda p: p.tokens_per_second, default=each[0])
 
@@ -167,12 +191,16 @@ class Scaling:
         compute = micro_batches * pass_seconds + self._shared(sharded).seconds(cost.update)
         bubble = (split.pp - 1) * pass_seconds
         weights = WEIGHT_BYTES * self.config.parameters.total / (split.tp * split.pp)
-        exposed = gradient_seconds(split, weights, micro_batches, pass_seconds, self.config.model.num_layers, network)
+        exposed = gradient_seconds(
+            split, weights, micro_batches, pass_seconds, self.config.model.num_layers, network
+        )
         exposed += self._activation_seconds(split, rows, micro_batches)
         peak = device_bytes(split, cost.peak, micro_batches, self.config.model.num_layers)
         step_tokens = train.batch_size * train.sequence_length
         rate = step_tokens / (compute + bubble + exposed)
-        return Prediction(split, rows, compute, bubble, exposed, rate, peak, peak <= self.target.usable_bytes)
+        return Prediction(
+            split, rows, compute, bubble, exposed, rate, peak, peak <= self.target.usable_bytes
+        )
 
     def _shared(self, devices: int) -> Rates:
         """Of several devices that compute an operation together: each still takes the time of its smallest kernel."""
@@ -192,7 +220,12 @@ class Scaling:
 
 
 def gradient_seconds(
-    split: Split, weights: float, micro_batches: int, pass_seconds: float, num_layers: int, network: Network
+    split: Split,
+    weights: float,
+    micro_batches: int,
+    pass_seconds: float,
+    num_layers: int,
+    network: Network,
 ) -> float:
     """Of exchanging gradients and sharded state between replicas, what no backward or forward pass hides.
 
@@ -213,7 +246,9 @@ def gradient_seconds(
     return micro_batches * passes
 
 
-def device_bytes(split: Split, peak: Mapping[str, int], micro_batches: int, num_layers: int) -> float:
+def device_bytes(
+    split: Split, peak: Mapping[str, int], micro_batches: int, num_layers: int
+) -> float:
     """Of a device's memory, from the peak of a step on one by category.
 
     Tensor parallelism leaves 10 of 34 parts of a layer's activations on every device (Korthikanti et al. 2022, equation
@@ -221,7 +256,9 @@ def device_bytes(split: Split, peak: Mapping[str, int], micro_batches: int, num_
     stages.
     """
     dp, share = split.dp, split.tp * split.pp
-    weights, gradients, state = (peak[name] / share for name in ("weights", "gradients", "optimizer"))
+    weights, gradients, state = (
+        peak[name] / share for name in ("weights", "gradients", "optimizer")
+    )
     if split.strategy != "ddp":
         state /= dp
     if split.strategy in ("zero2", "zero3"):
@@ -229,36 +266,63 @@ def device_bytes(split: Split, peak: Mapping[str, int], micro_batches: int, num_
     if split.strategy in ("zero1", "zero2"):
         weights += weights / dp  # its own share stays beside what was gathered
     if split.strategy == "zero3":
-        weights = weights / dp + 2 * weights / num_layers  # the block that is computed, and the next one
+        weights = (
+            weights / dp + 2 * weights / num_layers
+        )  # the block that is computed, and the next one
     in_flight = min(split.pp, micro_batches) / split.pp
     activations = peak["activations"] * in_flight * (10 + 24 / split.tp) / 34
     return weights + gradients + state + activations + peak["head"] / split.tp + peak["workspace"]
 
 
-def predictions(config: Config, target: Target, network: Network, counts: Sequence[int]) -> list[Prediction]:
+def predictions(
+    config: Config, target: Target, network: Network, counts: Sequence[int]
+) -> list[Prediction]:
     """For each number of devices, every way to split the work that `pretrain` accepts."""
     scaling = Scaling(config, target, network)
-    return [scaling.predict(split) for devices in counts for split in splits(config, target.place, devices, network)]
+    return [
+        scaling.predict(split)
+        for devices in counts
+        for split in splits(config, target.place, devices, network)
+    ]
 
 
 SCALING_HEADERS = (
-    "devices", "split", "micro-batch", "tokens/s", "of ideal", "step ms", "bubble ms", "exposed ms", "GiB each", "",
-)  # fmt: skip
+    "devices",
+    "split",
+    "micro-batch",
+    "tokens/s",
+    "of ideal",
+    "step ms",
+    "bubble ms",
+    "exposed ms",
+    "GiB each",
+    "",
+)
 
 
 def scaling_rows(found: Sequence[Prediction], one_device: float) -> list[list[str]]:
     """Of the table; ideal is as many times `one_device`, the tokens/s of a single one."""
     best: dict[int, Prediction] = {}
     for p in found:
-        if p.fits and p.tokens_per_second > getattr(best.get(p.split.devices), "tokens_per_second", 0.0):
+        if p.fits and p.tokens_per_second > getattr(
+            best.get(p.split.devices), "tokens_per_second", 0.0
+        ):
             best[p.split.devices] = p
     return [
         [
-            str(p.split.devices), p.split.overrides, str(p.micro_batch), format_count(p.tokens_per_second, ""),
+            str(p.split.devices),
+            p.split.overrides,
+            str(p.micro_batch),
+            format_count(p.tokens_per_second, ""),
             f"{p.tokens_per_second / (p.split.devices * one_device):.0%}",
-            *(f"{1e3 * seconds:.3g}" for seconds in (p.step_seconds, p.bubble_seconds, p.exposed_seconds)),
+            *(
+                f"{1e3 * seconds:.3g}"
+                for seconds in (p.step_seconds, p.bubble_seconds, p.exposed_seconds)
+            ),
             f"{p.peak_bytes / GIB:.2f}",
-            ("fastest that fits" if best[p.split.devices] is p else "") if p.fits else "does not fit",
+            ("fastest that fits" if best[p.split.devices] is p else "")
+            if p.fits
+            else "does not fit",
         ]
         for p in found
-    ]  # fmt: skip
+    ]

@@ -70,7 +70,11 @@ class Target:
     def usable_bytes(self) -> float:
         """What the tensors of a step may take."""
         kind = self.place.kind
-        return (self.memory_bytes - CONTEXT_BYTES[kind]) * (1 - ALLOCATOR_WASTE[kind]) / self.heap_factor
+        return (
+            (self.memory_bytes - CONTEXT_BYTES[kind])
+            * (1 - ALLOCATOR_WASTE[kind])
+            / self.heap_factor
+        )
 
 
 @dataclass(frozen=True)
@@ -102,15 +106,25 @@ def find_target(plan: PlanConfig, device: str, config: Config) -> Target:
         here = devices.select(device if plan.device == "auto" else plan.device)
         attention_kernels(config, here)  # refuses what `pretrain` would
         place = replace(Place.here(config, here), trains=False)
-        memory: float = devices.describe(here).memory_bytes if here.type == "cuda" else devices.available_bytes()
+        memory: float = (
+            devices.describe(here).memory_bytes
+            if here.type == "cuda"
+            else devices.available_bytes()
+        )
         rates = roofline.measured(here, place.mode, model.hidden_size, model.intermediate_size)
     else:
         card = roofline.named(plan.device)
         mode = precision.mode if precision.mode != "auto" else "bf16" if card.has_bf16 else "fp16"
         place = Place("cuda", card.name, mode, card.capability)
         check_kernel(config, place)
-        memory, rates, here = card.memory_bytes, roofline.by_data_sheet(card, mode, precision.tf32), None
-    place = replace(place, processes=config.parallel.tp * config.parallel.pp)  # the fewest that a run has
+        memory, rates, here = (
+            card.memory_bytes,
+            roofline.by_data_sheet(card, mode, precision.tf32),
+            None,
+        )
+    place = replace(
+        place, processes=config.parallel.tp * config.parallel.pp
+    )  # the fewest that a run has
     power = power_of(here, place.name)
     memory = plan.memory_gb * GIB if plan.memory_gb else memory
     return Target(place, memory, rates, heap_factor(config, place.kind), *power)
@@ -135,7 +149,10 @@ def check_kernel(config: Config, card: Place) -> None:
 
 def power_of(here: torch.device | None, name: str) -> tuple[float | None, str]:
     """What a GPU may take in watts, and how that is known: NVML's limit, else that of the card of this name."""
-    card, limit = cards.find(name), devices.nvml_reader(here, "EnforcedPowerLimit")() if here else None
+    card, limit = (
+        cards.find(name),
+        devices.nvml_reader(here, "EnforcedPowerLimit")() if here else None,
+    )
     if limit is not None:
         return limit, "its power limit by NVML"
     return (float(card.watts), "board power by the data sheet") if card else (None, "")
@@ -185,7 +202,9 @@ def price_of(config: Config, target: Target, simulation: Simulation, rows: int) 
     seconds = count * target.rates.seconds(cost.micro_batch) + target.rates.seconds(cost.update)
     rate = count * rows * config.train.sequence_length / seconds
     before = asdict(config.memory)
-    changed = [f"memory.{key}={value}" for key, value in asdict(memory).items() if value != before[key]]
+    changed = [
+        f"memory.{key}={value}" for key, value in asdict(memory).items() if value != before[key]
+    ]
     return Option(
         micro_batch=rows,
         memory=memory,
@@ -204,9 +223,16 @@ def tokens_in_budget(config: Config, tokens_per_second: float) -> float:
     if config.budget.unit == "hours":
         return tokens_per_second * 3600 * limit
     if config.budget.unit == "exaflops":
-        return limit * 1e18 * fmean(1 / config.flops_per_token(percent / 100) for percent in range(100))
+        return (
+            limit
+            * 1e18
+            * fmean(1 / config.flops_per_token(percent / 100) for percent in range(100))
+        )
     if config.budget.unit == "tokens":
         return limit
     steps = min(int(limit), 10_000)  # all of them, or evenly chosen ones
-    sequences = sum(sequences_per_step(train.batch_ramp, step / steps, train.batch_size) for step in range(steps))
+    sequences = sum(
+        sequences_per_step(train.batch_ramp, step / steps, train.batch_size)
+        for step in range(steps)
+    )
     return limit * sequences / steps * length

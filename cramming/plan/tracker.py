@@ -51,7 +51,9 @@ class StorageTracker(TorchDispatchMode):
     kernel takes for itself while it runs.
     """
 
-    def __init__(self, device_type: str, scratch: Callable[[Any, tuple[Any, ...]], int] | None = None):
+    def __init__(
+        self, device_type: str, scratch: Callable[[Any, tuple[Any, ...]], int] | None = None
+    ):
         super().__init__()
         self.device_type, self.scratch = device_type, scratch
         self.category, self.phase = "activations", "pass"
@@ -82,12 +84,20 @@ class StorageTracker(TorchDispatchMode):
         return entry.category if entry else None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.prim.device.default:  # three of four calls: autograd asks fake tensors where they are
+        if (
+            func is torch.ops.prim.device.default
+        ):  # three of four calls: autograd asks fake tensors where they are
             return _device(args[0])
         if any(kind not in PLAIN for kind in types):
             return NotImplemented  # a tensor made of tensors: its own operations come by here next
         if func is aten._local_scalar_dense.default:
-            return self.truth if args[0].dtype == torch.bool else 0.0 if args[0].is_floating_point() else 0
+            return (
+                self.truth
+                if args[0].dtype == torch.bool
+                else 0.0
+                if args[0].is_floating_point()
+                else 0
+            )
         if func is aten.add.Tensor and _is_autograds_own_sum(*args):
             func = aten.add_.Tensor
         if self.scratch:
@@ -110,7 +120,9 @@ class StorageTracker(TorchDispatchMode):
                 category = "workspace"  # a copy of weights in 16 bits
             elif kwargs.get("device") is None and self._all_on_host(args):
                 category = HOST
-            entry = self._entries[key] = _Entry(0 if category == HOST else storage.nbytes(), category)
+            entry = self._entries[key] = _Entry(
+                0 if category == HOST else storage.nbytes(), category
+            )
             entry.ref = weakref.ref(storage, partial(self._freed, key))
             self.live[category] += entry.size
             self.total += entry.size
@@ -132,7 +144,9 @@ class StorageTracker(TorchDispatchMode):
         self.live[entry.category] -= entry.size
         self.total -= entry.size
 
-    def _count(self, func: Any, args: Any, kwargs: Any, result: Any, outputs: list[Tensor], fresh: bool) -> None:
+    def _count(
+        self, func: Any, args: Any, kwargs: Any, result: Any, outputs: list[Tensor], fresh: bool
+    ) -> None:
         writes = _writes(func)
         if func in ALLOCATIONS or not (fresh or writes):  # memory without a kernel, or a view
             return
@@ -140,7 +154,9 @@ class StorageTracker(TorchDispatchMode):
             moved = 2 * sum(map(_bytes, outputs))
         else:
             inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-            moved = sum(map(_bytes, inputs)) + sum(map(_bytes, inputs[:1] if writes and not outputs else outputs))
+            moved = sum(map(_bytes, inputs)) + sum(
+                map(_bytes, inputs[:1] if writes and not outputs else outputs)
+            )
         formula = FLOPS.get(func._overloadpacket)
         flops = int(formula(*args, **kwargs, out_val=result)) if formula else 0
         self.operations.setdefault(self.phase, Counter())[Operation(flops, moved)] += 1
@@ -148,7 +164,9 @@ class StorageTracker(TorchDispatchMode):
 
 FLOPS: dict[Any, Callable[..., int]] = {
     **flop_registry,
-    aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[aten._scaled_dot_product_flash_attention],
+    aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[
+        aten._scaled_dot_product_flash_attention
+    ],
     aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
         aten._scaled_dot_product_flash_attention_backward
     ],
@@ -160,7 +178,11 @@ ALLOCATIONS = {
     aten.new_empty.default,
     aten.new_empty_strided.default,
 }
-GATHERS = {aten.embedding.default, aten.index_select.default, aten.gather.default}  # read what they return, no more
+GATHERS = {
+    aten.embedding.default,
+    aten.index_select.default,
+    aten.gather.default,
+}  # read what they return, no more
 
 
 def _bytes(tensor: Tensor) -> int:
@@ -205,7 +227,9 @@ def _is_autograds_own_sum(old: Any, new: Any, **_: Any) -> bool:
 def _is_dense(tensor: Tensor) -> bool:
     """Whether the elements lie side by side, in whatever order of the dimensions."""
     expected = 1
-    for stride, size in sorted((st, si) for st, si in zip(tensor.stride(), tensor.shape) if si != 1):
+    for stride, size in sorted(
+        (st, si) for st, si in zip(tensor.stride(), tensor.shape) if si != 1
+    ):
         if stride != expected:
             return False
         expected *= size

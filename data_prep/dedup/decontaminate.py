@@ -33,11 +33,15 @@ SENTENCE_WORDS = 4  # from which a sentence that has no run is looked for
 SENTENCE_BYTES = 20  # the same, of its words
 FIRST_WORDS, ANYWHERE_BYTES = 6, 28  # from which it is looked for beside other words too
 BATCH_TEXTS = 1 << 14  # of the tasks
-BATCH_CHARACTERS = 1 << 17  # of the corpus, searched at once: numpy's calls cost more than the work on short texts
+BATCH_CHARACTERS = (
+    1 << 17
+)  # of the corpus, searched at once: numpy's calls cost more than the work on short texts
 BETWEEN_TASKS = "+"  # in the reason why a document goes
 _BIT = np.array([1 << bit for bit in range(8)], dtype=np.uint8)
 BITS_PER_ENTRY = 16  # one lookup in 16 goes on to the sorted table without need, at most
-_SENTENCE_END = re.compile(r"(?<=[.!?])(?<!\b[A-Z]\.)[\"'”’)]*\s+")  # not in "U.S. Food and Drug Administration"
+_SENTENCE_END = re.compile(
+    r"(?<=[.!?])(?<!\b[A-Z]\.)[\"'”’)]*\s+"
+)  # not in "U.S. Food and Drug Administration"
 # The Penn Treebank's spelling, in SST-2 and MRPC: "do n't", "-lrb-". The literal signs are found faster.
 _DETACHED = re.compile(r" +(n['’]t\b) *|-[lr][rsc]b-", re.IGNORECASE | re.ASCII)
 _DETACHED_SIGNS = (b" n't", " n’t".encode(), b"rb-", b"sb-", b"cb-")  # in lower case
@@ -46,9 +50,18 @@ _DEVELOPMENT = dict.fromkeys(source.path for task in TASKS.values() for source i
 # Test files, and tasks that are not scored here, are searched as well.
 _SUPERGLUE = (*(task.train.folder for task in SUPERGLUE.values()), "COPA", "MultiRC", "ReCoRD")
 _JSON_TEXT = {
-    "premise", "hypothesis", "question", "passage", "sentence1", "sentence2", "word", "text", "choice1", "choice2",
+    "premise",
+    "hypothesis",
+    "question",
+    "passage",
+    "sentence1",
+    "sentence2",
+    "word",
+    "text",
+    "choice1",
+    "choice2",
     "query",
-}  # fmt: skip
+}
 _DIGIT = np.array([0x30 <= byte < 0x3A for byte in range(256)])
 
 
@@ -75,7 +88,9 @@ class Decontaminator:
         self.tasks, self.files = tuple(texts), list[dict[str, Any]]()
         self.development: dict[str, dict[str, Any]] = {}
         self.examples = {task: len(found) for task, found in texts.items()}
-        self._ends = np.cumsum(list(self.examples.values()))  # a text's number counts through all tasks
+        self._ends = np.cumsum(
+            list(self.examples.values())
+        )  # a text's number counts through all tasks
         self.ngram = config.ngram
         every = [text for found in texts.values() for text in found]
         parts = [
@@ -92,7 +107,9 @@ class Decontaminator:
 
     def by_task(self, texts: np.ndarray) -> dict[str, int]:
         """How many of these texts, given by number, each task has."""
-        counts = np.bincount(np.searchsorted(self._ends, texts, side="right"), minlength=len(self.tasks))
+        counts = np.bincount(
+            np.searchsorted(self._ends, texts, side="right"), minlength=len(self.tasks)
+        )
         return dict(zip(self.tasks, counts.tolist()))
 
     @classmethod
@@ -113,10 +130,16 @@ class Decontaminator:
                 development[name] = {"texts": len(found), "sha256": texts_sha256(found)}
         folders = dict.fromkeys(name.partition("/")[0] for name in _DEVELOPMENT)
         with_dev = {name.partition("/")[0] for name in development}
-        if lacking := [folder for folder in folders if (path / folder).is_dir() and folder not in with_dev]:
-            raise UserError(f"{_SETTING}: {path / lacking[0]} has no dev set; give the official files, or remove it")
+        if lacking := [
+            folder for folder in folders if (path / folder).is_dir() and folder not in with_dev
+        ]:
+            raise UserError(
+                f"{_SETTING}: {path / lacking[0]} has no dev set; give the official files, or remove it"
+            )
         if not texts:
-            raise UserError(f"{_SETTING}: {path} is no folder that holds one of {', '.join(folders)}")
+            raise UserError(
+                f"{_SETTING}: {path} is no folder that holds one of {', '.join(folders)}"
+            )
         search = cls(texts, config)
         search.files, search.development = files, development
         return search
@@ -125,7 +148,9 @@ class Decontaminator:
         """For each text the numbers of the tasks' texts that share a run of words or a short sentence with it; without
         those that count where they stand `alone` only, which shows in no text whose signs are not the original's."""
         found: list[list[int]] = [[] for _ in texts]
-        for batch in grouped(range(len(texts)), BATCH_TEXTS, lambda number: len(texts[number]), BATCH_CHARACTERS):
+        for batch in grouped(
+            range(len(texts)), BATCH_TEXTS, lambda number: len(texts[number]), BATCH_CHARACTERS
+        ):
             words = _read([texts[number] for number in batch])
             for _, first_K, task_text_K in self._matches(words, alone):
                 number_K = np.searchsorted(words.firsts_D, first_K, side="right") - 1 + batch[0]
@@ -136,7 +161,11 @@ class Decontaminator:
     def __call__(self, texts: Iterable[str]) -> dict[int, str]:
         """What workers call: of each text with a match, by its place, the tasks in the table's order as one string."""
         found = enumerate(self.texts_in(list(texts)))
-        return {place: BETWEEN_TASKS.join(self._tasks_of(numbers)) for place, numbers in found if len(numbers)}
+        return {
+            place: BETWEEN_TASKS.join(self._tasks_of(numbers))
+            for place, numbers in found
+            if len(numbers)
+        }
 
     def _tasks_of(self, texts: np.ndarray) -> list[str]:
         return [task for task, count in self.by_task(texts).items() if count]
@@ -146,14 +175,17 @@ class Decontaminator:
         text = _attached(text)
         words = hash_words([text])
         matches = (
-            (int(first_K[0]), n, task_texts[first_K == first_K[0]]) for n, first_K, task_texts in self._matches(words)
+            (int(first_K[0]), n, task_texts[first_K == first_K[0]])
+            for n, first_K, task_texts in self._matches(words)
         )
         first, n, task_texts = min(matches, key=lambda match: match[:2])
         starts_W, ends_W = word_places(text)
         span = int(starts_W[first]), int(ends_W[first + n - 1])
         return f"{n} words of {', '.join(self._tasks_of(task_texts))}: {excerpt(text, [span])}"
 
-    def _matches(self, words: HashedWords, alone: bool = True) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    def _matches(
+        self, words: HashedWords, alone: bool = True
+    ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """For each length n with matches: n, the first words' places [K], and the numbers of the tasks' texts [K]."""
         apart_W = _apart(words) if alone else np.zeros(len(words.hashes_W) + 1, dtype=bool)
         for n, first_K, runs_K in self._candidates(words.hashes_W, apart_W):
@@ -162,18 +194,27 @@ class Decontaminator:
             if not len(likely):
                 continue
             first_K, runs_K = first_K[likely], runs_K[likely]
-            start_K, end_K = (np.searchsorted(self._entries_E, runs_K, side=side) for side in ("left", "right"))
+            start_K, end_K = (
+                np.searchsorted(self._entries_E, runs_K, side=side) for side in ("left", "right")
+            )
             text_K, last_K = (
-                np.searchsorted(words.firsts_D, place, side="right") for place in (first_K, first_K + n - 1)
+                np.searchsorted(words.firsts_D, place, side="right")
+                for place in (first_K, first_K + n - 1)
             )
             hit_K = (end_K > start_K) & (text_K == last_K)
-            hit_K[hit_K] = self._anywhere_E[start_K[hit_K]] | (apart_W[first_K] & apart_W[first_K + n])[hit_K]
+            hit_K[hit_K] = (
+                self._anywhere_E[start_K[hit_K]] | (apart_W[first_K] & apart_W[first_K + n])[hit_K]
+            )
             if hit_K.any():
                 start_K, end_K = start_K[hit_K], end_K[hit_K]
-                numbers = [self._texts_E[start:end] for start, end in zip(start_K.tolist(), end_K.tolist())]
+                numbers = [
+                    self._texts_E[start:end] for start, end in zip(start_K.tolist(), end_K.tolist())
+                ]
                 yield n, np.repeat(first_K[hit_K], end_K - start_K), np.concatenate(numbers)
 
-    def _candidates(self, hashes_W: np.ndarray, apart_W: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    def _candidates(
+        self, hashes_W: np.ndarray, apart_W: np.ndarray
+    ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """For each length n the places [K] where something of n words may begin, and the n-grams' numbers [K]."""
         for n, runs in enumerate(combine(hashes_W, FIRST_WORDS), 1):
             if SENTENCE_WORDS <= n < FIRST_WORDS:
@@ -218,7 +259,12 @@ def _searched(train_text: bool) -> Iterator[tuple[str, str, tuple[str, ...], tup
     for task in GLUE.values():
         for source in (*task.scored, *task.blind, *[task.train] * train_text):
             if source is not AX:
-                yield task.title, source.path, task.text, () if source in task.blind else task.headerless
+                yield (
+                    task.title,
+                    source.path,
+                    task.text,
+                    () if source in task.blind else task.headerless,
+                )
     for title in _SUPERGLUE:
         for split in ("val", "test", *["train"] * train_text):
             yield title, f"{title}/{split}.jsonl", (), ()
@@ -240,7 +286,9 @@ def _texts(file: Path, columns: tuple[str, ...], header: Sequence[str]) -> list[
     places = [header.index(name) for name in columns]
     whole = [row for row in rows if len(row) > max(places)]
     if len(rows) - len(whole) > len(rows) // 100:  # QQP's training file has ten broken rows
-        raise UserError(f"{file}: {len(rows) - len(whole)} of {len(rows)} rows have fewer columns than the header")
+        raise UserError(
+            f"{file}: {len(rows) - len(whole)} of {len(rows)} rows have fewer columns than the header"
+        )
     return [row[place] for row in whole for place in places]
 
 
@@ -253,7 +301,9 @@ def _json_texts(node: Any) -> Iterator[str]:
             yield from _json_texts(value)
 
 
-def _entries(texts: list[str], number: int, ngram: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def _entries(
+    texts: list[str], number: int, ngram: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Table entries of these texts, whose numbers begin with `number`: all runs of `ngram` words, and all shorter
     sentences long enough. The entry [E], its text [E], whether it counts anywhere [E]; and beside them the first
     words of the entries that have more."""
@@ -267,7 +317,9 @@ def _entries(texts: list[str], number: int, ngram: int) -> tuple[np.ndarray, np.
     words = _read([sentence for part in parts for sentence in part])
     grams = list(combine(words.hashes_W, ngram - 1))
     start_S, words_S = words.firsts_D[:-1], np.diff(words.firsts_D)
-    bytes_S = np.diff(np.concatenate([[0], np.cumsum(words.ends_W - words.starts_W)])[words.firsts_D])
+    bytes_S = np.diff(
+        np.concatenate([[0], np.cumsum(words.ends_W - words.starts_W)])[words.firsts_D]
+    )
     for n in range(SENTENCE_WORDS, ngram):
         these = (words_S == n) & (bytes_S >= SENTENCE_BYTES)
         anywhere = (bytes_S[these] >= ANYWHERE_BYTES) & (n >= FIRST_WORDS)

@@ -9,14 +9,18 @@ import hashlib
 
 import numpy as np
 
-HASHES = np.dtype([("key", "<u8"), ("number", "<u8")])  # of `content_hash`: for finding duplicates, and for the split
+HASHES = np.dtype(
+    [("key", "<u8"), ("number", "<u8")]
+)  # of `content_hash`: for finding duplicates, and for the split
 NEWEST = 1 << 18
 SCALE = 1 << 64
 
 
 def content_hash(data: bytes, seed: int) -> bytes:
     """Two independent 64-bit numbers of a document's content, as `HASHES` reads them."""
-    return hashlib.blake2b(data, digest_size=16, salt=seed.to_bytes(8, "little", signed=True)).digest()
+    return hashlib.blake2b(
+        data, digest_size=16, salt=seed.to_bytes(8, "little", signed=True)
+    ).digest()
 
 
 def in_sorted(hashes_N: np.ndarray, sorted_M: np.ndarray) -> np.ndarray:
@@ -45,7 +49,9 @@ class SeenBefore:
             else:
                 self._newest.add(number)
         if len(self._newest) > NEWEST:
-            merged = np.concatenate([self._sorted, np.fromiter(self._newest, np.uint64, len(self._newest))])
+            merged = np.concatenate(
+                [self._sorted, np.fromiter(self._newest, np.uint64, len(self._newest))]
+            )
             merged.sort(kind="stable")  # finds the sorted part
             self._sorted, self._newest = merged, set()
         return seen_N
@@ -71,7 +77,9 @@ class HeldOut:
         end = 0 if self._found else int(np.argmax(out_N)) if out_N.any() else len(hashes_N)
         self._found |= bool(out_N.any())
         open_N = np.concatenate([self._kept_back, hashes_N[:end]])  # none of them is held out
-        smallest = np.unique(np.minimum.accumulate(open_N), return_index=True)[1][::-1]  # so far, each time
+        smallest = np.unique(np.minimum.accumulate(open_N), return_index=True)[1][
+            ::-1
+        ]  # so far, each time
         places, last = np.arange(1, len(open_N)), smallest[-1:]
         places[smallest[1:] - 1] = smallest[:-1]  # it goes on when a smaller one comes
         if self._found:

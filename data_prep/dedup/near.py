@@ -36,7 +36,9 @@ SIGN = "signatures"  # the workers' function: Signer
 SHORT_CHARACTERS = 1 << 13
 BLOCK_NGRAMS = 1024  # times 256 hashes of 4 bytes: 1 MiB of scratch space
 ROW_BYTES_IN_SEARCH = 40
-NEIGHBOURS = 16  # in a bucket with more documents, each is compared with so many next ones, and the first
+NEIGHBOURS = (
+    16  # in a bucket with more documents, each is compared with so many next ones, and the first
+)
 PAIRS_AT_ONCE = 1 << 14
 SPREAD = np.uint32(0x9E3779B1)  # odd: every bit of a number reaches the highest 8 of its multiple
 
@@ -47,7 +49,9 @@ class NearDuplicateConfig:
 
     enabled: bool = False
     ngram: Count = 3  # words
-    threshold: Share = 0.5  # estimated Jaccard similarity from which two documents are near-duplicates
+    threshold: Share = (
+        0.5  # estimated Jaccard similarity from which two documents are near-duplicates
+    )
     permutations: Count = 256  # bytes of a signature
     rows: Annotated[int, Within(lambda n: 1 <= n <= 8, "from 1 to 8")] = (
         3  # bytes in a band; bands = permutations // rows
@@ -95,21 +99,30 @@ class NearDuplicates:
     @classmethod
     def load(cls, path: Path) -> "NearDuplicates | None":
         """Read what `save` wrote; None where there is no such file, or a damaged one: search anew."""
-        with contextlib.suppress(OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile), np.load(path) as arrays:
+        with (
+            contextlib.suppress(OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile),
+            np.load(path) as arrays,
+        ):
             drop, kept, similarity = (arrays[name] for name in ("drop", "kept", "similarity"))
             return cls(drop, kept, similarity, int(arrays["memory_bytes"]))
         return None
 
 
 def find_near_duplicates(
-    groups: Iterable[tuple[np.ndarray, Iterable[str]]], config: NearDuplicateConfig, workers: Workers
+    groups: Iterable[tuple[np.ndarray, Iterable[str]]],
+    config: NearDuplicateConfig,
+    workers: Workers,
 ) -> NearDuplicates:
     """Which documents, given in groups as 64-bit content keys [D] and normalised texts, are near-duplicates of kept
     ones.
 
     Documents of equal keys count once, those of fewer than `ngram` words are never dropped. `workers` have `SIGN`.
     """
-    keys, lengths, signatures = bytearray(), bytearray(), bytearray()  # they grow without a second copy
+    keys, lengths, signatures = (
+        bytearray(),
+        bytearray(),
+        bytearray(),
+    )  # they grow without a second copy
     for keys_D, (signatures_DP, ngrams_D) in workers.map(SIGN, groups):
         enough_D = ngrams_D > 0
         keys += keys_D[enough_D].tobytes()
@@ -117,7 +130,9 @@ def find_near_duplicates(
         signatures += signatures_DP[enough_D].tobytes()
     signatures_DP = np.frombuffer(signatures, np.uint8).reshape(-1, config.permutations)
     keys_D, order_D = np.unique(np.frombuffer(keys, np.uint64), return_index=True)
-    longest_first_D = np.argsort(-np.frombuffer(lengths, np.uint32)[order_D].astype(np.int64), kind="stable")
+    longest_first_D = np.argsort(
+        -np.frombuffer(lengths, np.uint32)[order_D].astype(np.int64), kind="stable"
+    )
     keys_D, order_D = keys_D[longest_first_D], order_D[longest_first_D]
     kept_D = representatives(signatures_DP, order_D, config.rows, config.threshold)
     dropped = np.flatnonzero(kept_D != np.arange(len(order_D)))
@@ -127,7 +142,10 @@ def find_near_duplicates(
         drop=keys_D[dropped],
         kept=keys_D[kept_D[dropped]],
         similarity=similarity.astype(np.float32),
-        memory_bytes=len(keys) + len(lengths) + len(signatures) + ROW_BYTES_IN_SEARCH * len(signatures_DP),
+        memory_bytes=len(keys)
+        + len(lengths)
+        + len(signatures)
+        + ROW_BYTES_IN_SEARCH * len(signatures_DP),
     )
 
 
@@ -139,7 +157,9 @@ class Signer:
         rng = np.random.default_rng(config.seed)
         # Multiplying by an odd factor modulo 2**32 permutes the 32-bit numbers. The lowest bits of a product
         # depend on the lowest bits of x alone, so no byte of a signature is made of them.
-        self._factors_P = rng.integers(0, 1 << 31, config.permutations, dtype=np.uint32) * np.uint32(2) + np.uint32(1)
+        self._factors_P = rng.integers(
+            0, 1 << 31, config.permutations, dtype=np.uint32
+        ) * np.uint32(2) + np.uint32(1)
 
     def __call__(self, texts: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
         """Signatures [D, P] uint8, and numbers of n-grams [D] uint32; of a text without any the signature is void."""
@@ -149,9 +169,14 @@ class Signer:
         # Short texts in one pass: most of the time on them would otherwise be numpy's calls. Long ones on their own, so
         # that where their bytes are cut into blocks does not depend on their neighbours.
         short = [number for number, text in enumerate(texts) if len(text) <= SHORT_CHARACTERS]
-        for group in [short, *([number] for number, text in enumerate(texts) if len(text) > SHORT_CHARACTERS)]:
+        for group in [
+            short,
+            *([number] for number, text in enumerate(texts) if len(text) > SHORT_CHARACTERS),
+        ]:
             if group:
-                signatures_DP[group], ngrams_D[group] = self._sign([texts[number] for number in group])
+                signatures_DP[group], ngrams_D[group] = self._sign(
+                    [texts[number] for number in group]
+                )
         return signatures_DP, ngrams_D
 
     def _sign(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -159,7 +184,9 @@ class Signer:
         text_W = found.text_numbers()
         grams = (ngrams(found.hashes_W, self.ngram) >> np.uint64(32)).astype(np.uint32)
         inside = text_W[: len(grams)] == text_W[len(text_W) - len(grams) :]
-        ends_D = np.searchsorted(text_W[: len(grams)][inside], np.arange(len(texts)), side="right").tolist()
+        ends_D = np.searchsorted(
+            text_W[: len(grams)][inside], np.arange(len(texts)), side="right"
+        ).tolist()
         grams = grams[inside]
         scratch = np.empty((min(BLOCK_NGRAMS, len(grams)), len(self._factors_P)), dtype=np.uint32)
         smallest_DP = np.full((len(texts), len(self._factors_P)), 0xFFFFFFFF, dtype=np.uint32)
@@ -168,10 +195,14 @@ class Signer:
                 values = grams[block : min(end, block + BLOCK_NGRAMS), None]
                 products = np.multiply(values, self._factors_P, out=scratch[: len(values)])
                 np.minimum(smallest_P, products.min(axis=0), out=smallest_P)
-        return ((smallest_DP * SPREAD) >> np.uint32(24)).astype(np.uint8), np.diff(ends_D, prepend=0)
+        return ((smallest_DP * SPREAD) >> np.uint32(24)).astype(np.uint8), np.diff(
+            ends_D, prepend=0
+        )
 
 
-def representatives(signatures_DP: np.ndarray, order_D: np.ndarray, rows: int, threshold: float) -> np.ndarray:
+def representatives(
+    signatures_DP: np.ndarray, order_D: np.ndarray, rows: int, threshold: float
+) -> np.ndarray:
     """For each document the kept one that it is similar to [D]; the document itself if it is kept.
 
     `order_D` are the rows of the documents among the signatures, preferred ones first. The choice is the greedy one: a
@@ -206,20 +237,27 @@ def representatives(signatures_DP: np.ndarray, order_D: np.ndarray, rows: int, t
 def _buckets(columns: np.ndarray, order_D: np.ndarray) -> np.ndarray:
     """The bytes of a band as one number a document [D], below 2**32; of more than four bytes a hash."""
     bucket_D = np.zeros(len(columns), dtype=np.uint32)
-    for column in np.ascontiguousarray(columns).T:  # one pass through the signatures, not one for each byte
+    for column in np.ascontiguousarray(
+        columns
+    ).T:  # one pass through the signatures, not one for each byte
         bucket_D = ((bucket_D << 8) | (bucket_D >> 24) * SPREAD) ^ column
     placed_D: np.ndarray = bucket_D[order_D]
     return placed_D
 
 
-def _candidates(bucket_M: np.ndarray, members: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _candidates(
+    bucket_M: np.ndarray, members: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Pairs of documents of one bucket, the preferred one first, as two arrays of equal length."""
     both_M = bucket_M.astype(np.uint64) << np.uint64(32)
     both_M |= members
     both_M.sort()  # twice as fast as to sort places by their numbers
     bucket_M, members = (both_M >> np.uint64(32)).astype(np.uint32), both_M.astype(np.uint32)
     same = np.flatnonzero(bucket_M[1:] == bucket_M[:-1]) + 1
-    yield members[np.searchsorted(bucket_M, bucket_M[same])], members[same]  # the first is the likeliest kept
+    yield (
+        members[np.searchsorted(bucket_M, bucket_M[same])],
+        members[same],
+    )  # the first is the likeliest kept
     for distance in range(1, NEIGHBOURS + 1):
         same = same[same >= distance]
         same = same[bucket_M[same] == bucket_M[same - distance]]

@@ -55,7 +55,9 @@ def hash_words(texts: Sequence[str]) -> HashedWords:
     encoded = [text.encode("utf-8", "replace") for text in texts]
     data = b"\n".join(encoded).lower()
     blocks = list(_blocks(data))
-    hashes_W, starts_W, ends_W = blocks[0] if len(blocks) == 1 else map(np.concatenate, zip(*blocks))
+    hashes_W, starts_W, ends_W = (
+        blocks[0] if len(blocks) == 1 else map(np.concatenate, zip(*blocks))
+    )
     edges_D = np.cumsum([0, *(len(part) + 1 for part in encoded)])
     return HashedWords(data, hashes_W, starts_W, ends_W, np.searchsorted(starts_W, edges_D))
 
@@ -64,7 +66,9 @@ def word_places(text: str) -> tuple[np.ndarray, np.ndarray]:
     """Where the words start and end [W], in characters of the text."""
     found = hash_words([text])
     data_B = np.frombuffer(found.data, np.uint8)
-    characters_B = np.concatenate([[0], np.cumsum((data_B & 0xC0) != 0x80)])  # that begin before this byte
+    characters_B = np.concatenate(
+        [[0], np.cumsum((data_B & 0xC0) != 0x80)]
+    )  # that begin before this byte
     return characters_B[found.starts_W], characters_B[found.ends_W]
 
 
@@ -134,8 +138,12 @@ def _bounds(data: bytes, data_B: np.ndarray, ascii_only: bool) -> tuple[np.ndarr
     return np.flatnonzero(starts_B), np.flatnonzero(ends_B)
 
 
-def _punctuation(lead: np.ndarray, first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _punctuation(
+    lead: np.ndarray, first: np.ndarray, second: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Places of punctuation and symbols of two bytes (U+0080-00BF) and of three (U+2000-2BFF, 3000-303F, FF00-FF3F,
     FFC0-FFFF): they separate words as ASCII's do."""
     three = ((first == 0xE2) & (second < 0xB0)) | ((first == 0xE3) & (second == 0x80))
-    return lead[first == 0xC2], lead[three | ((first == 0xEF) & ((second == 0xBC) | (second == 0xBF)))]
+    return lead[first == 0xC2], lead[
+        three | ((first == 0xEF) & ((second == 0xBC) | (second == 0xBF)))
+    ]

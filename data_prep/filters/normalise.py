@@ -27,7 +27,9 @@ _DELETABLE = re.compile(f"[{_NEVER_TEXT}\u200b-\u200d]")
 _JOINED = "\u0600-\u0dff\u1780-\u18af"  # Arabic to Sinhala, Khmer, Mongolian
 _VIRAMAS = "\u094d\u09cd\u0a4d\u0acd\u0b4d\u0bcd\u0c4d\u0ccd\u0d4d\u0dca"  # with a joiner also at a word's end
 _EMOJI = "\u2190-\u2bff\ufe0f\U0001f000-\U0001faff"
-_SPELLING = re.compile(f"[{_JOINED}][\u200c\u200d][{_JOINED}]|[{_VIRAMAS}]\u200d|[{_EMOJI}]\u200d[{_EMOJI}]")
+_SPELLING = re.compile(
+    f"[{_JOINED}][\u200c\u200d][{_JOINED}]|[{_VIRAMAS}]\u200d|[{_EMOJI}]\u200d[{_EMOJI}]"
+)
 _UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")  # Thai, Lao, Myanmar, Khmer
 _UNICODE_FORMS: dict[str, Callable[[str], str]] = {
     "NFC": partial(unicodedata.normalize, "NFC"),
@@ -43,7 +45,9 @@ class CleanConfig:
 
     unicode: Literal["NFC", "NFKC", "none"] = "NFC"
     min_characters: Count = 20
-    max_characters: Annotated[int, Within(lambda n: n >= 1000, "at least 1000")] = 4_000_000  # longer documents are cut
+    max_characters: Annotated[int, Within(lambda n: n >= 1000, "at least 1000")] = (
+        4_000_000  # longer documents are cut
+    )
 
 
 def normalize(text: str, config: CleanConfig, deleted: Counter[str] | None = None) -> str:
@@ -57,7 +61,9 @@ def normalize(text: str, config: CleanConfig, deleted: Counter[str] | None = Non
 
 
 def _clean_line(line: str, unify: Callable[[str], str], deleted: Counter[str] | None) -> str:
-    if line.isprintable() and "  " not in line:  # printable: no control characters, no space but U+0020
+    if (
+        line.isprintable() and "  " not in line
+    ):  # printable: no control characters, no space but U+0020
         return line.strip()
     kept = _ZERO_WIDTH.sub(_spelt, _INVISIBLE.sub("", line))
     if deleted is not None and kept != line:
@@ -105,14 +111,20 @@ def split_by_words(text: str, limit: int | None) -> list[str]:
 
     A part has at most `limit` words; a line that alone has more is cut between words. None: no limit.
     """
-    if limit is None or len(text) < 2 * limit or (words := text.count(" ") + text.count("\n") + 1) <= limit:
+    if (
+        limit is None
+        or len(text) < 2 * limit
+        or (words := text.count(" ") + text.count("\n") + 1) <= limit
+    ):
         return [text]
     aim = -(-words // -(-words // limit))
     parts: list[list[str]] = []
     held = aim  # words in the last part; as if it were full
     for piece in (piece for line in text.split("\n") for piece in _in_pieces(line, limit)):
         size = piece.count(" ") + 1
-        if held >= aim or held + size > limit:  # short of the aim, what is left would add up to a tiny part
+        if (
+            held >= aim or held + size > limit
+        ):  # short of the aim, what is left would add up to a tiny part
             parts.append([])
             held = 0
         parts[-1].append(piece)

@@ -24,15 +24,24 @@ from data_prep.filters.repetition import (
     duplicate_ngrams,
     repeated_lines,
     top_ngrams,
-)  # fmt: skip
+)
 from data_prep.filters.text import SPACES, Text, Violation, Where
 from data_prep.stage_stats import Span
 
 LONG_WORD_BYTES = 100
-LANGUAGE_CHARACTERS = 1000  # judged by the language model; from the middle: titles and names stand at the beginning
+LANGUAGE_CHARACTERS = (
+    1000  # judged by the language model; from the middle: titles and names stand at the beginning
+)
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
 BULLETS = ("•", "‣", "▪", "●", "○", "■", "·", "*", "- ", "– ")
-BOILERPLATE = ("javascript", "terms of use", "privacy policy", "cookie policy", "use cookies", "uses cookies")
+BOILERPLATE = (
+    "javascript",
+    "terms of use",
+    "privacy policy",
+    "cookie policy",
+    "use cookies",
+    "uses cookies",
+)
 _BOILERPLATE_BYTES = [phrase.encode() for phrase in BOILERPLATE]
 _BOILERPLATE = re.compile("|".join(BOILERPLATE), re.IGNORECASE)
 _LOREM_IPSUM = re.compile("lorem ipsum", re.IGNORECASE)
@@ -49,18 +58,32 @@ _BROKEN_BEYOND_ASCII = re.compile(
     "[\ufffd\ue000-\uf8ff]|[ÂÃ][\u0080-\u00bf]|â€|[\u0080-\u0084\u0086-\u009f]|(?<![A-ZÀ-Þ])[ÂÃ](?=[ \n]|$)"
 )
 _BROKEN = re.compile(f"{_BROKEN_BEYOND_ASCII.pattern}|[{re.escape(_CONTROLS.decode())}]")
-_BROKEN_SIGNS = (b"\xef", b"\xee", b"\xc3\x83", b"\xc3\x82", b"\xc3\xa2\xe2")  # what it begins with, in UTF-8
-_LATIN_CONTROLS = re.compile(rb"\xc2[\x80-\x84\x86-\x9f]")  # the same; their first byte alone is frequent
-_MARKUP = re.compile(r"</?[A-Za-z!][^<>\n]{0,300}>|&(?:[A-Za-z]{2,8}|#\d{1,6});|\{[{|]|[|}]\}|\[\[|\]\]|'''?|={2,}")
+_BROKEN_SIGNS = (
+    b"\xef",
+    b"\xee",
+    b"\xc3\x83",
+    b"\xc3\x82",
+    b"\xc3\xa2\xe2",
+)  # what it begins with, in UTF-8
+_LATIN_CONTROLS = re.compile(
+    rb"\xc2[\x80-\x84\x86-\x9f]"
+)  # the same; their first byte alone is frequent
+_MARKUP = re.compile(
+    r"</?[A-Za-z!][^<>\n]{0,300}>|&(?:[A-Za-z]{2,8}|#\d{1,6});|\{[{|]|[|}]\}|\[\[|\]\]|'''?|={2,}"
+)
 _MARKUP_SIGNS = ("<", "&", "{{", "{|", "[[", "''", "==")
-_LONGEST_MARKUP = {"<": 304, "&": 10, "=": 1, "'": 1} | dict.fromkeys(("{{", "{|", "|}", "}}", "[[", "]]"), 2)
+_LONGEST_MARKUP = {"<": 304, "&": 10, "=": 1, "'": 1} | dict.fromkeys(
+    ("{{", "{|", "|}", "}}", "[[", "]]"), 2
+)
 
 
 def _all_bytes_but(members: Iterable[int]) -> bytes:
     return bytes(sorted(set(range(256)).difference(members)))
 
 
-_NOT_SYMBOLS = _all_bytes_but([byte for byte in range(0x80) if _SYMBOL.match(chr(byte))] + [0xC2, 0xE2])  # lead bytes
+_NOT_SYMBOLS = _all_bytes_but(
+    [byte for byte in range(0x80) if _SYMBOL.match(chr(byte))] + [0xC2, 0xE2]
+)  # lead bytes
 _NOT_CONTROLS, _BEYOND_ASCII = _all_bytes_but(_CONTROLS), bytes(range(0x80, 0x100))
 
 
@@ -87,7 +110,9 @@ def _in_long_words(text: Text, limit: float) -> float | None:
 
 def _long_word_spans(text: Text) -> list[Span]:
     words = _WORD.finditer(text.text)
-    return [word.span() for word in words if len(word[0].encode("utf-8", "replace")) > LONG_WORD_BYTES]
+    return [
+        word.span() for word in words if len(word[0].encode("utf-8", "replace")) > LONG_WORD_BYTES
+    ]
 
 
 def _markup(text: Text, limit: float) -> float | None:
@@ -116,7 +141,9 @@ def _curly_braces(text: Text, limit: float) -> float:
 def _sentences(text: Text, limit: int) -> int:
     """Lines, or ends of sentence where these are more."""
     lines = len(text.lines)
-    return lines if lines >= limit else max(lines, sum(1 for _ in _SENTENCE_END.finditer(text.text)))
+    return (
+        lines if lines >= limit else max(lines, sum(1 for _ in _SENTENCE_END.finditer(text.text)))
+    )
 
 
 def _alphabetic(text: Text, limit: float) -> float:
@@ -147,7 +174,10 @@ def _stop_words(text: Text, limit: int) -> int:
         if found >= limit:
             break
         # The first test finds nearly all, fast.
-        found += f" {word} " in text.text or re.search(rf"\b{word}\b", text.text, re.IGNORECASE) is not None
+        found += (
+            f" {word} " in text.text
+            or re.search(rf"\b{word}\b", text.text, re.IGNORECASE) is not None
+        )
     return found
 
 
@@ -181,7 +211,9 @@ def _lines(reason: str, test: Callable[[str], object], only_with: Iterable[bytes
     """Judges by the share of the lines that pass the test. `only_with`: without any of these no line does."""
     return Rule(
         reason,
-        lambda text, _: text.share_of_lines(test) if any(sign in text.lower for sign in only_with) else None,
+        lambda text, _: (
+            text.share_of_lines(test) if any(sign in text.lower for sign in only_with) else None
+        ),
         lambda text: text.line_spans(test),
     )
 
@@ -198,43 +230,65 @@ class FilterConfig:
     min_words: Annotated[Natural | None, Rule("too_few_words", lambda text, _: text.words)] = None
     # Ours, four: those on broken characters read the text before and after normalisation.
     max_broken: Annotated[ShareLimit, Rule("broken_characters", _broken, _BROKEN)] = None
-    max_long_words: Annotated[ShareLimit, Rule("unbroken_runs", _in_long_words, _long_word_spans)] = None
+    max_long_words: Annotated[
+        ShareLimit, Rule("unbroken_runs", _in_long_words, _long_word_spans)
+    ] = None
     max_markup: Annotated[ShareLimit, Rule("markup", _markup, _MARKUP)] = None
     max_symbols: Annotated[ShareLimit, Rule("symbols", _symbols, _SYMBOL)] = None
     # Gopher: mean word length at least 3 and at most 10 characters.
-    min_mean_word_length: Annotated[Limit, Rule("words_too_short", lambda text, _: text.mean_word_length)] = None
-    max_mean_word_length: Annotated[Limit, Rule("words_too_long", lambda text, _: text.mean_word_length)] = None
+    min_mean_word_length: Annotated[
+        Limit, Rule("words_too_short", lambda text, _: text.mean_word_length)
+    ] = None
+    max_mean_word_length: Annotated[
+        Limit, Rule("words_too_long", lambda text, _: text.mean_word_length)
+    ] = None
     # C4: no page with the phrase "lorem ipsum".
     no_lorem_ipsum: Annotated[bool, Rule("lorem_ipsum", _lorem_ipsum)] = False
     # C4 removes every page with a curly brace, as code; here their share of the characters counts.
-    max_curly_braces: Annotated[ShareLimit, Rule("curly_braces", _curly_braces, re.compile("[{}]"))] = None
+    max_curly_braces: Annotated[
+        ShareLimit, Rule("curly_braces", _curly_braces, re.compile("[{}]"))
+    ] = None
     # Gopher: at most 0.1 signs `#` per word, and 0.1 ellipses.
     max_hashes_per_word: Annotated[Limit, _per_word("hashes", "#")] = None
     max_ellipses_per_word: Annotated[Limit, _per_word("ellipses", "...", "…")] = None
     # Gopher: at most 90 % of the lines begin with a bullet, 30 % end with an ellipsis.
-    max_bullet_lines: Annotated[ShareLimit, _lines("bullets", lambda line: line.startswith(BULLETS))] = None
-    max_ellipsis_lines: Annotated[ShareLimit, _lines("cut_lines", lambda line: line.endswith(("...", "…")))] = None
+    max_bullet_lines: Annotated[
+        ShareLimit, _lines("bullets", lambda line: line.startswith(BULLETS))
+    ] = None
+    max_ellipsis_lines: Annotated[
+        ShareLimit, _lines("cut_lines", lambda line: line.endswith(("...", "…")))
+    ] = None
     # C4 removes lines that speak of Javascript, cookies and terms of use; here a text made of such lines goes.
-    max_boilerplate_lines: Annotated[ShareLimit, _lines("boilerplate", _BOILERPLATE.search, _BOILERPLATE_BYTES)] = None
+    max_boilerplate_lines: Annotated[
+        ShareLimit, _lines("boilerplate", _BOILERPLATE.search, _BOILERPLATE_BYTES)
+    ] = None
     # Gopher: at most 30 % of the lines repeat an earlier one, and 20 % of the characters stand in such lines.
-    max_duplicate_lines: Annotated[ShareLimit, Rule("duplicate_lines", duplicate_lines, repeated_lines)] = None
+    max_duplicate_lines: Annotated[
+        ShareLimit, Rule("duplicate_lines", duplicate_lines, repeated_lines)
+    ] = None
     max_duplicate_line_characters: Annotated[
         ShareLimit, Rule("duplicate_line_characters", duplicate_line_characters, repeated_lines)
     ] = None
     # C4: at least 3 sentences.
     min_sentences: Annotated[Natural | None, Rule("few_sentences", _sentences)] = None
     # Gopher: at least 80 % of the words contain a letter.
-    min_alphabetic_words: Annotated[ShareLimit, Rule("not_words", _alphabetic, _WORD_WITHOUT_LETTER)] = None
+    min_alphabetic_words: Annotated[
+        ShareLimit, Rule("not_words", _alphabetic, _WORD_WITHOUT_LETTER)
+    ] = None
     # Gopher: at most 20, 18, 16 % of the characters in the top n-gram of 2, 3, 4 words; at most 15, 14 ... 10 % in
     # repeated n-grams of 5 to 10 words.
-    max_top_ngrams: Annotated[tuple[Share, Share, Share] | None, Rule("top_ngrams", top_ngrams)] = None
+    max_top_ngrams: Annotated[tuple[Share, Share, Share] | None, Rule("top_ngrams", top_ngrams)] = (
+        None
+    )
     max_duplicate_ngrams: Annotated[Six | None, Rule("duplicate_ngrams", duplicate_ngrams)] = None
     # Ours: codes of ISO 639-1, for example [en].
     languages: Annotated[list[str] | None, Rule("other_language", _other_language)] = None
     # Gopher: at least two different ones. For English only.
     min_stop_words: Annotated[Natural | None, Rule("no_stop_words", _stop_words)] = None
     # These two are no filters of this table.
-    max_words: Count | None = None  # a longer document is no worse, so it is cut into parts (normalise.py)
+    max_words: Count | None = (
+        None  # a longer document is no worse, so it is cut into parts (normalise.py)
+    )
     max_tokens_per_character: Limit = None  # judged when the text is tokenized: too_many_tokens
 
 
@@ -264,8 +318,14 @@ class Filter(NamedTuple):
 def always_on(config: CleanConfig) -> list[Filter]:
     """The two filters that cannot be switched off; quick enough for the main process."""
     return [
-        Filter("min_characters", config.min_characters, Rule("too_short", lambda text, _: len(text))),
-        Filter("min_letters", 1, Rule("no_letters", lambda text, _: int(_LETTER.search(text.text) is not None))),
+        Filter(
+            "min_characters", config.min_characters, Rule("too_short", lambda text, _: len(text))
+        ),
+        Filter(
+            "min_letters",
+            1,
+            Rule("no_letters", lambda text, _: int(_LETTER.search(text.text) is not None)),
+        ),
     ]
 
 

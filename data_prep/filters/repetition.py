@@ -48,7 +48,9 @@ def top_ngrams(text: Text, limits: Sequence[float]) -> Violation | None:
     total = int(edges_W[-1])
     for n, limit in zip(TOP_NGRAMS, limits):
         longest = max((edges_W[n:] - edges_W[:-n]).tolist(), default=0)
-        if text.most_frequent_pair * longest / total <= limit:  # an upper bound, far quicker than the count
+        if (
+            text.most_frequent_pair * longest / total <= limit
+        ):  # an upper bound, far quicker than the count
             continue
         grams_N = ngrams(hashes_W, n)
         different, first, counts = np.unique(grams_N, return_index=True, return_counts=True)
@@ -67,13 +69,19 @@ def duplicate_ngrams(text: Text, limits: Sequence[float]) -> Violation | None:
         return None
     for n, limit in zip(DUPLICATE_NGRAMS, limits):
         first_words = _repeated(hashes_W, n)
-        change_W = np.zeros(len(hashes_W) + 1, dtype=np.int64)  # +1 where an n-gram begins, -1 where it has ended
+        change_W = np.zeros(
+            len(hashes_W) + 1, dtype=np.int64
+        )  # +1 where an n-gram begins, -1 where it has ended
         change_W[first_words] += 1
         change_W[first_words + n] -= 1
         share = lengths_W[np.cumsum(change_W[:-1]) > 0].sum() / lengths_W.sum()
         if share > limit:
-            return Violation(f"{share:.4g} in runs of {n} words", limit, partial(_ngram_spans, first_words, n))
-        if share <= min(limits):  # what a repeated longer n-gram covers, repeated shorter ones cover too
+            return Violation(
+                f"{share:.4g} in runs of {n} words", limit, partial(_ngram_spans, first_words, n)
+            )
+        if share <= min(
+            limits
+        ):  # what a repeated longer n-gram covers, repeated shorter ones cover too
             return None
     return None
 

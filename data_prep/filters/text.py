@@ -107,4 +107,6 @@ class Text:
     def line_spans(self, test: Callable[[str], object]) -> list[Span]:
         """Where the lines stand that pass the test."""
         ends = np.cumsum([len(line) + 1 for line in self.text.split("\n")]).tolist()
-        return [(start, end - 1) for start, end, line in zip([0, *ends], ends, self.lines) if test(line)]
+        return [
+            (start, end - 1) for start, end, line in zip([0, *ends], ends, self.lines) if test(line)
+        ]

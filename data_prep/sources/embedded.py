@@ -39,7 +39,9 @@ class EmbeddedSource(Source):
         return [{**entry, "sha256": generator_sha256()}]
 
     def documents(self) -> Iterator[Document]:
-        from data_prep.synthetic.documents import documents  # late: its lexicon is of no use to the other sources
+        from data_prep.synthetic.documents import (
+            documents,
+        )  # late: its lexicon is of no use to the other sources
 
         for number, text in enumerate(documents(self.config.seed, self.config.size)):
             self.position = number + 1

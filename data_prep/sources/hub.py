@@ -36,7 +36,9 @@ class HubConfig(DataConfig):
     dataset: str | None = None
     subset: str | None = None
     split: str = "train"
-    revision: str | None = None  # a branch, tag or commit; null: the newest commit when the preparation begins
+    revision: str | None = (
+        None  # a branch, tag or commit; null: the newest commit when the preparation begins
+    )
     text_field: str = "text"
     ids_field: str | None = None  # a column of token ids, instead of text
     tokenizer_file: str | None = None  # the data set's own tokenizer.json, which `ids_field` needs
@@ -44,9 +46,13 @@ class HubConfig(DataConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.dataset:
-            raise ValueError("dataset is not set; name one (data.dataset=owner/name) or take a preset (data=wikipedia)")
+            raise ValueError(
+                "dataset is not set; name one (data.dataset=owner/name) or take a preset (data=wikipedia)"
+            )
         if (self.ids_field is None) != (self.tokenizer_file is None):
-            raise ValueError("ids_field and tokenizer_file belong together: ids mean nothing without their tokenizer")
+            raise ValueError(
+                "ids_field and tokenizer_file belong together: ids mean nothing without their tokenizer"
+            )
 
     @property
     def processes(self) -> int | None:
@@ -88,7 +94,9 @@ class HubSource(Source):
                 raise
             message = f"{place}: failed after {self.position:.0f} documents: {one_line(error)}"
             if (self._was_read or self.earlier) and _is_network_error(error):
-                raise ConnectionLostError(f"{message}; run the same command again to go on") from None
+                raise ConnectionLostError(
+                    f"{message}; run the same command again to go on"
+                ) from None
             raise UserError(message) from None
 
     @cached_property
@@ -102,12 +110,25 @@ class HubSource(Source):
         with self._hub("looking for it"):
             import huggingface_hub
 
-            return huggingface_hub.HfApi().dataset_info(self.dataset, revision=self.config.revision).sha
+            return (
+                huggingface_hub.HfApi()
+                .dataset_info(self.dataset, revision=self.config.revision)
+                .sha
+            )
 
     def inventory(self) -> list[dict[str, Any]]:
-        entry = {"name": self.name, "kind": "hub", "license": self.config.license, "revision": self.commit}
+        entry = {
+            "name": self.name,
+            "kind": "hub",
+            "license": self.config.license,
+            "revision": self.commit,
+        }
         # The data set by its name on the hub, or the local folder, for the model card.
-        place = {"folder": self.dataset, "sha256": self._folder_sha256()} if self.local else {"dataset": self.dataset}
+        place = (
+            {"folder": self.dataset, "sha256": self._folder_sha256()}
+            if self.local
+            else {"dataset": self.dataset}
+        )
         return [entry | place]
 
     def _folder_sha256(self) -> str:
@@ -127,13 +148,22 @@ class HubSource(Source):
 
             datasets.disable_progress_bars()
             rows: Any = datasets.load_dataset(
-                self.dataset, config.subset, split=config.split, revision=self.commit, streaming=True
+                self.dataset,
+                config.subset,
+                split=config.split,
+                revision=self.commit,
+                streaming=True,
             )
             for row in rows.shuffle(config.seed, buffer_size=1000) if shuffled else rows:
                 self.position, self._was_read = self.position + 1, True
                 place = f"{name}:{self.position:.0f}"
                 if config.ids_field:
-                    yield Document("", place, name, self._own_tokens(np.asarray(row[config.ids_field], np.int64)))
+                    yield Document(
+                        "",
+                        place,
+                        name,
+                        self._own_tokens(np.asarray(row[config.ids_field], np.int64)),
+                    )
                 else:
                     yield Document(record_text(place, config.text_field, row), place, name)
 
@@ -151,7 +181,9 @@ class HubSource(Source):
         """Ids [n] without padding, a [CLS] in front and a [SEP] at the end: every document gets its own."""
         entries, special = self._tokenizer.vocab_size, self._tokenizer.special_ids
         if len(ids) and ids.min() < 0:
-            raise UserError(f"data.ids_field holds {ids.min()}, which is no token; is it a column of labels?")
+            raise UserError(
+                f"data.ids_field holds {ids.min()}, which is no token; is it a column of labels?"
+            )
         if len(ids) and ids.max() >= entries:
             raise UserError(
                 f"data.ids_field holds token {ids.max()}, the tokenizer has {entries} entries: it is not the one that"
@@ -170,7 +202,11 @@ class HubSource(Source):
         with self._hub(f"fetching {file}"):
             import huggingface_hub
 
-            return Path(huggingface_hub.hf_hub_download(self.dataset, file, repo_type="dataset", revision=self.commit))
+            return Path(
+                huggingface_hub.hf_hub_download(
+                    self.dataset, file, repo_type="dataset", revision=self.commit
+                )
+            )
 
 
 def _is_network_error(error: BaseException) -> bool:

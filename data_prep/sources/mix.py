@@ -21,7 +21,11 @@ from data_prep.sources.source import DataConfig, Document, Source, limited
 from data_prep.sources.text import TextSource
 from data_prep.stage_stats import text_bytes
 
-PARTS: dict[str, Any] = {"embedded": EmbeddedSource, "text": TextSource, "hub": HubSource}  # what can be mixed
+PARTS: dict[str, Any] = {
+    "embedded": EmbeddedSource,
+    "text": TextSource,
+    "hub": HubSource,
+}  # what can be mixed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +38,9 @@ class MixConfig(DataConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.parts) < 2:
-            raise ValueError("parts: a mix has at least two, each as {weight: 1, source: text, paths: [a.txt]}")
+            raise ValueError(
+                "parts: a mix has at least two, each as {weight: 1, source: text, paths: [a.txt]}"
+            )
         for number, part in enumerate(self.parts):
             weight = part.get("weight")
             if not isinstance(weight, (int, float)) or not 0 < weight < float("inf"):
@@ -82,11 +88,19 @@ class MixSource(Source):
         for source, entries in self._by_source(inventory):
             source.pin(entries)
 
-    def _by_source(self, inventory: list[dict[str, Any]]) -> Iterator[tuple[Source, list[dict[str, Any]]]]:
+    def _by_source(
+        self, inventory: list[dict[str, Any]]
+    ) -> Iterator[tuple[Source, list[dict[str, Any]]]]:
         """Each part's source with its own entries, as it made them."""
         for name, source in zip(self.names, self.sources):
             entries = [entry for entry in inventory if entry["part"] == name]
-            yield source, [{key: entry[key] for key in entry if key not in ("part", "weight")} for entry in entries]
+            yield (
+                source,
+                [
+                    {key: entry[key] for key in entry if key not in ("part", "weight")}
+                    for entry in entries
+                ],
+            )
 
     def documents(self) -> Iterator[Document]:
         return self._mixed([source.documents() for source in self.sources])
@@ -101,7 +115,10 @@ class MixSource(Source):
     def _mixed(self, documents: list[Iterator[Document]]) -> Iterator[Document]:
         """The parts' `documents`, by weight."""
         parts = enumerate(zip(documents, self.sources))
-        streams = [_naming(limited(stream, source), f"data.parts[{number}]") for number, (stream, source) in parts]
+        streams = [
+            _naming(limited(stream, source), f"data.parts[{number}]")
+            for number, (stream, source) in parts
+        ]
         by_bytes, phase = self.config.unit == "bytes", random.Random(self.config.seed)
         # A part's turn comes when what it has given, by its share, is least. In bytes a turn is about a document long.
         given = [phase.random() * (4096 if by_bytes else 1) for _ in streams]
@@ -114,7 +131,9 @@ class MixSource(Source):
                 return
             size = document.damage.bytes if document.damage else text_bytes(document.text)
             given[turn] += size if by_bytes else document.part == 0
-            self.position = max(100 * source.position / (source.total or float("inf")) for source in self.sources)
+            self.position = max(
+                100 * source.position / (source.total or float("inf")) for source in self.sources
+            )
             yield document._replace(source=name)
 
 
@@ -130,7 +149,11 @@ def _naming(documents: Iterator[Document], place: str) -> Iterator[Document]:
 
 def _open_part(config: MixConfig, number: int) -> Source:
     """One part as a source of its own; what all parts share is the mix's."""
-    shared = {key: value for key, value in asdict(config).items() if key not in ("source", "parts", "unit")}
+    shared = {
+        key: value
+        for key, value in asdict(config).items()
+        if key not in ("source", "parts", "unit")
+    }
     shared["max_documents"] = None
     own = {key: value for key, value in config.parts[number].items() if key != "weight"}
     place = f"data.parts[{number}]"
@@ -144,7 +167,9 @@ def _open_part(config: MixConfig, number: int) -> Source:
 SOURCES: dict[str, Any] = {**PARTS, "mix": MixSource}  # by `data.source`
 
 
-def open_source(section: Mapping[str, Any], place: str = "data", sources: Mapping[str, Any] = SOURCES) -> Source:
+def open_source(
+    section: Mapping[str, Any], place: str = "data", sources: Mapping[str, Any] = SOURCES
+) -> Source:
     """The source that a section of settings describes. UserError: one line that names the setting."""
     kind = str(section.get("source"))
     if kind not in sources:

@@ -21,13 +21,17 @@ from cramming.config import UserError
 from cramming.process_pool import Submit
 
 BLOCK_BYTES = 1 << 20
-LONGEST_STRETCH = 1 << 23  # bytes; what has no end of a document for so long is not read in stretches
+LONGEST_STRETCH = (
+    1 << 23
+)  # bytes; what has no end of a document for so long is not read in stretches
 LONGEST_TEXT_LINE = 1 << 24  # bytes; a longer line of plain text is handed on in parts
 OR_DROP = "; data.damaged=drop skips and counts damaged text"
 AHEAD = 4  # blocks that are unpacked before they are asked for
 MANY_NULS = 1e-3  # of the bytes: of binary data; random bytes have one in 256
 
-Block = tuple[bytes, int]  # of a file's content, unpacked, and how many bytes of the file itself are read then
+Block = tuple[
+    bytes, int
+]  # of a file's content, unpacked, and how many bytes of the file itself are read then
 Part = tuple[str, int]  # a text, and which part of its document it is, from 0
 
 
@@ -70,7 +74,9 @@ class Streams(io.RawIOBase):
 
 COMPRESSIONS: dict[str, Callable[[BinaryIO], Any]] = {
     ".gz": lambda handle: gzip.GzipFile(fileobj=handle),
-    ".xz": lambda handle: io.BufferedReader(Streams(handle, lzma.LZMADecompressor, b"\0"), BLOCK_BYTES),
+    ".xz": lambda handle: io.BufferedReader(
+        Streams(handle, lzma.LZMADecompressor, b"\0"), BLOCK_BYTES
+    ),
     ".bz2": lambda handle: io.BufferedReader(Streams(handle, bz2.BZ2Decompressor), BLOCK_BYTES),
     ".zst": _zstd,
 }
@@ -116,7 +122,9 @@ class TextFile:
     @contextmanager
     def decompressed(self) -> Iterator[BinaryIO]:
         """The file's content. UserError for a damaged or cut-off archive; an error of the disk stays an OSError."""
-        packed = not self._unpacked and self.path.stat().st_size  # a file of no bytes is empty, whatever its name
+        packed = (
+            not self._unpacked and self.path.stat().st_size
+        )  # a file of no bytes is empty, whatever its name
         suffix = self.path.suffix.lower() if packed else ""
         try:
             with names_file(self.path):
@@ -125,7 +133,9 @@ class TextFile:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             kind = suffix or "a file"
-            raise UserError(f"{self.path}: cannot be read as {kind}: {error}; is it whole? get it anew") from None
+            raise UserError(
+                f"{self.path}: cannot be read as {kind}: {error}; is it whole? get it anew"
+            ) from None
         finally:
             self.raw.close()
 
@@ -148,7 +158,9 @@ class TextFile:
         offset, line = 0, 1
         for block in self._whole_lines(longest):
 
-            def place(start: int, block: bytes = block, offset: int = offset, line: int = line) -> str:
+            def place(
+                start: int, block: bytes = block, offset: int = offset, line: int = line
+            ) -> str:
                 return (
                     f": not UTF-8 at byte {offset + start} (line {line + _count_lines(block[:start])}); convert it:"
                     f" `iconv -f <its encoding> -t utf-8 {self.path.name}`, for example latin1, shift_jis, gb18030"
@@ -165,7 +177,9 @@ class TextFile:
 
     def _whole_lines(self, longest: int) -> Iterator[bytes]:
         """The content in blocks of whole lines, and of parts of lines above `longest` bytes."""
-        begun: list[bytes] = []  # the line whose end is not read yet; joined once, or a long one would be copied often
+        begun: list[
+            bytes
+        ] = []  # the line whose end is not read yet; joined once, or a long one would be copied often
         size = total = 0
         with self.decompressed() as handle:
             while block := handle.read(BLOCK_BYTES):
@@ -298,7 +312,10 @@ def end_of_block(data: bytes) -> int:
     return max(place + length if place >= 0 else 0 for place, length in found)
 
 
-DOCUMENT_ENDS: dict[str, Callable[[bytes], int]] = {"line": end_of_line, "block": end_of_block}  # by `data.documents`
+DOCUMENT_ENDS: dict[str, Callable[[bytes], int]] = {
+    "line": end_of_line,
+    "block": end_of_block,
+}  # by `data.documents`
 
 
 class Stretch(NamedTuple):
@@ -316,7 +333,9 @@ class Stretch(NamedTuple):
         """The documents. UserError where what came before matters or something is wrong: read the file from its
         beginning, which gives or refuses the same documents with their true places."""
         whole = self.begins and self.ends
-        if self.plain and not whole and b"<doc id=" in self.data:  # perhaps WikiExtractor's: its first line tells
+        if (
+            self.plain and not whole and b"<doc id=" in self.data
+        ):  # perhaps WikiExtractor's: its first line tells
             raise UserError(f"{self.path}: its documents may not end where its stretches do")
         found = list(self.read(TextFile(self.path, stretch=self))) if self.data else []
         if not found and (self.begins or not self.data):
@@ -334,6 +353,8 @@ def documents_of(lines: Iterator[str], kind: str, longest: int) -> Iterator[Part
     if not (first and _WIKIEXTRACTOR.match(first[0])):
         yield from DOCUMENTS[kind](chain(first, lines), longest)
         return
-    for inside, article in groupby(lines, lambda line: line != "</doc>" and not _WIKIEXTRACTOR.match(line)):
+    for inside, article in groupby(
+        lines, lambda line: line != "</doc>" and not _WIKIEXTRACTOR.match(line)
+    ):
         if inside:
             yield from (part for part in _by_file(article, longest) if part[0].strip())

@@ -16,7 +16,9 @@ from data_prep.sources.plain_text import TextFile
 
 LONGEST_RECORD = 1 << 29  # bytes; a longer line cannot be meant
 BY_LINES = "turn other JSON into lines by `jq -c '.[]'`"
-LONGEST_FIELD = 1 << 26  # characters; nor a longer field of CSV, which takes 4 bytes for each while it is read
+LONGEST_FIELD = (
+    1 << 26
+)  # characters; nor a longer field of CSV, which takes 4 bytes for each while it is read
 
 
 def record_text(place: str, field: str, record: Any) -> str:
@@ -41,7 +43,9 @@ def _column(place: object, field: str, columns: Iterable[str], hint: str = "") -
     """The place of the only column of this name."""
     columns = list(columns)
     if columns.count(field) != 1:
-        raise UserError(f"{place}: not one column {field!r} among {_shown(columns)} (set data.text_field{hint})")
+        raise UserError(
+            f"{place}: not one column {field!r} among {_shown(columns)} (set data.text_field{hint})"
+        )
     return columns.index(field)
 
 
@@ -51,9 +55,13 @@ def read_jsonl(file: TextFile, field: str) -> Iterator[str]:
         if line.strip():
             place = f"{file.path}:{number}"
             try:
-                record = json.loads(line, strict=not file.binary)  # a NUL byte costs its record alone
+                record = json.loads(
+                    line, strict=not file.binary
+                )  # a NUL byte costs its record alone
             except (ValueError, RecursionError) as error:
-                raise UserError(f"{place}: not a JSON object on one line ({error}); {BY_LINES}") from None
+                raise UserError(
+                    f"{place}: not a JSON object on one line ({error}); {BY_LINES}"
+                ) from None
             yield record_text(place, field, record)
 
 
@@ -66,15 +74,26 @@ def _read_delimited(file: TextFile, field: str, delimiter: str, quoting: Any) ->
     try:
         header = next(rows)
         begin = rows.line_num + 1
-        column = _column(file.path, field, header, "; join the parts of a file that was split: one has the header")
+        column = _column(
+            file.path,
+            field,
+            header,
+            "; join the parts of a file that was split: one has the header",
+        )
         for row in filter(None, rows):
             if len(row) != len(header):
                 raise csv.Error(f"{len(row)} columns, the header has {len(header)}")
             yield row[column]
             begin, before = rows.line_num + 1, row
     except csv.Error as error:
-        hint = f" (its row begins in line {begin}: is a quote left open there?)" if rows.line_num > begin else ""
-        if quoting == csv.QUOTE_NONE and any(text[:1] == '"' and text.count('"') % 2 for text in (*before, *row)):
+        hint = (
+            f" (its row begins in line {begin}: is a quote left open there?)"
+            if rows.line_num > begin
+            else ""
+        )
+        if quoting == csv.QUOTE_NONE and any(
+            text[:1] == '"' and text.count('"') % 2 for text in (*before, *row)
+        ):
             hint = " (a quoted field with a line break? in TSV quotes are text and a line is a row: write it as CSV)"
         raise UserError(f"{file.path}:{rows.line_num}: {error}{hint}") from None
 
@@ -100,7 +119,9 @@ def read_parquet(file: TextFile, field: str) -> Iterator[str]:
                     yield record_text(f"{file.path} row {row}", field, {field: value})
         except (pyarrow.ArrowException, UnicodeDecodeError) as error:
             words = str(error).splitlines()[0]
-            raise UserError(f"{file.path}: not a readable parquet file: {words}; is it whole? get it anew") from None
+            raise UserError(
+                f"{file.path}: not a readable parquet file: {words}; is it whole? get it anew"
+            ) from None
 
 
 def read_wet(file: TextFile, field: str) -> Iterator[str]:
@@ -116,12 +137,21 @@ def read_wet(file: TextFile, field: str) -> Iterator[str]:
                 kinds.add(record.rec_type)
                 if record.rec_type == "conversion":
                     content: bytes = record.content_stream().read()
-                    if record.length not in (None, len(content)):  # only gzip tells by itself that it was cut off
-                        raise ArchiveLoadFailed(f"record {number} has {len(content)} bytes of {record.length}")
+                    if record.length not in (
+                        None,
+                        len(content),
+                    ):  # only gzip tells by itself that it was cut off
+                        raise ArchiveLoadFailed(
+                            f"record {number} has {len(content)} bytes of {record.length}"
+                        )
                     where = f" record {number}: its text is not UTF-8 at byte "
                     yield file.decode(content, lambda start, where=where: f"{where}{start}")  # type: ignore[misc]
             if "conversion" not in kinds:
                 held = ", ".join(sorted(kinds)) or "nothing"
-                raise ArchiveLoadFailed(f"no text records (it holds: {held}); take the crawl's WET files")
+                raise ArchiveLoadFailed(
+                    f"no text records (it holds: {held}); take the crawl's WET files"
+                )
         except ArchiveLoadFailed as error:
-            raise UserError(f"{file.path}: not a readable WET file: {' '.join(str(error).split())}") from None
+            raise UserError(
+                f"{file.path}: not a readable WET file: {' '.join(str(error).split())}"
+            ) from None

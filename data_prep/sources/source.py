@@ -65,7 +65,9 @@ class DataConfig:
 
     name: str
     source: str
-    corpus: str | None = None  # folder of the corpus; null: named by the hash of the settings, in `corpora`
+    corpus: str | None = (
+        None  # folder of the corpus; null: named by the hash of the settings, in `corpora`
+    )
     workers: Count | None = None  # processes; null: one per usable core
     ray: str | None = None  # the address of a Ray cluster that does their work
     seed: Seed = 0
@@ -89,7 +91,9 @@ class DataConfig:
         return self.workers
 
 
-ESCAPED_BYTE = re.compile("[\udc80-\udcff]")  # what `surrogateescape` makes of a byte that is not UTF-8
+ESCAPED_BYTE = re.compile(
+    "[\udc80-\udcff]"
+)  # what `surrogateescape` makes of a byte that is not UTF-8
 
 
 class Package(NamedTuple):
@@ -150,7 +154,10 @@ class ReadChunk(Chunk):
 
     def documents(self, parts: Parts) -> Documents:
         given = self._documents
-        index = {source: place for place, source in enumerate(dict.fromkeys(document.source for document in given))}
+        index = {
+            source: place
+            for place, source in enumerate(dict.fromkeys(document.source for document in given))
+        }
         return Documents(
             np.array([document.part for document in given]),
             np.array([index[document.source] for document in given]),
@@ -162,7 +169,12 @@ class ReadChunk(Chunk):
 
 def in_chunks(documents: Iterable[Document]) -> Iterator[Chunk]:
     """These documents for the workers."""
-    return map(ReadChunk, grouped(documents, CHUNK_DOCUMENTS, lambda document: len(document.content), CHUNK_CHARACTERS))
+    return map(
+        ReadChunk,
+        grouped(
+            documents, CHUNK_DOCUMENTS, lambda document: len(document.content), CHUNK_CHARACTERS
+        ),
+    )
 
 
 class Source(abc.ABC):
@@ -176,7 +188,9 @@ class Source(abc.ABC):
     large: bool = False  # known to have work for many processes
     in_parts: bool = False  # long documents may come so
     packages: Sequence[Package] = ()
-    earlier: list[dict[str, Any]] | None = None  # the inventory of the run that this one goes on with
+    earlier: list[dict[str, Any]] | None = (
+        None  # the inventory of the run that this one goes on with
+    )
 
     @abc.abstractmethod
     def inventory(self) -> list[dict[str, Any]]:

@@ -13,7 +13,14 @@ import numpy as np
 from cramming.config import UserError, expand_home, file_sha256
 from cramming.process_pool import WorkerDiedError, parallel_map, process_pool, usable_cores
 from data_prep.sources import plain_text, records, wikipedia
-from data_prep.sources.plain_text import COMPRESSIONS, DOCUMENT_ENDS, Part, Stretch, TextFile, names_file
+from data_prep.sources.plain_text import (
+    COMPRESSIONS,
+    DOCUMENT_ENDS,
+    Part,
+    Stretch,
+    TextFile,
+    names_file,
+)
 from data_prep.sources.source import (
     CHUNK_CHARACTERS,
     CHUNK_DOCUMENTS,
@@ -58,11 +65,15 @@ class Format(NamedTuple):
 
 FORMATS: dict[str, Format] = {
     "txt": Format((".txt", ".text", ".md", "")),
-    "jsonl": Format((".jsonl", ".ndjson", ".json"), records.read_jsonl, record_end=plain_text.end_of_line),
+    "jsonl": Format(
+        (".jsonl", ".ndjson", ".json"), records.read_jsonl, record_end=plain_text.end_of_line
+    ),
     "csv": Format((".csv",), records.read_csv),
     "tsv": Format((".tsv",), records.read_tsv),
     "parquet": Format((".parquet",), records.read_parquet),
-    "wikipedia": Format((".xml",), wikipedia.read_wikipedia, Package("mwparserfromhell", "wikipedia", "a dump")),
+    "wikipedia": Format(
+        (".xml",), wikipedia.read_wikipedia, Package("mwparserfromhell", "wikipedia", "a dump")
+    ),
     "wet": Format((".wet", ".warc"), records.read_wet, Package("warcio", "warc", "a WET file")),
 }
 
@@ -72,10 +83,14 @@ class TextConfig(DataConfig):
     """`data=text`."""
 
     paths: list[str]
-    format: Literal["txt", "jsonl", "csv", "tsv", "parquet", "wikipedia", "wet"] | None = None  # null: by its name
+    format: Literal["txt", "jsonl", "csv", "tsv", "parquet", "wikipedia", "wet"] | None = (
+        None  # null: by its name
+    )
     documents: Literal["block", "line", "file", "record"] = "block"
     text_field: str = "text"
-    damaged: Literal["refuse", "drop"] = "refuse"  # empty and binary files, bytes that are not UTF-8
+    damaged: Literal["refuse", "drop"] = (
+        "refuse"  # empty and binary files, bytes that are not UTF-8
+    )
 
 
 class TextSource(Source):
@@ -87,14 +102,20 @@ class TextSource(Source):
 
     def __init__(self, config: TextConfig) -> None:
         self.config = config
-        self.paths = list(dict.fromkeys(path for pattern in config.paths for path in _matches(pattern)))
+        self.paths = list(
+            dict.fromkeys(path for pattern in config.paths for path in _matches(pattern))
+        )
         if not self.paths:
-            raise UserError("data.paths is empty; name text files, for example data.paths='[a.txt,\"wiki/*.xz\"]'")
+            raise UserError(
+                "data.paths is empty; name text files, for example data.paths='[a.txt,\"wiki/*.xz\"]'"
+            )
         self.names = list(map(_shown, self.paths))
         self.formats = [config.format or format_of(path) for path in self.paths]
         self.in_parts = "txt" in self.formats
         if config.documents == "record" and self.in_parts:
-            raise UserError("data.documents=record: plain text has no records; set block, line or file")
+            raise UserError(
+                "data.documents=record: plain text has no records; set block, line or file"
+            )
         self.packages = [package for name in self.formats if (package := FORMATS[name].package)]
         self._sizes = [path.stat().st_size for path in self.paths]
         self.total = sum(self._sizes)
@@ -111,7 +132,9 @@ class TextSource(Source):
     def _hashes(self) -> list[str]:
         """SHA-256 of each file; of much text by the cores that will work on it."""
         processes = min(len(self.paths), self.config.processes or min(usable_cores(), MOST_WORKERS))
-        with parallel_map(processes if sum(self._sizes) > HASHED_HERE else 1, HASHER_DIED) as hash_map:
+        with parallel_map(
+            processes if sum(self._sizes) > HASHED_HERE else 1, HASHER_DIED
+        ) as hash_map:
             return hash_map(_sha256, self.paths)
 
     def changed(self, inventory: list[dict[str, Any]]) -> str | None:
@@ -144,7 +167,9 @@ class TextSource(Source):
             for text, part in self._reader(place)(file):
                 number += part == 0
                 self.position = before + file.position
-                yield Document(text, _name(name, number, part), name, damage=_damage_of(text, file), part=part)
+                yield Document(
+                    text, _name(name, number, part), name, damage=_damage_of(text, file), part=part
+                )
             unreadable = "empty_file" if number < 0 and file.lenient else None
         except plain_text.UnreadableError as error:
             if not file.lenient:
@@ -157,7 +182,11 @@ class TextSource(Source):
         """What reads this file, here or elsewhere: of the settings it takes no more than it needs."""
         config, kind = self.config, self.formats[place]
         return partial(
-            texts_of, kind=kind, field=config.text_field, cut=config.documents, longest=config.clean.max_characters
+            texts_of,
+            kind=kind,
+            field=config.text_field,
+            cut=config.documents,
+            longest=config.clean.max_characters,
         )
 
     def chunks(self) -> Iterator[Chunk]:
@@ -168,7 +197,9 @@ class TextSource(Source):
         return (
             _Stretches(self, group)
             for small, found in small_files
-            for group in grouped(found, CHUNK_DOCUMENTS, _content_bytes, CHUNK_CHARACTERS if small else 0)
+            for group in grouped(
+                found, CHUNK_DOCUMENTS, _content_bytes, CHUNK_CHARACTERS if small else 0
+            )
         )
 
     def _stretches(self) -> Iterator[tuple["_FileState", Stretch]]:
@@ -183,9 +214,15 @@ class TextSource(Source):
             for place, (path, name, size) in enumerate(zip(self.paths, self.formats, self._sizes)):
                 state, begins, read = _FileState(place, before), True, self._reader(place)
                 plain = FORMATS[name].read is None
-                end = DOCUMENT_ENDS.get(self.config.documents) if plain else FORMATS[name].record_end
+                end = (
+                    DOCUMENT_ENDS.get(self.config.documents) if plain else FORMATS[name].record_end
+                )
                 elsewhere = packed[place] and unpacker
-                blocks = plain_text.unpacked(path, elsewhere) if elsewhere else plain_text.blocks_of(path)
+                blocks = (
+                    plain_text.unpacked(path, elsewhere)
+                    if elsewhere
+                    else plain_text.blocks_of(path)
+                )
                 try:
                     for data, ends, position in plain_text.stretches(path, blocks, end):
                         self.position = before + position
@@ -195,7 +232,9 @@ class TextSource(Source):
                         raise UserError(f"{path}: empty file")
                 except WorkerDiedError:
                     raise
-                except UserError:  # what is wrong is said, or counted, when what stands before it was given
+                except (
+                    UserError
+                ):  # what is wrong is said, or counted, when what stands before it was given
                     yield state, Stretch(path, b"", begins, True, plain, read)
                 before += size
         self.position = before
@@ -235,7 +274,9 @@ class _Stretches(Chunk):
         last_S = np.array([file.number for file in self._files])
         number_D = begun_D + np.repeat(last_S - begun_S, count_S)
         source_D = np.repeat(np.arange(len(names)), count_S)
-        for file, count, begun in zip(self._files, parts.documents_S, np.diff(begun_S, append=begun_D[-1:].sum())):
+        for file, count, begun in zip(
+            self._files, parts.documents_S, np.diff(begun_S, append=begun_D[-1:].sum())
+        ):
             file.number += int(begun)
             file.given += count
         return Documents(
@@ -250,7 +291,9 @@ class _Stretches(Chunk):
         ahead = self._source.position
         for file in self._files:
             file.left = True
-            yield from in_chunks(islice(self._source.documents_of(file.place, file.before), file.given, None))
+            yield from in_chunks(
+                islice(self._source.documents_of(file.place, file.before), file.given, None)
+            )
         self._source.position = ahead
 
 
@@ -263,7 +306,12 @@ def texts_of(file: TextFile, kind: str, field: str, cut: str, longest: int) -> I
 
 def _shown(path: Path) -> str:
     """The path as text of one line that can be written: bytes that are not UTF-8 and control characters are escaped."""
-    return str(path).encode(errors="surrogateescape").decode(errors="backslashreplace").translate(_CONTROLS)
+    return (
+        str(path)
+        .encode(errors="surrogateescape")
+        .decode(errors="backslashreplace")
+        .translate(_CONTROLS)
+    )
 
 
 def _name(file: str, number: int, part: int) -> str:
@@ -277,7 +325,9 @@ def format_of(path: Path) -> str:
     if name.suffix[1:].isdigit():  # a numbered part: `big.jsonl.00`, `wiki.en.00.xz`
         return formats.get(name.with_suffix("").suffix.lower(), "txt")
     if name.suffix.lower() not in formats:
-        raise UserError(f"{path}: format not known from its name; set data.format={'|'.join(FORMATS)}")
+        raise UserError(
+            f"{path}: format not known from its name; set data.format={'|'.join(FORMATS)}"
+        )
     return formats[name.suffix.lower()]
 
 
@@ -285,7 +335,9 @@ def _damage_of(text: str, file: TextFile) -> Damage | None:
     """Only what stands in the file: a record's own escape for NUL is a control character as any other."""
     broken, binary = file.escaped and ESCAPED_BYTE.search(text), file.binary and "\0" in text
     reason = "not_utf8" if broken else "binary" if binary else None
-    return Damage(reason, len(text.encode(errors="replace"))) if reason else None  # an escaped byte becomes one again
+    return (
+        Damage(reason, len(text.encode(errors="replace"))) if reason else None
+    )  # an escaped byte becomes one again
 
 
 def _matches(pattern: str) -> list[Path]:
@@ -295,7 +347,9 @@ def _matches(pattern: str) -> list[Path]:
     if path.is_file():
         return [path]
     if path.is_dir():
-        raise UserError(f"data.paths: {path} is a folder; name the files in it, as '{path}/*.txt' or '{path}/**'")
+        raise UserError(
+            f"data.paths: {path} is a folder; name the files in it, as '{path}/*.txt' or '{path}/**'"
+        )
     root = next(folder for folder in path.parents if folder.is_dir())
     names = str((path / "*" if path.name == "**" else path).relative_to(root))
     try:

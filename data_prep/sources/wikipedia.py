@@ -24,10 +24,15 @@ _NO_PROSE = tuple("*#:;|!{}^=<")  # what lines of lists, tables, footnotes and h
 _SENTENCE_SPACES = 10
 # A footnote that is never closed ends at the next one at the latest: it must not swallow the text up to there.
 _NO_TEXT = re.compile(
-    r"<!--.*?-->|<ref\b[^>]*/>|<ref\b[^>]*>[^<]*(?:<(?!/?ref\b)[^<]*)*</ref\s*>", re.IGNORECASE | re.DOTALL
+    r"<!--.*?-->|<ref\b[^>]*/>|<ref\b[^>]*>[^<]*(?:<(?!/?ref\b)[^<]*)*</ref\s*>",
+    re.IGNORECASE | re.DOTALL,
 )
-_NEVER_CLOSED = re.compile(r"\{\{.*(?:\n\s*\|.*)*|\}\}")  # a template with its lines of parameters, or a stray end
-_BEGINS_EMPTY = re.compile(r"\(\s*[,;][\s,;]*")  # "Paris (; )", "(; born 1950)": a pronunciation stood there
+_NEVER_CLOSED = re.compile(
+    r"\{\{.*(?:\n\s*\|.*)*|\}\}"
+)  # a template with its lines of parameters, or a stray end
+_BEGINS_EMPTY = re.compile(
+    r"\(\s*[,;][\s,;]*"
+)  # "Paris (; )", "(; born 1950)": a pronunciation stood there
 _EMPTY_BRACKETS = re.compile(r" \(\s*\)")
 _MEDIA = ("file:", "image:", "category:")
 _TAGS_WITHOUT_TEXT = ("table", "gallery", "math", "ref", "timeline", "score", "syntaxhighlight")
@@ -49,7 +54,9 @@ def _articles(handle: BinaryIO) -> Iterator[str]:
     events = iter(ElementTree.iterparse(handle, events=("start", "end")))
     _, root = next(events)
     if _name(root) != "mediawiki":
-        raise ElementTree.ParseError(f"the outermost element is <{_name(root)}>, expected <mediawiki>")
+        raise ElementTree.ParseError(
+            f"the outermost element is <{_name(root)}>, expected <mediawiki>"
+        )
     for event, element in events:
         if event != "end" or _name(element) != "page":
             continue
@@ -68,10 +75,16 @@ def plain_text(wikitext: str) -> str:
     """What a reader sees of an article's running text."""
     import mwparserfromhell
 
-    code = mwparserfromhell.parse(_TAIL_SECTION.sub(_prose, _expand_templates(_NO_TEXT.sub("", wikitext))))
-    for link in code.filter_wikilinks(matches=lambda link: str(link.title).strip().lower().startswith(_MEDIA)):
+    code = mwparserfromhell.parse(
+        _TAIL_SECTION.sub(_prose, _expand_templates(_NO_TEXT.sub("", wikitext)))
+    )
+    for link in code.filter_wikilinks(
+        matches=lambda link: str(link.title).strip().lower().startswith(_MEDIA)
+    ):
         _remove(code, link)
-    for tag in code.filter_tags(matches=lambda tag: str(tag.tag).strip().lower() in _TAGS_WITHOUT_TEXT):
+    for tag in code.filter_tags(
+        matches=lambda tag: str(tag.tag).strip().lower() in _TAGS_WITHOUT_TEXT
+    ):
         _remove(code, tag)
     text = _EMPTY_BRACKETS.sub("", _BEGINS_EMPTY.sub("(", _NEVER_CLOSED.sub("", code.strip_code())))
     return "\n".join(line.strip() for line in text.split("\n") if line.strip())
@@ -79,8 +92,16 @@ def plain_text(wikitext: str) -> str:
 
 def _prose(section: re.Match[str]) -> str:
     """The section if it may be the article's own text, as "Sources" is of a river: most of it in sentences."""
-    lines = [line for line in map(str.strip, section[2].split("\n")) if not line.lower().startswith("[[category:")]
-    prose = (line for line in lines if not line.startswith(_NO_PROSE) and line.count(" ") >= _SENTENCE_SPACES)
+    lines = [
+        line
+        for line in map(str.strip, section[2].split("\n"))
+        if not line.lower().startswith("[[category:")
+    ]
+    prose = (
+        line
+        for line in lines
+        if not line.startswith(_NO_PROSE) and line.count(" ") >= _SENTENCE_SPACES
+    )
     keep = section[1] and 2 * sum(map(len, prose)) > sum(map(len, lines))
     return section[0] if keep else ""
 
@@ -97,15 +118,35 @@ def _remove(code: Any, node: Any) -> None:
 _INNERMOST = re.compile(r"\{\{([^{}]*)\}\}")
 _BETWEEN_PARAMETERS = re.compile(r"\|(?![^\[\]]*\]\])")  # not in [[link|text]]
 _NAMED = re.compile(r"\s*([^\W\d][\w -]*)=")
-_RANGE = {"-": "–", "–": "–", "x": " × ", "×": " × "} | {word: f" {word} " for word in ("to", "and", "or", "by")}
+_RANGE = {"-": "–", "–": "–", "x": " × ", "×": " × "} | {
+    word: f" {word} " for word in ("to", "and", "or", "by")
+}
 _FIRST = "nowrap nobr small big smallcaps em strong sub sup math mvar abbr tooltip ill flag linktext sic formatnum"
 _YEARS = {"circa": "c.", "c.": "c.", "floruit": "fl.", "fl.": "fl.", "reign": "r.", "r.": "r."}
 _MONTHS = [str(number) for number in range(1, 13)]
 _SIGNS = {  # what a template without parameters stands for
-    "'": "'", "'s": "'s", "ndash": "–", "–": "–", "en dash": "–", "mdash": "—", "—": "—", "em dash": "—", "snd": " – ",
-    "spnd": " – ", "spaced ndash": " – ", "nbsp": " ", "space": " ", "thinsp": " ", "·": " · ", "dot": " · ", "×": "×",
-    "times": "×", "deg": "°", "!": "|", "=": "=",
-}  # fmt: skip
+    "'": "'",
+    "'s": "'s",
+    "ndash": "–",
+    "–": "–",
+    "en dash": "–",
+    "mdash": "—",
+    "—": "—",
+    "em dash": "—",
+    "snd": " – ",
+    "spnd": " – ",
+    "spaced ndash": " – ",
+    "nbsp": " ",
+    "space": " ",
+    "thinsp": " ",
+    "·": " · ",
+    "dot": " · ",
+    "×": "×",
+    "times": "×",
+    "deg": "°",
+    "!": "|",
+    "=": "=",
+}
 
 
 def _expand_templates(wikitext: str) -> str:
@@ -139,7 +180,9 @@ def _text_of(template: str) -> str:
     if name in _YEARS:
         return f"{_YEARS[name]} {' – '.join(listed)}"
     if name in ("frac", "sfrac", "fraction"):
-        return " ".join([*listed[:-2], "/".join(listed[-2:] if len(listed) > 1 else ["1", *listed])])
+        return " ".join(
+            [*listed[:-2], "/".join(listed[-2:] if len(listed) > 1 else ["1", *listed])]
+        )
     if name in ("quote", "blockquote", "quotation", "bquote", "cquote"):
         return f"\n{listed[0]}\n"
     if name == "as of":

@@ -18,10 +18,12 @@ from data_prep.synthetic.speaker import (
     article,
     plural,
     sentence,
-)  # fmt: skip
+)
 
 GUESSES = dict(zip(VERDICTS, ("and {he} was right.", "but nobody knew.", "but {he} was wrong.")))
-ENDINGS = dict(zip(VERDICTS, ("They agreed.", "They spoke of different things.", "They disagreed.")))
+ENDINGS = dict(
+    zip(VERDICTS, ("They agreed.", "They spoke of different things.", "They disagreed."))
+)
 
 
 def about(s: Speaker, fact: Fact) -> list[str]:
@@ -51,7 +53,10 @@ def story(s: Speaker) -> list[str]:
 
 def portrait(s: Speaker) -> list[str]:
     first = s.state()
-    one_of_two = {frozenset((meaning.words[0], meaning.opposite)): meaning for meaning in s.shuffled(first.possible)}
+    one_of_two = {
+        frozenset((meaning.words[0], meaning.opposite)): meaning
+        for meaning in s.shuffled(first.possible)
+    }
     facts = [replace(first, meaning=meaning) for meaning in list(one_of_two.values())[:3]]
     return [text for fact in facts for text in about(s, fact)]
 
@@ -60,7 +65,9 @@ def review(s: Speaker) -> list[str]:
     """What somebody thinks of several works, all good or all bad."""
     meaning = ADJECTIVES[s.pick(("good", "bad"))]
     facts = [Fact(None, meaning, s.thing("work")) for _ in range(4)]
-    return [text for fact in facts for text in (sentence(s.tell(fact)), s.hint(fact))][: s.pick((4, 5, 6, 7))]
+    return [text for fact in facts for text in (sentence(s.tell(fact)), s.hint(fact))][
+        : s.pick((4, 5, 6, 7))
+    ]
 
 
 def lesson(s: Speaker) -> list[str]:
@@ -84,10 +91,17 @@ def interview(s: Speaker) -> list[str]:
     sentences = []
     for fact in (deed(s, 0.4), deed(s, 0.4)):
         assert fact.agent is not None
-        answers = {"agent": fact.agent.word, "patient": fact.patient.phrase("a"), **fact.circumstances}
+        answers = {
+            "agent": fact.agent.word,
+            "patient": fact.patient.phrase("a"),
+            **fact.circumstances,
+        }
         sentences.append(sentence(s.tell(fact)))
         for slot in s.shuffled([*answers, s.pick(tuple(QUESTIONS))])[:3]:
-            sentences += [sentence(s.ask(fact, slot), "?"), sentence(answers.get(slot, "nobody knew"))]
+            sentences += [
+                sentence(s.ask(fact, slot), "?"),
+                sentence(answers.get(slot, "nobody knew")),
+            ]
     return sentences
 
 
@@ -109,8 +123,14 @@ def debate(s: Speaker) -> list[str]:
 
 
 GENRES: dict[Callable[[Speaker], list[str]], int] = {
-    story: 4, portrait: 3, review: 4, lesson: 2, scenes: 4, interview: 2, debate: 3,
-}  # fmt: skip
+    story: 4,
+    portrait: 3,
+    review: 4,
+    lesson: 2,
+    scenes: 4,
+    interview: 2,
+    debate: 3,
+}
 
 
 def documents(seed: int, size: int) -> Iterator[str]:

@@ -32,7 +32,9 @@ class Kind(NamedTuple):
 
 
 _sections: dict[str, list[list[str]]] = {}  # rows of cells
-for _line in filter(None, Path(__file__).with_name("words.txt").read_text(encoding="utf-8").splitlines()):
+for _line in filter(
+    None, Path(__file__).with_name("words.txt").read_text(encoding="utf-8").splitlines()
+):
     if _line.startswith("["):
         _rows = _sections[_line.strip("[]")] = []
     elif not _line.startswith("#"):
@@ -45,7 +47,9 @@ def _words(cell: str, separator: str | None = None) -> Words:
 
 ADJECTIVES, VERBS = (
     {
-        words.split()[0]: Meaning(_words(words), _words(groups), opposite, _words(company, ";"), hint)
+        words.split()[0]: Meaning(
+            _words(words), _words(groups), opposite, _words(company, ";"), hint
+        )
         for words, groups, opposite, company, hint in _sections[section]
     }
     for section in ("adjectives", "verbs")

@@ -75,7 +75,13 @@ class Entity:
     def phrase(self, determiner: str = "the", trait: str = "") -> str:
         """`Anna`, `the robin`, `a feathered robin`."""
         noun = f"{trait} {self.word}".strip()
-        return self.word if self.kind == "person" else article(noun) if determiner == "a" else f"the {noun}"
+        return (
+            self.word
+            if self.kind == "person"
+            else article(noun)
+            if determiner == "a"
+            else f"the {noun}"
+        )
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,9 @@ class Fact:
     agent: Entity | None
     meaning: Meaning
     patient: Entity
-    circumstances: dict[str, str] = field(default_factory=dict)  # {"place": "in Ashford"}, of `QUESTIONS`
+    circumstances: dict[str, str] = field(
+        default_factory=dict
+    )  # {"place": "in Ashford"}, of `QUESTIONS`
 
     @property
     def possible(self) -> list[Meaning]:
@@ -99,7 +107,11 @@ class Fact:
 
     def general(self) -> "Fact":
         """What follows from it: a thing by the name of its kind ("the bird"), without circumstances."""
-        patient = self.patient if self.patient.kind == "person" else replace(self.patient, word=self.patient.kind)
+        patient = (
+            self.patient
+            if self.patient.kind == "person"
+            else replace(self.patient, word=self.patient.kind)
+        )
         return Fact(self.agent, self.meaning, patient)
 
 
@@ -131,7 +143,13 @@ class Speaker:
     def word(self, words: Words) -> str:
         """One of the words of this speaker's half."""
         middle = (len(words) + 1) // 2
-        half = words if self._half == "all" else words[:middle] if self._half == "train" else words[middle:]
+        half = (
+            words
+            if self._half == "all"
+            else words[:middle]
+            if self._half == "train"
+            else words[middle:]
+        )
         if self.avoided:
             half = tuple(word for word in half if word not in self.avoided) or half
         choice = self.pick(half)
@@ -143,7 +161,9 @@ class Speaker:
         for _ in range(TRIES):
             self.chosen = set()
             clause = make()
-            is_reserved = zlib.crc32(clause.encode()) % RESERVED_SHARE == 0  # the same on any platform
+            is_reserved = (
+                zlib.crc32(clause.encode()) % RESERVED_SHARE == 0
+            )  # the same on any platform
             if is_reserved == (self._half != "all"):
                 return clause
         raise NothingToSayError
@@ -162,12 +182,20 @@ class Speaker:
     def deed(self, kinds: Sequence[str] = THINGS, people: float = 0.3) -> Fact:
         """Somebody does something to a person (in a share `people` of the cases) or to a thing of one of `kinds`."""
         agent = self.person()
-        fact = Fact(agent, VERBS["like"], self.person(agent) if self.chance(people) else self.thing(self.pick(kinds)))
+        fact = Fact(
+            agent,
+            VERBS["like"],
+            self.person(agent) if self.chance(people) else self.thing(self.pick(kinds)),
+        )
         return replace(fact, meaning=self.pick(fact.possible))
 
     def state(self, kinds: Sequence[str] = THINGS) -> Fact:
         """A person or a thing is somehow."""
-        fact = Fact(None, ADJECTIVES["big"], self.person() if self.chance(0.4) else self.thing(self.pick(kinds)))
+        fact = Fact(
+            None,
+            ADJECTIVES["big"],
+            self.person() if self.chance(0.4) else self.thing(self.pick(kinds)),
+        )
         return replace(fact, meaning=self.pick(fact.possible))
 
     def somewhere(self, fact: Fact, *slots: str) -> Fact:
@@ -177,11 +205,15 @@ class Speaker:
             "time": self.pick((f"on {self.word(lexicon.DAYS)}", f"in {self.word(lexicon.MONTHS)}")),
             "partner": f"with {self.person(fact.agent, fact.patient).word}",
         }
-        return replace(fact, circumstances={slot: found[slot] for slot in QUESTIONS if slot in slots})
+        return replace(
+            fact, circumstances={slot: found[slot] for slot in QUESTIONS if slot in slots}
+        )
 
     def tell(self, fact: Fact, determiner: str = "the") -> str:
         """A clause that says the fact."""
-        return self.clause(lambda: self._deed(fact, fact.agent, determiner) if fact.agent else self._state(fact))
+        return self.clause(
+            lambda: self._deed(fact, fact.agent, determiner) if fact.agent else self._state(fact)
+        )
 
     def _state(self, fact: Fact) -> str:
         word = self.word(fact.meaning.words)
@@ -190,7 +222,9 @@ class Speaker:
         elif self.chance(0.7):
             words = self.pick(("", "", "very ", "really ", "quite ")) + word
         else:
-            words = f"{self.pick(('not', 'anything but', 'far from'))} {self.word(fact.opposite.words)}"
+            words = (
+                f"{self.pick(('not', 'anything but', 'far from'))} {self.word(fact.opposite.words)}"
+            )
         return " ".join([fact.patient.phrase(), "was", words, *fact.circumstances.values()])
 
     def _deed(self, fact: Fact, agent: Entity, determiner: str) -> str:
@@ -201,7 +235,9 @@ class Speaker:
                 trait = self.pick(KINDS[fact.patient.kind].company)
         patient = fact.patient.phrase(determiner, trait)
         active, passive = f"{agent.word} {verb} {patient}", f"{patient} was {verb} by {agent.word}"
-        return " ".join([self.pick((active, active, passive)), *fact.circumstances.values()]) + company
+        return (
+            " ".join([self.pick((active, active, passive)), *fact.circumstances.values()]) + company
+        )
 
     def ask(self, fact: Fact, slot: str) -> str:
         """A question about one of `SLOTS` of a deed, without question mark."""
@@ -216,7 +252,10 @@ class Speaker:
             who = "who" if fact.patient.kind == "person" else "what"
             return f"{who} did {agent} {verb}", f"{who} was {past(verb)} by {agent}"
         when = self.pick(QUESTIONS[slot])
-        return f"{when} did {agent} {verb} {patient}", f"{when} was {patient} {past(verb)} by {agent}"
+        return (
+            f"{when} did {agent} {verb} {patient}",
+            f"{when} was {patient} {past(verb)} by {agent}",
+        )
 
     def claim(self, fact: Fact, verdict: str) -> str:
         """A clause that is one of `VERDICTS` given the fact."""
@@ -224,13 +263,17 @@ class Speaker:
         if verdict == "contradiction":
             claimed = replace(claimed, meaning=fact.opposite)
         elif verdict == "neutral":
-            claimed = replace(claimed, meaning=self.pick(fact.possible, fact.meaning, fact.opposite))
+            claimed = replace(
+                claimed, meaning=self.pick(fact.possible, fact.meaning, fact.opposite)
+            )
         return self.tell(claimed)
 
     def hint(self, fact: Fact) -> str:
         """A sentence that goes with the meaning of a fact, whatever its words."""
         (subject, object_), it = (fact.agent or fact.patient).pronouns, fact.patient.phrase()
-        return fact.meaning.hint.format(S=subject.capitalize(), o=object_, it=it, It=sentence(it, ""))
+        return fact.meaning.hint.format(
+            S=subject.capitalize(), o=object_, it=it, It=sentence(it, "")
+        )
 
     def scene(self, mistake: str = "") -> str:
         """Who does what now; `mistake` (agreement, order) makes it ungrammatical."""
@@ -238,14 +281,24 @@ class Speaker:
 
     def _scene(self, mistake: str) -> list[str]:
         many = self.chance(0.5)
-        noun = self.word(self.pick((lexicon.JOBS, lexicon.JOBS, KINDS["bird"].members, KINDS["insect"].members)))
-        near = self.word(KINDS[self.pick(("tree", "vehicle"))].members)  # the verb does not agree with this one
+        noun = self.word(
+            self.pick((lexicon.JOBS, lexicon.JOBS, KINDS["bird"].members, KINDS["insect"].members))
+        )
+        near = self.word(
+            KINDS[self.pick(("tree", "vehicle"))].members
+        )  # the verb does not agree with this one
         near = f"{self.pick(('near', 'behind'))} the {self.pick((near, plural(near)))}"
         words = ["the", plural(noun) if many else noun, *[near] * self.chance(0.4)]
         verbs, company = self.pick(lexicon.MOVES)
         verb, many = self.word(verbs), many != (mistake == "agreement")
-        negated, going = ["does", "do"][many] + f" not {verb}", ["is", "are"][many] + f" {verb.removesuffix('e')}ing"
-        words += [self.pick((verb if many else plural(verb), negated, going)), f"in {self.word(TOWNS)}"]
+        negated, going = (
+            ["does", "do"][many] + f" not {verb}",
+            ["is", "are"][many] + f" {verb.removesuffix('e')}ing",
+        )
+        words += [
+            self.pick((verb if many else plural(verb), negated, going)),
+            f"in {self.word(TOWNS)}",
+        ]
         if self.chance(0.7):
             words[-1] = self.pick(company)
         if mistake == "order":

@@ -23,7 +23,7 @@ from data_prep.synthetic.speaker import (
     Speaker,
     normalise,
     sentence,
-)  # fmt: skip
+)
 
 SIZES = {"train": 800, "dev": 400, "test": 400}
 HOUSEHOLD = tuple(name for name in THINGS if KINDS[name].group == "thing")
@@ -40,7 +40,9 @@ class Example(NamedTuple):
     label: str
 
 
-def pair(s: Speaker, label: str, first: Callable[[], str], second: Callable[[], str], ends: str = "..") -> Example:
+def pair(
+    s: Speaker, label: str, first: Callable[[], str], second: Callable[[], str], ends: str = ".."
+) -> Example:
     """Two sentences, the second without the words of the first where their meanings have others."""
     one = first()
     s.avoided = s.chosen
@@ -117,22 +119,32 @@ def consequence(s: Speaker, label: str, kinds: Kinds) -> Example:
     fact = s.deed(kinds, people=0)
     claimed = fact.general()
     if label == "not_entailment":
-        wrong = s.pick([kind for kind in kinds if KINDS[kind].group in fact.meaning.groups], fact.patient.kind)
+        wrong = s.pick(
+            [kind for kind in kinds if KINDS[kind].group in fact.meaning.groups], fact.patient.kind
+        )
         claimed = replace(claimed, patient=replace(fact.patient, word=wrong, kind=wrong))
     return pair(s, label, lambda: s.tell(fact), lambda: s.tell(claimed, "a"))
 
 
 TASKS: dict[str, Callable[[Speaker, str, Kinds], Example]] = {
-    "cola": acceptability, "sst2": sentiment, "mrpc": paraphrase, "qqp": same_question,
-    "stsb": similarity, "mnli": inference, "qnli": answered, "rte": consequence,
-}  # fmt: skip
+    "cola": acceptability,
+    "sst2": sentiment,
+    "mrpc": paraphrase,
+    "qqp": same_question,
+    "stsb": similarity,
+    "mnli": inference,
+    "qnli": answered,
+    "rte": consequence,
+}
 
 
 def examples(name: str, seed: int) -> dict[str, list[Example]]:
     """All splits of a task, by the files' names. MNLI is about household things, its mismatched splits about nature."""
     task, seen = GLUE[name], set[str]()
     splits = {}
-    for split in (Path(file.file).stem for file in (task.train, *task.scored, *task.blind) if file is not AX):
+    for split in (
+        Path(file.file).stem for file in (task.train, *task.scored, *task.blind) if file is not AX
+    ):
         kinds = THINGS if name != "mnli" else NATURE if split.endswith("mismatched") else HOUSEHOLD
         speaker = Speaker(f"{name} {split} {seed}", "train" if split == "train" else "eval")
         splits[split] = draw(task, speaker, SIZES[split.partition("_")[0]], kinds, seen)
@@ -166,7 +178,10 @@ def write_tasks(folder: Path, seed: int) -> None:
             columns = columns or ("index", *task.text, *([task.label] if labelled else []))
             lines = [] if labelled and task.headerless else [columns]
             for number, row in enumerate(found):
-                cells = dict(zip(task.text, (row.first, row.second))) | {task.label: row.label, "index": str(number)}
+                cells = dict(zip(task.text, (row.first, row.second))) | {
+                    task.label: row.label,
+                    "index": str(number),
+                }
                 lines.append(tuple(cells.get(column, "") for column in columns))
             text = "".join("\t".join(line) + "\n" for line in lines)
             (folder / task.train.folder / f"{split}.tsv").write_text(text, encoding="utf-8")

@@ -65,8 +65,13 @@ class ByWords:
         encoding = self._tokenizer.encode(" ".join(words), add_special_tokens=False)
         starts_N = np.array([start for start, _ in encoding.offsets], dtype=np.int64)
         lengths_W = np.array([len(word) + 1 for word in words], dtype=np.int64)
-        ids, places = np.array(encoding.ids, self._dtype), np.searchsorted(starts_N, np.cumsum(lengths_W)).tolist()
-        return {word: ids[start:end].tobytes() for word, start, end in zip(words, [0, *places], places)}
+        ids, places = (
+            np.array(encoding.ids, self._dtype),
+            np.searchsorted(starts_N, np.cumsum(lengths_W)).tolist(),
+        )
+        return {
+            word: ids[start:end].tobytes() for word, start, end in zip(words, [0, *places], places)
+        }
 
 
 class InPieces:

@@ -30,7 +30,9 @@ class TokenizerConfig:
     """Section `tokenizer`. With `path` nothing is trained and the other fields do not matter."""
 
     kind: Literal["wordpiece", "bpe", "unigram"] = "wordpiece"
-    vocab_size: Annotated[int, Within(lambda n: 5 < n <= 1 << 20, "from 6 to 1048576")] = 32768  # an upper limit
+    vocab_size: Annotated[int, Within(lambda n: 5 < n <= 1 << 20, "from 6 to 1048576")] = (
+        32768  # an upper limit
+    )
     lowercase: bool = True
     min_frequency: Count = 2  # of a new entry; Unigram has a rule of its own
     sample_mb: Positive = 100.0  # trained on an even random sample of the text, at most this large
@@ -48,7 +50,9 @@ def load(path: Path) -> Tokenizer:
         what = f"{path}: {error.strerror}; give a tokenizer.json as `tokenizers` writes it"
         raise UserError(f"tokenizer.path: {what}") from None
     except Exception as error:  # the library raises bare Exception
-        raise UserError(f"tokenizer.path: {path} is not a tokenizer.json: {str(error).splitlines()[0]}") from None
+        raise UserError(
+            f"tokenizer.path: {path} is not a tokenizer.json: {str(error).splitlines()[0]}"
+        ) from None
     special = special_tokens(tokenizer, path)
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -62,7 +66,9 @@ def special_tokens(tokenizer: Tokenizer, place: object = "tokenizer") -> dict[st
         if all(tokenizer.token_to_id(token) is not None for token in spelling.values()):
             return spelling
     missing = [token for token in SPECIAL_TOKENS.values() if tokenizer.token_to_id(token) is None]
-    raise UserError(f"tokenizer.path: {place} lacks the special tokens {' '.join(missing)}; a masked model needs them")
+    raise UserError(
+        f"tokenizer.path: {place} lacks the special tokens {' '.join(missing)}; a masked model needs them"
+    )
 
 
 def add_template(tokenizer: Tokenizer, special: dict[str, str]) -> None:
@@ -81,7 +87,10 @@ def characters_by_entry(tokenizer: Tokenizer) -> np.ndarray | None:
     """
     if (count := _characters(tokenizer)) is None:
         return None
-    vocab, special = tokenizer.get_vocab(with_added_tokens=True), set(special_tokens(tokenizer).values())
+    vocab, special = (
+        tokenizer.get_vocab(with_added_tokens=True),
+        set(special_tokens(tokenizer).values()),
+    )
     characters_V = np.zeros(1 + max(vocab.values()), dtype=np.int64)
     for entry, number in vocab.items():
         characters_V[number] = 0 if entry in special else count(entry)
@@ -94,17 +103,25 @@ def _characters(tokenizer: Tokenizer) -> Callable[[str], int] | None:
         prefix = tokenizer.model.continuing_subword_prefix
         # BERT's normaliser takes syllables of Hangul apart.
         return lambda entry: len(unicodedata.normalize("NFC", entry.removeprefix(prefix)))
-    if isinstance(tokenizer.model, models.BPE) and isinstance(tokenizer.decoder, decoders.ByteLevel):
-        in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str
+    if isinstance(tokenizer.model, models.BPE) and isinstance(
+        tokenizer.decoder, decoders.ByteLevel
+    ):
+        in_bytes = pre_tokenizers.ByteLevel(
+            add_prefix_space=False, use_regex=False
+        ).pre_tokenize_str
         # A character is counted by its first byte, so not by later ones, 0x80 to 0xBF.
-        others = {in_bytes(character)[0][0][-1] for character in (" ", "\n", *map(chr, range(0x80, 0xC0)))}
+        others = {
+            in_bytes(character)[0][0][-1] for character in (" ", "\n", *map(chr, range(0x80, 0xC0)))
+        }
         return lambda entry: sum(sign not in others for sign in entry)
     return None
 
 
 def describe_for_transformers(special: dict[str, str]) -> str:
     """The text of `TOKENIZER_CONFIG`, with these spellings: without it `AutoTokenizer` knows no special tokens."""
-    node = {"tokenizer_class": "PreTrainedTokenizerFast"} | {f"{name}_token": token for name, token in special.items()}
+    node = {"tokenizer_class": "PreTrainedTokenizerFast"} | {
+        f"{name}_token": token for name, token in special.items()
+    }
     return json.dumps(node, indent=1) + "\n"
 
 
@@ -114,7 +131,8 @@ def describe(tokenizer: Tokenizer, path: Path) -> TokenizerInfo:
     return TokenizerInfo(
         kind=type(tokenizer.model).__name__.lower(),
         vocab_size=1 + max(vocab.values()),
-        lowercase=tokenizer.normalizer is not None and tokenizer.normalizer.normalize_str("A") == "a",
+        lowercase=tokenizer.normalizer is not None
+        and tokenizer.normalizer.normalize_str("A") == "a",
         sha256=file_sha256(path),
         special=special,
         special_ids={name: vocab[token] for name, token in special.items()},

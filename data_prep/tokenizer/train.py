@@ -14,7 +14,16 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 
 from cramming.config import UserError
 from data_prep.tokenizer.encode import split_at_whitespace
@@ -27,7 +36,9 @@ SAMPLE_CHARACTERS = 20_000  # long documents enter the sample in parts of this l
 LEAST_SAMPLE_CHARACTERS = 1000
 
 
-def sample_text(texts: Iterable[str], clean: Callable[[str], str], megabytes: float, seed: int) -> list[str]:
+def sample_text(
+    texts: Iterable[str], clean: Callable[[str], str], megabytes: float, seed: int
+) -> list[str]:
     """An even random sample of the documents' texts, at most `megabytes` of UTF-8, in the order of the text.
 
     A bottom-k sample: every part of a document draws a number; those with the smallest numbers stay and are cleaned.
@@ -99,7 +110,8 @@ def _train_bpe(sample: list[str], config: TokenizerConfig) -> Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=config.vocab_size,
         min_frequency=config.min_frequency,
-        special_tokens=SPECIAL[:-1] + [AddedToken(SPECIAL_TOKENS["mask"], lstrip=True, special=True)],  # with its space
+        special_tokens=SPECIAL[:-1]
+        + [AddedToken(SPECIAL_TOKENS["mask"], lstrip=True, special=True)],  # with its space
         initial_alphabet=alphabet,
         show_progress=False,
     )
@@ -109,15 +121,21 @@ def _train_bpe(sample: list[str], config: TokenizerConfig) -> Tokenizer:
 
 def _train_unigram(sample: list[str], config: TokenizerConfig) -> Tokenizer:
     """Unigram language model (Kudo 2018) over words in NFKC; rare characters, 0.05 % of the text, become unknown."""
-    normalizer = normalizers.Sequence([normalizers.NFKC(), *[normalizers.Lowercase()] * config.lowercase])
+    normalizer = normalizers.Sequence(
+        [normalizers.NFKC(), *[normalizers.Lowercase()] * config.lowercase]
+    )
     alphabet = most_frequent_characters(sample, normalizer, _largest_alphabet(config))
     _require_vocabulary(config, 1 + len(alphabet), "each character of the text")
     lines = (normalizer.normalize_str(line) for text in sample for line in text.splitlines())
-    vocabulary = [(token, 0.0) for token in SPECIAL] + _unigram_pieces(lines, config.vocab_size - len(SPECIAL))
+    vocabulary = [(token, 0.0) for token in SPECIAL] + _unigram_pieces(
+        lines, config.vocab_size - len(SPECIAL)
+    )
     tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=SPECIAL.index(SPECIAL_TOKENS["unk"])))
     tokenizer.normalizer = normalizer
     # Words first: a line break separates them as a space does. Special tokens are pieces too, which no text may match.
-    cut = pre_tokenizers.Split(Regex(rf"\[(?=({'|'.join(token[1:-1] for token in SPECIAL)})\])"), "isolated")
+    cut = pre_tokenizers.Split(
+        Regex(rf"\[(?=({'|'.join(token[1:-1] for token in SPECIAL)})\])"), "isolated"
+    )
     words = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*words, *[cut] * (not config.lowercase)])
     tokenizer.decoder = decoders.Metaspace()
@@ -151,7 +169,10 @@ def _unigram_pieces(lines: Iterable[str], count: int) -> list[tuple[str, float]]
             f"tokenizer.vocab_size={count + len(SPECIAL_TOKENS)}: sentencepiece cannot train on this text: {error}"
         ) from None
     model = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
-    return [(model.id_to_piece(number), model.get_score(number)) for number in range(1, model.get_piece_size())]
+    return [
+        (model.id_to_piece(number), model.get_score(number))
+        for number in range(1, model.get_piece_size())
+    ]
 
 
 TRAINERS: dict[str, Callable[[list[str], TokenizerConfig], Tokenizer]] = {
@@ -184,4 +205,6 @@ def most_frequent_characters(sample: list[str], normalizer: Any, limit: int) -> 
         for character in normalizer.normalize_str(chr(code)):
             if not character.isspace():
                 normalised[character] += int(counts[code])
-    return sorted(sorted(normalised, key=lambda character: (-normalised[character], character))[:limit])
+    return sorted(
+        sorted(normalised, key=lambda character: (-normalised[character], character))[:limit]
+    )

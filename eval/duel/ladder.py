@@ -15,7 +15,17 @@ from eval.duel.sequential_test import Look
 from eval.report.plots import Interval, Pair, against_seconds, intervals, svg
 from eval.report.wording import counted
 
-HEADERS = ("candidate", "against", "budget", "pairs", "difference", "interval", "p", "reaches base at", "verdict")
+HEADERS = (
+    "candidate",
+    "against",
+    "budget",
+    "pairs",
+    "difference",
+    "interval",
+    "p",
+    "reaches base at",
+    "verdict",
+)
 SAID = {
     "win": "wins, its {measure} is {better} by {size:.4f}",
     "loss": "loses, its {measure} is {worse} by {size:.4f}",
@@ -33,7 +43,9 @@ def numbers(state: Look, first_look: int) -> str:
     """The test's state in words."""
     if state.pairs < first_look:
         return f"mean difference {state.mean:+.4f}; the test begins with {first_look} pairs"
-    more = "" if state.pairs_needed is None else f", such an effect takes {state.pairs_needed} pairs"
+    more = (
+        "" if state.pairs_needed is None else f", such an effect takes {state.pairs_needed} pairs"
+    )
     return f"mean difference {state.mean:+.4f} {interval_text(finite(vars(state)))}, p {p_text(state.p)}{more}"
 
 
@@ -101,7 +113,11 @@ def _share(curve: Sequence[Sequence[float]], target: float) -> float:
     for progress, loss in curve:
         if loss is not None and loss <= target:
             start, first = before
-            return progress if first == float("inf") else start + (progress - start) * (first - target) / (first - loss)
+            return (
+                progress
+                if first == float("inf")
+                else start + (progress - start) * (first - target) / (first - loss)
+            )
         before = (progress, float("inf") if loss is None else loss)
     return math.inf
 
@@ -127,8 +143,14 @@ def sentence(duel: Duel) -> str:
     if (share := reaches_base_at(duel)) is not None:
         parts.append(f"it is where the base ends after {share:.0%} of its budget")
     if terms["measure"] != "score" and (scores := duel.score_differences()):
-        spread = f" +- {statistics.stdev(scores) / len(scores) ** 0.5:.2f} (standard error)" if len(scores) > 1 else ""
-        parts.append(f"scores differ by {statistics.fmean(scores):+.2f}{spread}, which decides nothing")
+        spread = (
+            f" +- {statistics.stdev(scores) / len(scores) ** 0.5:.2f} (standard error)"
+            if len(scores) > 1
+            else ""
+        )
+        parts.append(
+            f"scores differ by {statistics.fmean(scores):+.2f}{spread}, which decides nothing"
+        )
     return "; ".join(parts)
 
 
@@ -145,12 +167,17 @@ def base_label(duel: Duel) -> str:
 def _only(side: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     own = [word for word in side["overrides"] if word not in other["overrides"]]
     named = [word for word in own if not word.startswith("budget.")]  # which `budget_text` says
-    return " ".join(named or [word for word in own if not word.endswith("=null")])  # the units that a limit replaced
+    return " ".join(
+        named or [word for word in own if not word.endswith("=null")]
+    )  # the units that a limit replaced
 
 
 def budget_text(duel: Duel) -> str:
     """Both budgets where they differ."""
-    found = [" ".join(_limit(unit, value) for unit, value in budget.items()) for budget in duel.terms["budgets"]]
+    found = [
+        " ".join(_limit(unit, value) for unit, value in budget.items())
+        for budget in duel.terms["budgets"]
+    ]
     return found[0] if found[0] == found[1] else f"{found[0]} against the candidate's {found[1]}"
 
 
@@ -167,9 +194,13 @@ def show(ledger: Ledger, as_json: bool) -> None:
         print(json.dumps({"duels": [summary(duel) for duel in duels], "error_spent": spent}))
         return
     if not duels:
-        say(f"{ledger.path}: no duel yet; cramming duel base='...' candidate='...' budget.minutes=5")
+        say(
+            f"{ledger.path}: no duel yet; cramming duel base='...' candidate='...' budget.minutes=5"
+        )
         return
-    show_table(f"{ledger.path}: {counted(len(duels), 'duel')}", HEADERS, [row(duel) for duel in duels])
+    show_table(
+        f"{ledger.path}: {counted(len(duels), 'duel')}", HEADERS, [row(duel) for duel in duels]
+    )
     wins = sum((duel.verdict or {}).get("verdict") == "win" for duel in duels)
     say(
         f"error budget spent: {spent:.2f} false verdicts by differences expected at most over"
@@ -183,12 +214,20 @@ def show(ledger: Ledger, as_json: bool) -> None:
 def draw(ledger: Ledger, duels: Sequence[Duel]) -> list[Path]:
     """The pictures of those duels that losses decide, which alone have one unit: intervals, then curves."""
     by_loss, written = [duel for duel in duels if duel.terms["measure"] == "loss"], []
-    drawn = [duel for duel in by_loss if None not in [(duel.verdict or {}).get(end) for end in ("mean", "low", "high")]]
-    if figure := intervals([interval(duel) for duel in drawn], "candidate minus base, pinned validation loss (nats)"):
+    drawn = [
+        duel
+        for duel in by_loss
+        if None not in [(duel.verdict or {}).get(end) for end in ("mean", "low", "high")]
+    ]
+    if figure := intervals(
+        [interval(duel) for duel in drawn], "candidate minus base, pinned validation loss (nats)"
+    ):
         written.append(ledger.path.with_name("ladder.svg"))
         write_atomically(written[-1], svg(figure, "ladder"))
     for duel in by_loss:
-        if figure := against_seconds(seconds_and_losses(duel), f"{label(duel)} against {base_label(duel)}"):
+        if figure := against_seconds(
+            seconds_and_losses(duel), f"{label(duel)} against {base_label(duel)}"
+        ):
             written.append(ledger.path.parent / duel.id / "curves.svg")
             write_atomically(written[-1], svg(figure, duel.id))
     return written
@@ -202,10 +241,14 @@ def row(duel: Duel) -> list[str]:
         unit = " points" if duel.terms["measure"] == "score" else ""
         found = [f"{verdict['mean']:+.4f}{unit}", interval_text(verdict), p_text(verdict["p"])]
     over = (
-        "still fought" if verdict is None else verdict["verdict"] + (f" ({verdict['why']})" if verdict["why"] else "")
+        "still fought"
+        if verdict is None
+        else verdict["verdict"] + (f" ({verdict['why']})" if verdict["why"] else "")
     )
     reached = "–" if share is None else f"{share:.0%}"
-    pairs = f"{len(duel.pairs)}{f' ({duel.starts} started)' if duel.starts > len(duel.pairs) else ''}"
+    pairs = (
+        f"{len(duel.pairs)}{f' ({duel.starts} started)' if duel.starts > len(duel.pairs) else ''}"
+    )
     return [label(duel), base_label(duel), budget_text(duel), pairs, *found, reached, over]
 
 

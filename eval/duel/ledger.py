@@ -20,7 +20,18 @@ from cramming.journal import Journal, read_lines
 from eval.duel.sequential_test import FEWEST, RULE, SequentialTest
 
 LEDGER = "ledger.jsonl"
-TERMS = ("base", "candidate", *RULE, "measure", "seed", "device", "clock", "budgets", "code", "corpora")
+TERMS = (
+    "base",
+    "candidate",
+    *RULE,
+    "measure",
+    "seed",
+    "device",
+    "clock",
+    "budgets",
+    "code",
+    "corpora",
+)
 
 
 @dataclass
@@ -42,13 +53,27 @@ class Duel:
     def differences(self, measure: str) -> list[float]:
         """Candidate minus base, pair by pair; without pairs of which a side has no such number."""
         found = [(pair["candidate"].get(measure), pair["base"].get(measure)) for pair in self.pairs]
-        return [candidate - base for candidate, base in found if candidate is not None and base is not None]
+        return [
+            candidate - base
+            for candidate, base in found
+            if candidate is not None and base is not None
+        ]
 
     def score_differences(self) -> list[float]:
         """Of the mean score over the tasks that all runs of the duel have, pair by pair."""
-        scores = [pair[side].get("scores") or {} for pair in self.pairs for side in ("candidate", "base")]
-        common = [task for task in scores[0] if all(found.get(task) is not None for found in scores)] if scores else []
-        means = [sum(found[task] for task in common) / len(common) for found in scores] if common else []
+        scores = [
+            pair[side].get("scores") or {} for pair in self.pairs for side in ("candidate", "base")
+        ]
+        common = (
+            [task for task in scores[0] if all(found.get(task) is not None for found in scores)]
+            if scores
+            else []
+        )
+        means = (
+            [sum(found[task] for task in common) / len(common) for found in scores]
+            if common
+            else []
+        )
         return [candidate - base for candidate, base in zip(means[::2], means[1::2])]
 
 
@@ -63,14 +88,20 @@ class Ledger:
         try:
             return self._duels()
         except (KeyError, AttributeError) as error:
-            raise UserError(f"{self.path}: not a ledger of duels ({error}); restore it or set duel.folder") from None
+            raise UserError(
+                f"{self.path}: not a ledger of duels ({error}); restore it or set duel.folder"
+            ) from None
 
     def _duels(self) -> dict[str, Duel]:
         found: dict[str, Duel] = {}
         for line in read_lines(self.path):
             event = line["event"]
             if event == "duel":
-                known = {"first_look": FEWEST, "corpora": None, **line}  # which older lines do not have
+                known = {
+                    "first_look": FEWEST,
+                    "corpora": None,
+                    **line,
+                }  # which older lines do not have
                 found[line["id"]] = Duel(line["id"], {key: known[key] for key in TERMS})
             elif event == "start":
                 found[line["id"]].starts += 1
@@ -82,7 +113,11 @@ class Ledger:
 
     def configurations(self) -> dict[str, dict[str, Any]]:
         """All settings that ever fought, by their hash."""
-        return {line["hash"]: line["settings"] for line in read_lines(self.path) if line["event"] == "configuration"}
+        return {
+            line["hash"]: line["settings"]
+            for line in read_lines(self.path)
+            if line["event"] == "configuration"
+        }
 
     def write(self, event: str, **values: Any) -> None:
         """Append one entry."""

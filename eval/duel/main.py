@@ -33,12 +33,23 @@ from eval.duel.sequential_test import FEWEST, RULE
 from eval.duel.sides import Side
 from eval.recipe import Recipe, compared, recipe
 
-OWN = ("duel.", "name=", "seed=", "runs=", "resume=", "base=", "candidate=")  # of the duel, not of its sides
+OWN = (
+    "duel.",
+    "name=",
+    "seed=",
+    "runs=",
+    "resume=",
+    "base=",
+    "candidate=",
+)  # of the duel, not of its sides
 # What takes time of the budget, and is to take it from both sides alike.
 ON_THE_CLOCK = (
-    ("train", "validations"), ("train", "validation_tokens"), ("train", "log_every"), ("checkpoint", "every_minutes"),
+    ("train", "validations"),
+    ("train", "validation_tokens"),
+    ("train", "log_every"),
+    ("checkpoint", "every_minutes"),
     ("checkpoint", "every_steps"),
-)  # fmt: skip
+)
 OF_A_STEP = (("train", "batch_size"), ("train", "sequence_length"))
 Measure = Literal["loss", "bits_per_byte", "score"]
 
@@ -60,8 +71,14 @@ class DuelConfig:
     json: bool
 
     def __post_init__(self) -> None:
-        require(self.first_look <= self.pairs, f"first_look={self.first_look} is above pairs={self.pairs}")
-        require(self.folder.is_dir() or not self.folder.exists(), f"folder={self.folder}: is a file; give a folder")
+        require(
+            self.first_look <= self.pairs,
+            f"first_look={self.first_look} is above pairs={self.pairs}",
+        )
+        require(
+            self.folder.is_dir() or not self.folder.exists(),
+            f"folder={self.folder}: is a file; give a folder",
+        )
 
 
 class Opponent(NamedTuple):
@@ -98,7 +115,9 @@ def main(settings: dict[str, Any]) -> None:
     scored = [side["eval"] for side in both] if config.glue else None
     duel_id = settings_hash(hashes, corpora, judged, scored, device)
     known = ledger.duels().get(duel_id)
-    over = known is not None and known.verdict is not None  # then it is only shown, also while another is fought
+    over = (
+        known is not None and known.verdict is not None
+    )  # then it is only shown, also while another is fought
     with nullcontext() if over else lock(config.folder, "fighting a duel", "wait for it"):
         if duel_id not in ledger.duels():
             check_seeds(ledger, both, corpora, device, range(seed, seed + config.pairs))
@@ -111,7 +130,10 @@ def read_opponents(config: DuelConfig) -> Opponents:
     shared = [word for word in given_overrides() if not word.lstrip("+").startswith(OWN)]
     found = []
     for name, text in (("base", config.base), ("candidate", config.candidate)):
-        require(text is not None, f"duel.{name}: missing; for example {name}='experiment=best optim=adamw'")
+        require(
+            text is not None,
+            f"duel.{name}: missing; for example {name}='experiment=best optim=adamw'",
+        )
         found.append(_opponent(name, shared, str(text)))
     require(
         compared(found[0].settings) != compared(found[1].settings),
@@ -126,9 +148,13 @@ def _opponent(name: str, shared: Sequence[str], text: str) -> Opponent:
     except ValueError as error:  # quotes that do not close
         raise UserError(f"duel.{name}={text}: {error}") from None
     try:
-        limits = [word for word in with_implied(own) if word.startswith("budget.")]  # with the units that it replaces
+        limits = [
+            word for word in with_implied(own) if word.startswith("budget.")
+        ]  # with the units that it replaces
         typed = {word.lstrip("+").partition("=")[0] for word in (*own, *limits)}
-        overrides = [word for word in shared if word.lstrip("+").partition("=")[0] not in typed] + own
+        overrides = [
+            word for word in shared if word.lstrip("+").partition("=")[0] not in typed
+        ] + own
         forbidden = [word for word in own if word.lstrip("+").startswith(OWN)]
         require(not forbidden, f"{' '.join(forbidden)} is for the whole duel; write it outside")
         return Opponent(overrides, compose(overrides))
@@ -141,8 +167,12 @@ def where(opponents: Opponents) -> tuple[list[int], str]:
     from cramming.device import describe, select
 
     devices = [describe(select(side.settings["device"])) for side in opponents]
-    require(devices[0] == devices[1], "duel: the sides have different devices; set device= for both")
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []  # else none can be given
+    require(
+        devices[0] == devices[1], "duel: the sides have different devices; set device= for both"
+    )
+    cores = (
+        sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    )  # else none can be given
     return cores[:2] if devices[0].kind == "cpu" and len(cores) > 1 else [], devices[0].name
 
 
@@ -150,18 +180,27 @@ def on_the_clock(opponents: Opponents, cores: Sequence[int]) -> Opponents:
     """The same with the CPU's clock where both train at once; UserError unless the budgets may be compared."""
     if cores:
         opponents = [
-            Opponent([*overrides, "budget.clock=cpu"], {**side, "budget": {**side["budget"], "clock": "cpu"}})
+            Opponent(
+                [*overrides, "budget.clock=cpu"],
+                {**side, "budget": {**side["budget"], "clock": "cpu"}},
+            )
             for overrides, side in opponents
         ]
     found = [side.settings for side in opponents]
-    steps = found[0]["budget"]["steps"] is not None  # which are equal work only if they have as many tokens
+    steps = (
+        found[0]["budget"]["steps"] is not None
+    )  # which are equal work only if they have as many tokens
     for section, name in (*ON_THE_CLOCK, *OF_A_STEP) if steps else ON_THE_CLOCK:
         values = [side[section][name] for side in found]
         require(
-            values[0] == values[1], f"{section}.{name}: {values[0]} and {values[1]}; it is to be one for both sides"
+            values[0] == values[1],
+            f"{section}.{name}: {values[0]} and {values[1]}; it is to be one for both sides",
         )
     base, candidate = (limits_of(side["budget"]) for side in found)
-    said = [" ".join(f"{unit}={value:.4g}" for unit, value in limits.items()) for limits in (base, candidate)]
+    said = [
+        " ".join(f"{unit}={value:.4g}" for unit, value in limits.items())
+        for limits in (base, candidate)
+    ]
     require(
         base.keys() == candidate.keys() and all(candidate[unit] <= base[unit] for unit in base),
         f"duel: the base has budget.{said[0]} and the candidate budget.{said[1]}; give the candidate no more than the"
@@ -186,9 +225,15 @@ def needs_scores(opponents: Opponents, glue: bool) -> bool:
     blind = [name for name in names if OBJECTIVES[name].replaces_tokens]
     if not blind:
         return False
-    require(glue, f"duel: objective={blind[0]} has no masked-LM loss to compare, so scores decide; set duel.glue=true")
+    require(
+        glue,
+        f"duel: objective={blind[0]} has no masked-LM loss to compare, so scores decide; set duel.glue=true",
+    )
     first, second = (side.settings["eval"] for side in opponents)
-    require(first == second, "duel: scores decide, and the sides are fine-tuned otherwise; set eval for both")
+    require(
+        first == second,
+        "duel: scores decide, and the sides are fine-tuned otherwise; set eval for both",
+    )
     return True
 
 
@@ -199,9 +244,13 @@ def prepare(opponents: Opponents, quietly: bool) -> None:
             run_or_exit(["prepare", *overrides], stdout=sys.stderr.fileno() if quietly else None)
 
 
-def measure_of(base: Mapping[str, Any], candidate: Mapping[str, Any]) -> Literal["loss", "bits_per_byte"]:
+def measure_of(
+    base: Mapping[str, Any], candidate: Mapping[str, Any]
+) -> Literal["loss", "bits_per_byte"]:
     """What decides: the pinned loss with one tokenizer, else bits per byte; UserError unless the text is the same."""
-    first, second = (Manifest.load(_validation_folder(side) / MANIFEST) for side in (base, candidate))
+    first, second = (
+        Manifest.load(_validation_folder(side) / MANIFEST) for side in (base, candidate)
+    )
     same_tokenizer = first.tokenizer.sha256 == second.tokenizer.sha256
     require(
         first.tokenizer.lowercase == second.tokenizer.lowercase,
@@ -225,12 +274,23 @@ def _text_of(manifest: Manifest, same_tokenizer: bool) -> Any:
     """The held-out tokens; or, where they cannot be the same, from which text and how documents were chosen."""
     if same_tokenizer:
         return [shard.sha256 for shard in manifest.splits["validation"]]
-    files = [{key: value for key, value in source.items() if key != "mtime_ns"} for source in manifest.sources]
-    return files, manifest.settings.get("data"), [shard.documents for shard in manifest.splits["validation"]]
+    files = [
+        {key: value for key, value in source.items() if key != "mtime_ns"}
+        for source in manifest.sources
+    ]
+    return (
+        files,
+        manifest.settings.get("data"),
+        [shard.documents for shard in manifest.splits["validation"]],
+    )
 
 
 def check_seeds(
-    ledger: Ledger, settings: Sequence[Mapping[str, Any]], corpora: Sequence[str], device: str, seeds: Sequence[int]
+    ledger: Ledger,
+    settings: Sequence[Mapping[str, Any]],
+    corpora: Sequence[str],
+    device: str,
+    seeds: Sequence[int],
 ) -> None:
     """UserError where the same two recipes have met with one of these seeds: another number of pairs or first look for
     numbers that have been seen would be chosen by them, and the ladder's sum of errors would not hold."""
@@ -239,9 +299,15 @@ def check_seeds(
         terms = duel.terms
         met = range(terms["seed"], terms["seed"] + len(duel.pairs))
         theirs = [known[terms[side]["hash"]] for side in ("base", "candidate")]
-        before = list(map(_recipe, theirs, terms["corpora"])) if terms["corpora"] is not None else []
+        before = (
+            list(map(_recipe, theirs, terms["corpora"])) if terms["corpora"] is not None else []
+        )
         said = f"seeds {met.start} to {met.stop - 1}" if len(met) > 1 else f"seed {met.start}"
-        other = "under another rule or fine-tuning" if before == now else "with base and candidate exchanged"
+        other = (
+            "under another rule or fine-tuning"
+            if before == now
+            else "with base and candidate exchanged"
+        )
         require(
             not (set(before) == set(now) and terms["device"] == device and set(met) & set(seeds)),
             f"duel: the same sides met in duel {duel.id} with {said}, {other}; take others, seed={met.stop}, or that"
@@ -254,7 +320,12 @@ def _recipe(settings: Mapping[str, Any], corpus: str) -> tuple[Recipe, str]:
 
 
 def begin(
-    ledger: Ledger, duel_id: str, opponents: Opponents, hashes: Sequence[str], judged: Mapping[str, Any], device: str
+    ledger: Ledger,
+    duel_id: str,
+    opponents: Opponents,
+    hashes: Sequence[str],
+    judged: Mapping[str, Any],
+    device: str,
 ) -> None:
     """The ledger's lines of a new duel."""
     for sha, side in zip(hashes, opponents):
@@ -263,9 +334,16 @@ def begin(
     described = [{"hash": sha, "overrides": side.overrides} for sha, side in zip(hashes, opponents)]
     budgets = [side.settings["budget"] for side in opponents]
     ledger.write(
-        "duel", id=duel_id, base=described[0], candidate=described[1], **judged, device=device,
-        clock=budgets[0]["clock"], budgets=list(map(limits_of, budgets)), code=code(),
-    )  # fmt: skip
+        "duel",
+        id=duel_id,
+        base=described[0],
+        candidate=described[1],
+        **judged,
+        device=device,
+        clock=budgets[0]["clock"],
+        budgets=list(map(limits_of, budgets)),
+        code=code(),
+    )
 
 
 def code() -> dict[str, Any]:
@@ -275,13 +353,20 @@ def code() -> dict[str, Any]:
 
 
 def fight(
-    ledger: Ledger, duel_id: str, cores: Sequence[int], opponents: Opponents, config: DuelConfig, seed: int
+    ledger: Ledger,
+    duel_id: str,
+    cores: Sequence[int],
+    opponents: Opponents,
+    config: DuelConfig,
+    seed: int,
 ) -> None:
     """Pair after pair until the test has its verdict; one that is there already is shown."""
     duel = ledger.duels()[duel_id]
     for count in range(1, len(duel.pairs) + 1):
         say_pair(duel, count)
-    while not decide(ledger, duel):  # first what is there: a kill may have come between a pair and its verdict
+    while not decide(
+        ledger, duel
+    ):  # first what is there: a kill may have come between a pair and its verdict
         require(
             duel.terms["code"] == code(),
             f"duel {duel_id}: began with commit {duel.terms['code']['commit']} and other code is here now; check that"
@@ -301,7 +386,13 @@ def decide(ledger: Ledger, duel: Duel) -> bool:
     """Whether the duel has its verdict, which is written once its pairs give one."""
     if duel.verdict is None and (why := failure(duel)):
         lost = "loss" if why.startswith("the candidate") else "void"
-        ledger.write("verdict", id=duel.id, verdict=lost, why=why, **dict.fromkeys(("mean", "low", "high", "p")))
+        ledger.write(
+            "verdict",
+            id=duel.id,
+            verdict=lost,
+            why=why,
+            **dict.fromkeys(("mean", "low", "high", "p")),
+        )
     elif duel.verdict is None:
         state = duel.test.look(duel.differences(duel.terms["measure"]))
         if not state.over:
@@ -311,7 +402,12 @@ def decide(ledger: Ledger, duel: Duel) -> bool:
 
 
 def fight_pair(
-    ledger: Ledger, duel_id: str, cores: Sequence[int], opponents: Opponents, config: DuelConfig, seed: int
+    ledger: Ledger,
+    duel_id: str,
+    cores: Sequence[int],
+    opponents: Opponents,
+    config: DuelConfig,
+    seed: int,
 ) -> None:
     """Train, and perhaps score, both sides with this seed; then their line of the ledger."""
     base, candidate = (
@@ -326,7 +422,9 @@ def fight_pair(
         order = [replace(side, overrides=[*side.overrides, *scoring]) for side in order]
         sides.score(order, cores, f"duel {duel_id}, seed {seed}: fine-tuning")
     results = {"base": base.result(), "candidate": candidate.result()}
-    if not config.keep:  # before the line of the ledger, behind which no call looks at this pair's runs again
+    if (
+        not config.keep
+    ):  # before the line of the ledger, behind which no call looks at this pair's runs again
         base.drop_weights()
         candidate.drop_weights()
     ledger.write("pair", id=duel_id, seed=seed, turned=turned, code=code(), **results)
@@ -350,7 +448,13 @@ def say_pair(duel: Duel, count: int) -> None:
     seen = replace(duel, pairs=duel.pairs[:count])
     pair = duel.pairs[count - 1]
     losses = ", ".join(
-        f"{side} {pair[side][measure]:.4f}" for side in ("base", "candidate") if pair[side][measure] is not None
+        f"{side} {pair[side][measure]:.4f}"
+        for side in ("base", "candidate")
+        if pair[side][measure] is not None
     )
-    said = failure(seen) or ladder.numbers(duel.test.look(seen.differences(measure)), duel.test.first_look)
-    say(f"pair {count} of {terms['pairs']} (seed {pair['seed']}): {losses} {ladder.MEASURES[measure][1]}; {said}")
+    said = failure(seen) or ladder.numbers(
+        duel.test.look(seen.differences(measure)), duel.test.first_look
+    )
+    say(
+        f"pair {count} of {terms['pairs']} (seed {pair['seed']}): {losses} {ladder.MEASURES[measure][1]}; {said}"
+    )

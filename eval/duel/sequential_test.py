@@ -19,9 +19,16 @@ import numpy as np
 import numpy.typing as npt
 
 Verdict = Literal["win", "loss", "equivalent", "undecided"]
-RULE = ("pairs", "error", "delta", "first_look")  # what of a test is settled by the one who calls the duel
+RULE = (
+    "pairs",
+    "error",
+    "delta",
+    "first_look",
+)  # what of a test is settled by the one who calls the duel
 FEWEST = 3  # pairs before a first look: two say next to nothing about the spread
-SPENDING_POWER = 1.5  # 1 stops large effects a little earlier, 2 finds small ones a little more often
+SPENDING_POWER = (
+    1.5  # 1 stops large effects a little earlier, 2 finds small ones a little more often
+)
 PATHS = 200_000  # simulated duels
 ROUNDING = 1e-9  # nats, bits or points: numbers that are closer than that agree
 SMALLEST_P = 1e-3  # below it too few simulated paths are left to count
@@ -82,7 +89,9 @@ class SequentialTest:
         count, sd = len(differences), _sd(differences)
         if count < self.first_look or not sd:
             return -math.inf, math.inf
-        half = boundaries(self.pairs, self.error, self.first_look)[count - 1] * sd / math.sqrt(count)
+        half = (
+            boundaries(self.pairs, self.error, self.first_look)[count - 1] * sd / math.sqrt(count)
+        )
         mean = statistics.fmean(differences)
         return mean - half, mean + half
 
@@ -100,7 +109,9 @@ class SequentialTest:
 
         def excludes_zero(error: float) -> bool:
             test = replace(self, error=error)
-            looks = (test.interval(differences[:k]) for k in range(self.first_look, len(differences) + 1))
+            looks = (
+                test.interval(differences[:k]) for k in range(self.first_look, len(differences) + 1)
+            )
             return any(low > 0 or high < 0 for low, high in looks)
 
         low, high = SMALLEST_P, 1.0
@@ -127,7 +138,10 @@ class SequentialTest:
         found_by = np.maximum.accumulate(np.abs(t) > np.array(limits), axis=1).mean(axis=0)
         enough = np.flatnonzero(found_by >= POWER)
         normal = statistics.NormalDist()
-        single = math.ceil(((normal.inv_cdf(1 - self.error / 2) + normal.inv_cdf(POWER)) / effect) ** 2) + 2
+        single = (
+            math.ceil(((normal.inv_cdf(1 - self.error / 2) + normal.inv_cdf(POWER)) / effect) ** 2)
+            + 2
+        )
         return int(enough[0]) + 1 if len(enough) else max(self.pairs + 1, single)
 
 
@@ -147,7 +161,11 @@ def boundaries(pairs: int, error: float, first_look: int) -> tuple[float, ...]:
     for k in range(first_look, pairs + 1):
         t = np.abs(means[alive, k - 1]) * math.sqrt(k) / sds[alive, k - 1]
         may_cross = round(error * (k / pairs) ** SPENDING_POWER * len(means)) - spent
-        limit = float(np.partition(t, -may_cross - 1)[-may_cross - 1]) if 0 < may_cross < len(t) else math.inf
+        limit = (
+            float(np.partition(t, -may_cross - 1)[-may_cross - 1])
+            if 0 < may_cross < len(t)
+            else math.inf
+        )
         alive[np.flatnonzero(alive)[t > limit]] = False
         spent += int((t > limit).sum())
         found.append(limit)

@@ -82,7 +82,11 @@ class Side:
             "steps": training.steps,
             "tokens": training.tokens,
             "seconds": training.budget.spent_seconds,
-            "curve": [[row["progress"], row["validation_loss"]] for row in rows if "validation_loss" in row],
+            "curve": [
+                [row["progress"], row["validation_loss"]]
+                for row in rows
+                if "validation_loss" in row
+            ],
             "scores": scores,
             "score": mean_of(list((scores or {}).values())),
         }
@@ -132,7 +136,9 @@ def _run(verb: str, sides: Sequence[Side], cores: Sequence[int | None], title: s
     started = {side.folder: _start(verb, side, core) for side, core in idle}
     others = [side for side in sides if side.folder not in started]
     for side in others:
-        say(f"{side.folder}: waiting for the process that is at work on it; if there is none, delete {LOCK} there")
+        say(
+            f"{side.folder}: waiting for the process that is at work on it; if there is none, delete {LOCK} there"
+        )
     try:
         with Progress(title, total=100.0, unit="%") as bar:
             while any(process.poll() is None for process in started.values()) or any(
@@ -149,7 +155,9 @@ def _run(verb: str, sides: Sequence[Side], cores: Sequence[int | None], title: s
         raise
     for side in sides:
         if not (side.has_trained() if verb == "pretrain" else side.has_scores()):
-            how = _ending(started[side.folder].returncode if side.folder in started else None, _log(side))
+            how = _ending(
+                started[side.folder].returncode if side.folder in started else None, _log(side)
+            )
             raise UserError(
                 f"duel: `cramming {verb}` of {side.folder.name} {how}; see {_log(side)}; the same command goes on with"
                 " the duel"
@@ -173,7 +181,9 @@ def _start(verb: str, side: Side, core: int | None) -> subprocess.Popen[bytes]:
             start_new_session=True,
         )
     if core is not None and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(process.pid, {core})  # at once: its imports take seconds before it has threads
+        os.sched_setaffinity(
+            process.pid, {core}
+        )  # at once: its imports take seconds before it has threads
     return process
 
 
@@ -187,6 +197,10 @@ def _ending(code: int | None, log: Path) -> str:
         return f"was killed by signal {-code}{' (out of memory?)' * (code == -signal.SIGKILL)}"
     if code == 128 + signal.SIGTERM:
         return "was terminated"
-    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    lines = [
+        line
+        for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
+        if line.strip()
+    ]
     last = lines[-1].removeprefix("cramming: ") if lines else "without a word"
     return f"did not end well{'' if code is None else f' (code {code})'}: {last}"

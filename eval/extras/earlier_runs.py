@@ -19,7 +19,9 @@ OF_SCORES = {"precision": "precision", "threads": "threads_per_run"}
 Difference = tuple[str, Any, Any]  # a setting, its value in the earlier run, and that in the study
 
 
-def refuse_other(folders: Mapping[int, Path], settings: Mapping[str, Any], fine_tunes: bool) -> None:
+def refuse_other(
+    folders: Mapping[int, Path], settings: Mapping[str, Any], fine_tunes: bool
+) -> None:
     """UserError for the first of a variant's runs, by seed, that was made with other settings than these."""
     found = {seed: load_record(folder) for seed, folder in folders.items() if is_run(folder)}
     for seed, record in found.items():
@@ -27,7 +29,9 @@ def refuse_other(folders: Mapping[int, Path], settings: Mapping[str, Any], fine_
             continue
         folder = folders[seed]
         now = {**settings, "name": folder.name, "seed": seed}
-        for name, before, wanted in chain(_of_training(record, now), _of_scores(record, now) if fine_tunes else ()):
+        for name, before, wanted in chain(
+            _of_training(record, now), _of_scores(record, now) if fine_tunes else ()
+        ):
             raise UserError(
                 f"{folder}: this run was made with {name}={shown(before)}, and the study has {name}={shown(wanted)};"
                 " give the study another name=, or remove the run"
@@ -42,7 +46,9 @@ def _of_training(record: Mapping[str, Any], settings: Mapping[str, Any]) -> Iter
     corpora = [("corpus", ["data.", "tokenizer."], read, corpus_folder(settings))]
     if validation:
         name = "train.validation_corpus"
-        corpora.append(("validation corpus", [name], read.get("validation", {}), expand_home(validation, name)))
+        corpora.append(
+            ("validation corpus", [name], read.get("validation", {}), expand_home(validation, name))
+        )
     same, other = list[str](), list[Difference]()
     for title, about, recorded, folder in corpora:
         before, now = recorded.get("manifest_sha256"), _manifest_sha256(folder)
@@ -50,7 +56,9 @@ def _of_training(record: Mapping[str, Any], settings: Mapping[str, Any]) -> Iter
             same += about
         elif now and before:
             other.append((f"{title} manifest_sha256", before, now))
-    yield from (found for found in other_settings(record, settings) if not found[0].startswith(tuple(same)))
+    yield from (
+        found for found in other_settings(record, settings) if not found[0].startswith(tuple(same))
+    )
     yield from other
 
 
@@ -62,7 +70,10 @@ def _manifest_sha256(corpus: Path) -> str | None:
 def _of_scores(record: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[Difference]:
     """What scores were made with. Other seeds and tasks are no difference: `glue` does what is missing of every run."""
     scored, wanted = record.get("glue", {}).get("pretrained", {}), settings["eval"]
-    before = {f"hyperparameters.{name}": value for name, value in scored.get("hyperparameters", {}).items()}
+    before = {
+        f"hyperparameters.{name}": value
+        for name, value in scored.get("hyperparameters", {}).items()
+    }
     before |= {name: scored[key] for name, key in OF_SCORES.items() if key in scored}
     now = {f"hyperparameters.{name}": value for name, value in wanted["hyperparameters"].items()}
     now |= {name: wanted[name] for name in OF_SCORES if wanted[name] != "auto"}

@@ -25,7 +25,8 @@ from eval.finetune.models import LOADING_INFO, ModelSource, missing_weights, qui
 BATCH_TOKENS = {"cpu": 2048, "cuda": 65536}
 FIELDS = ("sentence_good", "sentence_bad")
 DEFINITION = (
-    "share of pairs whose grammatical sentence has the higher pseudo-log-likelihood, times 100; mean over paradigms"
+    "share of pairs whose grammatical sentence has the higher pseudo-log-likelihood, times 100;"
+    " mean over paradigms"
 )
 
 # Masked copies, one [length] tensor each, and the masked place of each -> log probability of `targets` there.
@@ -43,7 +44,10 @@ class Pairs(NamedTuple):
 def read_pairs(folder: Path) -> list[Pairs]:
     """Every paradigm of a folder; UserError names the file and line of what is wrong."""
     files = sorted(folder.glob("*.jsonl"))
-    require(files, f"eval.minimal_pairs={folder}: no .jsonl file there; it should hold BLiMP's data files")
+    require(
+        files,
+        f"eval.minimal_pairs={folder}: no .jsonl file there; it should hold BLiMP's data files",
+    )
     found = []
     for file in files:
         rows = []
@@ -53,7 +57,9 @@ def read_pairs(folder: Path) -> list[Pairs]:
                 rows.append(tuple(row[field] for field in FIELDS))
                 "".join(rows[-1]).encode()  # every one a text, and none with half a character
             except (ValueError, KeyError, TypeError):
-                raise UserError(f"{file}:{number}: no line of JSON with texts as {' and '.join(FIELDS)}") from None
+                raise UserError(
+                    f"{file}:{number}: no line of JSON with texts as {' and '.join(FIELDS)}"
+                ) from None
         require(rows, f"{file}: no pairs in this file")
         good, bad = (list(column) for column in zip(*rows))
         found.append(Pairs(file.stem, good, bad))
@@ -61,7 +67,11 @@ def read_pairs(folder: Path) -> list[Pairs]:
 
 
 def score_pairs(
-    source: ModelSource, paradigms: Sequence[Pairs], device: torch.device, max_length: int, known: Mapping[str, Any]
+    source: ModelSource,
+    paradigms: Sequence[Pairs],
+    device: torch.device,
+    max_length: int,
+    known: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The record's section: accuracy per paradigm, and their mean; `known` itself if it is of this model and these."""
     key = settings_hash(source.sha256, source.settings, paradigms, max_length)
@@ -77,7 +87,10 @@ def score_pairs(
                 likelihoods(encode((sentences,))[0], mask, frame, model, BATCH_TOKENS[device.type])
                 for sentences in (paradigm.good, paradigm.bad)
             )
-            found[paradigm.name] = {"accuracy": 100 * float((good > bad).mean()), "pairs": len(good)}
+            found[paradigm.name] = {
+                "accuracy": 100 * float((good > bad).mean()),
+                "pairs": len(good),
+            }
             bar.advance(len(good))
     mean = float(np.mean([entry["accuracy"] for entry in found.values()]))
     scored = {"model": source.label, "model_sha256": source.sha256, "key": key}
@@ -85,20 +98,37 @@ def score_pairs(
 
 
 def likelihoods(
-    sentences: Sequence[Sequence[int]], mask: int, frame: Set[int], model: LogProbabilities, batch_tokens: int
+    sentences: Sequence[Sequence[int]],
+    mask: int,
+    frame: Set[int],
+    model: LogProbabilities,
+    batch_tokens: int,
 ) -> np.ndarray:
     """Pseudo-log-likelihood of each sentence, float64 [N]. The tokens that frame it, `frame`, are given.
 
     Masked copies are taken in order of length, so that a batch needs little padding where the model needs any.
     """
     total_N = np.zeros(len(sentences))
-    copies = [(i, place) for i, ids in enumerate(sentences) for place, token in enumerate(ids) if token not in frame]
-    for batch_C in by_length(torch.tensor([len(sentences[i]) for i, _ in copies]), batch_tokens) if copies else ():
+    copies = [
+        (i, place)
+        for i, ids in enumerate(sentences)
+        for place, token in enumerate(ids)
+        if token not in frame
+    ]
+    for batch_C in (
+        by_length(torch.tensor([len(sentences[i]) for i, _ in copies]), batch_tokens)
+        if copies
+        else ()
+    ):
         owners, places = zip(*(copies[number] for number in batch_C.tolist()))
         ids = [torch.tensor(sentences[owner]) for owner in owners]
         targets = torch.stack([one[place] for one, place in zip(ids, places)])
         masked = [one.index_fill(0, torch.tensor(place), mask) for one, place in zip(ids, places)]
-        np.add.at(total_N, list(owners), model(masked, torch.tensor(places), targets).double().cpu().numpy())
+        np.add.at(
+            total_N,
+            list(owners),
+            model(masked, torch.tensor(places), targets).double().cpu().numpy(),
+        )
     return total_N
 
 
@@ -130,16 +160,27 @@ def _stock_model(folder: Path, device: torch.device) -> LogProbabilities:
     from transformers import AutoModelForMaskedLM
 
     with quiet_transformers(folder, "no masked language model"):
-        model, loaded = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32, **LOADING_INFO)
+        model, loaded = AutoModelForMaskedLM.from_pretrained(
+            folder, dtype=torch.float32, **LOADING_INFO
+        )
     missing = missing_weights(loaded)
-    require(not missing, f"{folder}: no masked language model: its weights lack {', '.join(missing[:3])}")
+    require(
+        not missing,
+        f"{folder}: no masked language model: its weights lack {', '.join(missing[:3])}",
+    )
     model.to(device).eval()
 
     @torch.inference_mode()
     def log_probabilities(copies: list[Tensor], places: Tensor, targets: Tensor) -> Tensor:
-        ids_SL = torch.nn.utils.rnn.pad_sequence(copies, batch_first=True, padding_value=model.config.pad_token_id or 0)
-        valid_SL = torch.arange(ids_SL.shape[1]) < torch.tensor([len(copy) for copy in copies])[:, None]
-        logits_SLV = model(input_ids=ids_SL.to(device), attention_mask=valid_SL.long().to(device)).logits
+        ids_SL = torch.nn.utils.rnn.pad_sequence(
+            copies, batch_first=True, padding_value=model.config.pad_token_id or 0
+        )
+        valid_SL = (
+            torch.arange(ids_SL.shape[1]) < torch.tensor([len(copy) for copy in copies])[:, None]
+        )
+        logits_SLV = model(
+            input_ids=ids_SL.to(device), attention_mask=valid_SL.long().to(device)
+        ).logits
         logits_SV = logits_SLV[torch.arange(len(copies), device=device), places.to(device)]
         return logits_SV.float().log_softmax(-1).gather(1, targets.to(device)[:, None]).squeeze(1)
 

@@ -33,10 +33,21 @@ from cramming.train_state import RunData, fit_to_corpus
 from eval.extras.staleness import RULES, Rule, Stages, StaleTraining
 from eval.report import plots
 
-HEADER = ("rule", "age of the weights, first to last stage", "seeds", "validation loss", "std", "against synchronous")
+HEADER = (
+    "rule",
+    "age of the weights, first to last stage",
+    "seeds",
+    "validation loss",
+    "std",
+    "against synchronous",
+)
 TIMES = ("schedule", "idle share", "by the formula", "most activations kept by a rank", "chart")
-KINDS = {"F": ("forward", plots.COLOURS[0]), "B": ("backward", plots.COLOURS[2]),
-         "I": ("backward, of inputs", plots.COLOURS[4]), "W": ("backward, of weights", plots.COLOURS[3])}  # fmt: skip
+KINDS = {
+    "F": ("forward", plots.COLOURS[0]),
+    "B": ("backward", plots.COLOURS[2]),
+    "I": ("backward, of inputs", plots.COLOURS[4]),
+    "W": ("backward, of weights", plots.COLOURS[3]),
+}
 ANNEALING = 0.25  # share of the steps after which T1 no longer divides the learning rate
 UNIT, ROW, LEFT = 14, 22, 60  # pixels: of a forward pass, of a rank, of its name
 
@@ -46,15 +57,26 @@ def main(settings: Mapping[str, Any], stages: int, seeds: Sequence[int], out: Pa
     settings = {**settings, "model": {**settings["model"], "tie_embeddings": False}}
     config = Config.of(settings)
     require(
-        not config.objective.replaces_tokens, "study pipelines: the generator of objective=rtd has no stage; take mlm"
+        not config.objective.replaces_tokens,
+        "study pipelines: the generator of objective=rtd has no stage; take mlm",
     )
-    is_plain = config.train.batch_ramp is None and config.train.average is None and config.start.name == "random"
+    is_plain = (
+        config.train.batch_ramp is None
+        and config.train.average is None
+        and config.start.name == "random"
+    )
     require(
         is_plain and config.objective.by_loss is None,
         "study pipelines: add train.batch_ramp=null train.average=null start=random objective.by_loss=null",
     )
-    require(config.budget.unit == "steps", "study pipelines: needs a number of steps, such as budget.steps=300")
-    require(isinstance(config.train.micro_batch, int), "study pipelines: train.micro_batch=auto; give a number")
+    require(
+        config.budget.unit == "steps",
+        "study pipelines: needs a number of steps, such as budget.steps=300",
+    )
+    require(
+        isinstance(config.train.micro_batch, int),
+        "study pipelines: train.micro_batch=auto; give a number",
+    )
     require(
         config.model.num_layers >= stages,
         f"study pipelines: study.stages={stages} is above model.num_layers={config.model.num_layers}; lower it",
@@ -72,10 +94,22 @@ def _trained(
     settings: Mapping[str, Any], seed: int, name: str, rule: Rule, stages: Stages, out: Path
 ) -> dict[str, Any]:
     """The rows of one run and its loss; None for the loss where it diverged."""
-    sections = ("model", "objective", "optim", "schedule", "train", "budget", "data", "tokenizer", "precision")
+    sections = (
+        "model",
+        "objective",
+        "optim",
+        "schedule",
+        "train",
+        "budget",
+        "data",
+        "tokenizer",
+        "precision",
+    )
     recipe = {"stages": stages.number, **{section: settings[section] for section in sections}}
     file = out / f"{name}-{seed}.json"
-    found: dict[str, Any] = finite(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {}
+    found: dict[str, Any] = (
+        finite(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {}
+    )
     if found.get("recipe") != json.loads(json.dumps(recipe, default=str)):
         found = finite({"recipe": recipe, **_train({**settings, "seed": seed}, rule, stages)})
         write_atomically(file, json.dumps(found, default=str))
@@ -88,7 +122,11 @@ def _train(settings: Mapping[str, Any], rule: Rule, stages: Stages) -> dict[str,
     config = Config.of(settings)
     data = RunData.open(settings, config, verify=False)
     config = replace(config, model=fit_to_corpus(config.model, data.corpus))
-    device, steps, rows = devices.select(settings["device"]), int(config.budget.limit), config.train.rows
+    device, steps, rows = (
+        devices.select(settings["device"]),
+        int(config.budget.limit),
+        config.train.rows,
+    )
     torch.manual_seed(config.seed)
     engine = build_engine(config, Mesh.solo(device), device)
     training = StaleTraining(engine, rule, stages, max(1, round(ANNEALING * steps)))
@@ -103,26 +141,46 @@ def _train(settings: Mapping[str, Any], rule: Rule, stages: Stages) -> dict[str,
         except DivergedError:
             return {"rows": log, "validation_loss": None}
         tokens = (first + config.train.batch_size) * config.train.sequence_length
-        log.append({"step": step + 1, "progress": (step + 1) / steps, "tokens": tokens, "loss": loss, "lr": rate})
+        log.append(
+            {
+                "step": step + 1,
+                "progress": (step + 1) / steps,
+                "tokens": tokens,
+                "loss": loss,
+                "lr": rate,
+            }
+        )
     return {"rows": log, "validation_loss": engine.evaluate(data.held_out.batches(PINNED, rows))[0]}
 
 
 def _write(out: Path, done: Mapping[str, Sequence[Mapping[str, Any]]], stages: Stages) -> None:
-    lines = ["# Study: pipelines", "", f"{stages.number} stages, {stages.micro_batches} micro-batches a step.", ""]
+    lines = [
+        "# Study: pipelines",
+        "",
+        f"{stages.number} stages, {stages.micro_batches} micro-batches a step.",
+        "",
+    ]
     rows = [_row(name, runs, done["synchronous"], stages) for name, runs in done.items()]
     lines += [f"| {' | '.join(row)} |" for row in (HEADER, ["---"] * len(HEADER), *rows)]
     curves = [plots.Curve(name, runs[0]["rows"]) for name, runs in done.items()]
     if drawing := plots.training(curves, "training loss"):
         write_atomically(out / "study.svg", plots.svg(drawing, "study"))
         lines += ["", "![losses of the first seed](study.svg)"]
-    lines += ["", "Times in forward passes of a rank; a backward pass takes two. Messages take none.", ""]
+    lines += [
+        "",
+        "Times in forward passes of a rank; a backward pass takes two. Messages take none.",
+        "",
+    ]
     times = [_times(out, schedule, stages) for schedule in ORDERS]
     lines += [f"| {' | '.join(row)} |" for row in (TIMES, ["---"] * len(TIMES), *times)]
     write_atomically(out / "study.md", "\n".join([*lines, ""]))
 
 
 def _row(
-    name: str, runs: Sequence[Mapping[str, Any]], synchronous: Sequence[Mapping[str, Any]], stages: Stages
+    name: str,
+    runs: Sequence[Mapping[str, Any]],
+    synchronous: Sequence[Mapping[str, Any]],
+    stages: Stages,
 ) -> list[str]:
     """A line of the table. Differences are means over seeds, each against the synchronous run of its seed."""
     ages = [
@@ -134,7 +192,9 @@ def _row(
     if None in losses:
         return [*cells, "diverged", "–", "–"]
     std = f"{statistics.stdev(losses):.3f}" if len(losses) > 1 else "–"
-    against = "–" if None in others else f"{statistics.fmean(a - b for a, b in zip(losses, others)):+.3f}"
+    against = (
+        "–" if None in others else f"{statistics.fmean(a - b for a, b in zip(losses, others)):+.3f}"
+    )
     return [*cells, f"{statistics.fmean(losses):.3f}", std, against]
 
 
@@ -144,12 +204,24 @@ def _times(out: Path, schedule: str, stages: Stages) -> list[str]:
     try:
         slots = timeline(schedule, ranks, micro_batches)
     except ValueError:  # torch's words, for programs
-        return [schedule, f"needs another number of micro-batches than {micro_batches}", "–", "–", "–"]
+        return [
+            schedule,
+            f"needs another number of micro-batches than {micro_batches}",
+            "–",
+            "–",
+            "–",
+        ]
     write_atomically(out / f"time-{schedule}.svg", chart(slots, ranks, schedule))
     expected, v = formula(schedule, ranks, micro_batches), ORDERS[schedule].stages_per_rank
     most = max(most_kept(slots, ranks)) / v
     idle = f"{bubble(slots, ranks):.1%}"
-    return [schedule, idle, "–" if expected is None else f"{expected:.1%}", f"{most:g}", f"[svg](time-{schedule}.svg)"]
+    return [
+        schedule,
+        idle,
+        "–" if expected is None else f"{expected:.1%}",
+        f"{most:g}",
+        f"[svg](time-{schedule}.svg)",
+    ]
 
 
 def chart(slots: Sequence[Slot], ranks: int, title: str) -> str:
@@ -173,7 +245,9 @@ def chart(slots: Sequence[Slot], ranks: int, title: str) -> str:
             middle = x + size / 2
             number = f'<text x="{middle:.1f}" y="{y + 13}" text-anchor="middle" fill="#ffffff">'
             parts.append(f"{number}{slot.action.micro_batch}</text>")
-    for place, (words, colour) in enumerate(KINDS[kind] for kind in sorted({slot.action.kind for slot in slots})):
+    for place, (words, colour) in enumerate(
+        KINDS[kind] for kind in sorted({slot.action.kind for slot in slots})
+    ):
         x, y = LEFT + place * 130, ranks * ROW + 14
         parts.append(f'<rect x="{x}" y="{y}" width="12" height="12" fill="{colour}"/>')
         parts.append(f'<text x="{x + 16}" y="{y + 10}">{words}</text>')

@@ -43,17 +43,26 @@ class PowerLaw:
         around_G = ((power_GN - mean_G[:, None]) ** 2).sum(axis=1)
         gain_G = (power_GN - mean_G[:, None]) @ (loss_N - loss_N.mean()) / around_G
         floor_G = loss_N.mean() - gain_G * mean_G
-        self._at_zero_G = floor_G < 0  # where E = 0 is the best that is allowed: a line through the origin
+        self._at_zero_G = (
+            floor_G < 0
+        )  # where E = 0 is the best that is allowed: a line through the origin
         square_G = (power_GN**2).sum(axis=1)
         self._gain_G = np.where(self._at_zero_G, power_GN @ loss_N / square_G, gain_G)
         self._floor_G = np.where(self._at_zero_G, 0.0, floor_G)
         residual_GN = loss_N - self._floor_G[:, None] - self._gain_G[:, None] * power_GN
         self._squares_G = np.where(gain_G > 0, (residual_GN**2).sum(axis=1), np.inf)
-        self._mean_G, self._around_G, self._square_G, self._count = mean_G, around_G, square_G, count
+        self._mean_G, self._around_G, self._square_G, self._count = (
+            mean_G,
+            around_G,
+            square_G,
+            count,
+        )
         self._best = int(self._squares_G.argmin())
         self.falls = bool(np.isfinite(self._squares_G[self._best]))
         self.freedom = count - PARAMETERS
-        self.noise = float(np.sqrt(self._squares_G[self._best] / self.freedom)) if self.freedom > 0 else None
+        self.noise = (
+            float(np.sqrt(self._squares_G[self._best] / self.freedom)) if self.freedom > 0 else None
+        )
 
     @property
     def alpha(self) -> Estimate:
@@ -64,7 +73,11 @@ class PowerLaw:
         inside = np.flatnonzero(self._squares_G <= limit)
         low, high = inside[0], inside[-1]
         last = len(ALPHAS) - 1
-        return Estimate(value, float(ALPHAS[low]) if low > 0 else None, float(ALPHAS[high]) if high < last else None)
+        return Estimate(
+            value,
+            float(ALPHAS[low]) if low > 0 else None,
+            float(ALPHAS[high]) if high < last else None,
+        )
 
     @property
     def floor(self) -> Estimate:

@@ -51,7 +51,9 @@ def main(settings: dict[str, Any]) -> None:
     folder = expand_home(settings["runs"], "runs")
     runs = read_runs(folder, config.names)
     shortest, longest = runs.points[0], runs.points[-1]
-    full = config.exaflops or longest.exaflops + longest.speed * (3600 * config.hours - longest.seconds)
+    full = config.exaflops or longest.exaflops + longest.speed * (
+        3600 * config.hours - longest.seconds
+    )
     if full < shortest.exaflops:
         raise UserError(
             f"project: a full budget of {max(full, 0.0):.3g} exaflops is below the shortest run's"
@@ -59,7 +61,9 @@ def main(settings: dict[str, Any]) -> None:
         )
     losses = project(runs.points, full, lambda point: point.loss)
     if losses is None:
-        raise UserError(f"project: losses in {folder} do not fall with compute; train with longer budgets")
+        raise UserError(
+            f"project: losses in {folder} do not fall with compute; train with longer budgets"
+        )
     scored = [point for point in runs.points if point.score is not None]
     scores = project(scored, full, lambda point: 100 - (point.score or 0.0))
     out = config.out or folder / "projection"
@@ -79,7 +83,9 @@ def draw(points: Sequence[Point], projection: Projection) -> "Figure":
     amounts = np.geomspace(points[0].exaflops, max(projection.amount, law.largest), DRAWN)
     lines = [(amount, *law.predict(amount)) for amount in amounts.tolist()]
     curves = [plots.Curve(point.run.label, [*validations(point)]) for point in points]
-    return plots.projection(curves, [(point.exaflops, point.loss) for point in points], lines, f"{LEVEL:.0%}")
+    return plots.projection(
+        curves, [(point.exaflops, point.loss) for point in points], lines, f"{LEVEL:.0%}"
+    )
 
 
 def validations(point: Point) -> Iterator[dict[str, float]]:

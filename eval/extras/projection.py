@@ -30,24 +30,37 @@ class Projection(NamedTuple):
     held_out: list[HeldOut]
 
 
-def project(points: Sequence[Point], amount: float, measure: Callable[[Point], float]) -> Projection | None:
+def project(
+    points: Sequence[Point], amount: float, measure: Callable[[Point], float]
+) -> Projection | None:
     """The law of a measure over compute, and what it predicts at an amount, in exaFLOPs.
 
     None with fewer than FEWEST budgets, or where the measure does not fall.
     """
     budgets = budgets_of(points)
     law = fit(budgets, measure)
-    return Projection(law, amount, law.predict(amount), list(held_out(budgets, measure))) if law else None
+    return (
+        Projection(law, amount, law.predict(amount), list(held_out(budgets, measure)))
+        if law
+        else None
+    )
 
 
-def held_out(budgets: Sequence[Sequence[Point]], measure: Callable[[Point], float]) -> Iterator[HeldOut]:
+def held_out(
+    budgets: Sequence[Sequence[Point]], measure: Callable[[Point], float]
+) -> Iterator[HeldOut]:
     """Each budget that has enough shorter ones, as a law through those alone predicts it."""
     for place in range(FEWEST, len(budgets)):
         if law := fit(budgets[:place], measure):
             amount = statistics.fmean(point.exaflops for point in budgets[place])
-            predicted, measured = law.predict(amount), statistics.fmean(map(measure, budgets[place]))
+            predicted, measured = (
+                law.predict(amount),
+                statistics.fmean(map(measure, budgets[place])),
+            )
             error = 100 * (predicted.value / measured - 1)
-            yield HeldOut(budgets[place][0].budget, amount / law.largest, predicted, measured, error)
+            yield HeldOut(
+                budgets[place][0].budget, amount / law.largest, predicted, measured, error
+            )
 
 
 def fit(budgets: Sequence[Sequence[Point]], measure: Callable[[Point], float]) -> PowerLaw | None:

@@ -41,7 +41,9 @@ class Point(NamedTuple):
         rows = [
             (tokens, seconds)
             for row in self.run.metrics
-            if "loss" in row and (tokens := number(row.get("tokens"))) and (seconds := number(row.get("seconds")))
+            if "loss" in row
+            and (tokens := number(row.get("tokens")))
+            and (seconds := number(row.get("seconds")))
         ]
         if len(rows) < 2 or rows[-1][0] <= rows[0][0] or rows[-1][1] <= rows[0][1]:
             return self.exaflops / self.seconds
@@ -90,15 +92,30 @@ def read_runs(folder: Path, names: Sequence[str] | None) -> Runs:
     )
     for points in recipes[1:]:
         other = points[0].run
-        left_out += [f"{point.run.label}: {difference(enough[0][0].run.record, other.record)}" for point in points]
+        left_out += [
+            f"{point.run.label}: {difference(enough[0][0].run.record, other.record)}"
+            for point in points
+        ]
     return Runs(_of_one_suite(sorted(enough[0], key=lambda point: point.exaflops)), left_out)
 
 
 def _of_one_suite(points: Sequence[Point]) -> list[Point]:
     """Scores of another suite than the longest scored run's do not compare: without them."""
-    suites = [point.run.record.trained.suite if point.run.record.trained else None for point in points]
-    wanted = next((suite for point, suite in zip(reversed(points), reversed(suites)) if point.score is not None), None)
-    return [point if suite == wanted else point._replace(score=None) for point, suite in zip(points, suites)]
+    suites = [
+        point.run.record.trained.suite if point.run.record.trained else None for point in points
+    ]
+    wanted = next(
+        (
+            suite
+            for point, suite in zip(reversed(points), reversed(suites))
+            if point.score is not None
+        ),
+        None,
+    )
+    return [
+        point if suite == wanted else point._replace(score=None)
+        for point, suite in zip(points, suites)
+    ]
 
 
 def point_of(run: Run) -> Point | str:
@@ -106,17 +123,29 @@ def point_of(run: Run) -> Point | str:
     training, budget = run.record.training, run.record.training.budget
     if training.status != "finished":
         return f"is {training.status or 'no pretraining'}"
-    values = (training.exaflops, training.tokens, budget.spent_seconds, training.validation.loss, budget.limit)
+    values = (
+        training.exaflops,
+        training.tokens,
+        budget.spent_seconds,
+        training.validation.loss,
+        budget.limit,
+    )
     if None in values or recipe_of(run.record) is None:
         return "its record lacks the pinned loss, what was spent or the configuration"
     exaflops, tokens, seconds, loss, limit = (float(value) for value in values if value is not None)
     row = trained_row(run)
-    return Point(run, (_unit(run.record), limit), exaflops, tokens, seconds, loss, row.main if row else None)
+    return Point(
+        run, (_unit(run.record), limit), exaflops, tokens, seconds, loss, row.main if row else None
+    )
 
 
 def _unit(record: Record) -> str:
     """Of the run's budget. Equal work is that on any device; hours are of a clock and a device."""
-    budget, device, count = record.training.budget, record.environment.device, record.training.devices
+    budget, device, count = (
+        record.training.budget,
+        record.environment.device,
+        record.training.devices,
+    )
     if budget.unit != "hours":
         return str(budget.unit)
     times = f"{count} x " if count and count > 1 else ""
@@ -152,4 +181,6 @@ def _settings(record: Record) -> Iterator[tuple[str, Any]]:
     """All that makes a recipe, by name."""
     yield "corpus", str(record.corpus.manifest_sha256)[:8]
     yield "validation corpus", str(record.corpus.validation.manifest_sha256)[:8]
-    yield from flat({section: record.config[section] for section in SECTIONS if section not in BESIDE})
+    yield from flat(
+        {section: record.config[section] for section in SECTIONS if section not in BESIDE}
+    )

@@ -28,7 +28,9 @@ def show(runs: Runs, projection: Projection, scores: Projection | None) -> None:
         say(line)
 
 
-def sentences(points: list[Point], projection: Projection, scores: Projection | None) -> Iterator[str]:
+def sentences(
+    points: list[Point], projection: Projection, scores: Projection | None
+) -> Iterator[str]:
     """The result, and what it rests on."""
     times = projection.amount / projection.law.largest
     longest, corpus = points[-1], points[-1].run.record.corpus.tokens
@@ -53,7 +55,11 @@ def for_programs(runs: Runs, losses: Projection, scores: Projection | None) -> d
     return {
         "level": LEVEL,
         "runs": [
-            {"name": point.run.label, "budget": _budget(point.budget), "seed": point.run.record.training.seed}
+            {
+                "name": point.run.label,
+                "budget": _budget(point.budget),
+                "seed": point.run.record.training.seed,
+            }
             | {name: getattr(point, name) for name in fields}
             for point in runs.points
         ],
@@ -74,7 +80,11 @@ def _law_for_programs(projection: Projection) -> dict[str, Any]:
         "full_budget": projection.amount,
         "predicted": projection.predicted._asdict(),
         "held_out": [
-            {**held._asdict(), "budget": _budget(held.budget), "predicted": held.predicted._asdict()}
+            {
+                **held._asdict(),
+                "budget": _budget(held.budget),
+                "predicted": held.predicted._asdict(),
+            }
             for held in projection.held_out
         ],
     }
@@ -84,26 +94,41 @@ def _run(point: Point, projection: Projection) -> list[str]:
     above = point.loss - projection.law.predict(point.exaflops).value
     spent = [f"{point.exaflops:.3g}", compact(point.tokens), duration(point.seconds)]
     score = or_dash(point.score, lambda score: f"{score:.1f}")
-    return [point.run.label, _budget(point.budget), *spent, f"{point.loss:.4f}", f"{above:+.4f}", score]
+    return [
+        point.run.label,
+        _budget(point.budget),
+        *spent,
+        f"{point.loss:.4f}",
+        f"{above:+.4f}",
+        score,
+    ]
 
 
 def _held_out(held: HeldOut) -> list[str]:
     return [
-        _budget(held.budget), f"x{held.beyond:.3g}", _interval(held.predicted), f"{held.measured:.4f}",
+        _budget(held.budget),
+        f"x{held.beyond:.3g}",
+        _interval(held.predicted),
+        f"{held.measured:.4f}",
         f"{held.error:+.2f}%",
-    ]  # fmt: skip
+    ]
 
 
 def _law(projection: Projection) -> list[str]:
     law = projection.law
     return [
-        _interval(law.floor), f"{law.gain:.4f}", _interval(law.alpha), compact(projection.amount),
+        _interval(law.floor),
+        f"{law.gain:.4f}",
+        _interval(law.alpha),
+        compact(projection.amount),
         _interval(projection.predicted),
-    ]  # fmt: skip
+    ]
 
 
 def _interval(estimate: Estimate, digits: int = 3) -> str:
-    low, high = (or_dash(end, lambda value: f"{value:.{digits}f}") for end in (estimate.low, estimate.high))
+    low, high = (
+        or_dash(end, lambda value: f"{value:.{digits}f}") for end in (estimate.low, estimate.high)
+    )
     return f"{estimate.value:.{digits}f} [{low}, {high}]"
 
 

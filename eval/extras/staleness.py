@@ -95,7 +95,9 @@ class StaleTraining:
         self.parameters = [parameter for _, parameter in named]
         self.stage_of = [holders(name, config, stages.number)[0] for name, _ in named]
         most = max(rule.age(stages, stage, 0) for stage in range(stages.number))
-        self.versions: deque[list[Tensor]] = deque([self._copy()], maxlen=most + 1)  # the newest last
+        self.versions: deque[list[Tensor]] = deque(
+            [self._copy()], maxlen=most + 1
+        )  # the newest last
         self.velocity = [torch.zeros_like(parameter) for parameter in self.parameters]
         self.steps = self._micro_batch = 0
         self.is_stale = most > 0
@@ -122,12 +124,16 @@ class StaleTraining:
         """T1. An update is in proportion to the learning rate, so it is divided in its place."""
         power = 1 - min(self.steps / self.annealing, 1.0)
         for parameter, before, stage in zip(self.parameters, self.versions[-1], self.stage_of):
-            age = max(self.stages.mean_age(stage), 1.0)  # a younger one is no reason to take a larger step
+            age = max(
+                self.stages.mean_age(stage), 1.0
+            )  # a younger one is no reason to take a larger step
             parameter.data.copy_(torch.lerp(before, parameter.data, age**-power))
 
     def _note_version(self) -> None:
         newest = self._copy()
-        for velocity, after, before, stage in zip(self.velocity, newest, self.versions[-1], self.stage_of):
+        for velocity, after, before, stage in zip(
+            self.velocity, newest, self.versions[-1], self.stage_of
+        ):
             velocity.lerp_(after - before, 1 - DECAY ** (1 / self.stages.mean_age(stage)))
         self.versions.append(newest)
 

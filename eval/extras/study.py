@@ -34,7 +34,15 @@ from eval.rules.load import Run, load_run
 
 OWN = ("study.", "name=", "seed=", "resume=")  # of the study, not of its runs
 MULTIPLE = re.compile(r"([\w.]+)\*=(.*)")
-HEADER = ("variant", "seeds", "vocabulary", "score", "std over seeds", "validation loss", "tokens seen")
+HEADER = (
+    "variant",
+    "seeds",
+    "vocabulary",
+    "score",
+    "std over seeds",
+    "validation loss",
+    "tokens seen",
+)
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,10 @@ class StudyConfig:
 
     def overrides_of(self, shared: Sequence[str]) -> dict[str, list[str]]:
         """Each variant's name and overrides, for runs that all have those of `shared`; UserError for none."""
-        found = {name: self._without_multiples(name, changes, shared) for name, changes in self._table.items()}
+        found = {
+            name: self._without_multiples(name, changes, shared)
+            for name, changes in self._table.items()
+        }
         require(found, f"study: nothing to run: {self.what} has no variants")
         for name, changes in found.items():
             folder_name(name, f"study.variants.{self.what}", "runs")
@@ -87,7 +98,9 @@ class StudyConfig:
         except UserError as error:
             raise UserError(f"study.variants.{self.what}.{variant}: {error}") from None
 
-    def _without_multiples(self, variant: str, changes: Sequence[str], shared: Sequence[str]) -> list[str]:
+    def _without_multiples(
+        self, variant: str, changes: Sequence[str], shared: Sequence[str]
+    ) -> list[str]:
         """Multiples are of what the variant has without them, its own values included."""
         multiples = [one for one in changes if MULTIPLE.fullmatch(one)]
         plain = [one for one in changes if one not in multiples]
@@ -107,7 +120,10 @@ def multiplied(override: str, settings: Mapping[str, Any]) -> str | None:
         if value is None:
             return None
         value = value.get(key, "nothing") if isinstance(value, Mapping) else "nothing"
-    require(isinstance(value, int | float), f"study: {override}: {name}={value} is no number to multiply")
+    require(
+        isinstance(value, int | float),
+        f"study: {override}: {name}={value} is no number to multiply",
+    )
     try:
         factor = float(times)
     except ValueError:
@@ -131,16 +147,24 @@ def main(settings: dict[str, Any]) -> None:
         pipelines.main(settings, config.stages, config.seeds, out)
         return
     variants = config.overrides_of(shared)
-    folders = {v: [runs / f"{settings['name']}-{v}-{seed}" for seed in config.seeds] for v in variants}
+    folders = {
+        v: [runs / f"{settings['name']}-{v}-{seed}" for seed in config.seeds] for v in variants
+    }
     for variant, changes in variants.items():
         composed = config.composed(variant, [*shared, *changes])
         refuse_other(dict(zip(config.seeds, folders[variant])), composed, config.fine_tunes)
     for variant, changes in variants.items():
-        lacking = {verb: folder.name for folder in folders[variant] for verb in _missing(folder, config.fine_tunes)}
+        lacking = {
+            verb: folder.name
+            for folder in folders[variant]
+            for verb in _missing(folder, config.fine_tunes)
+        }
         for verb, name in sorted(lacking.items()):
             _verb(verb, [*shared, *changes, f"name={name}", CHECK])
     made: dict[str, list[Run]] = {variant: [] for variant in variants}
-    for done, seed in enumerate(config.seeds):  # all variants of one seed first: an early stop compares like with like
+    for done, seed in enumerate(
+        config.seeds
+    ):  # all variants of one seed first: an early stop compares like with like
         for variant, changes in variants.items():
             _run(folders[variant][done], [*shared, *changes], seed, config.fine_tunes)
             made[variant].append(load_run(folders[variant][done]))
@@ -152,8 +176,13 @@ def shared_overrides(given: Sequence[str]) -> list[str]:
     """Those of the single runs; UserError for what the study decides by itself."""
     for word in given:
         name, _, value = word.lstrip("+").partition("=")
-        require(name != "seed", f"study: {word}: each run has a seed of study.seeds; give study.seeds=[{value}]")
-        require(name != "resume", f"study: {word}: the same command goes on by itself; leave it out")
+        require(
+            name != "seed",
+            f"study: {word}: each run has a seed of study.seeds; give study.seeds=[{value}]",
+        )
+        require(
+            name != "resume", f"study: {word}: the same command goes on by itself; leave it out"
+        )
     return [word for word in given if not word.lstrip("+").startswith(OWN)]
 
 
@@ -182,7 +211,9 @@ def _verb(verb: str, overrides: list[str], folder: Path | None = None) -> None:
     say(f"cramming {verb} {' '.join(overrides)}")
     code = run_process([sys.executable, "-m", "cramming", verb, *overrides])
     if code and not (folder and load_run(folder).record.training.status in WITHOUT_MODEL):
-        raise UserError(f"study: `cramming {verb}` ended with code {code}; the same command goes on from there")
+        raise UserError(
+            f"study: `cramming {verb}` ended with code {code}; the same command goes on from there"
+        )
 
 
 def row_of(variant: str, runs: Sequence[Run]) -> tuple[list[str], list[str]]:
@@ -190,14 +221,25 @@ def row_of(variant: str, runs: Sequence[Run]) -> tuple[list[str], list[str]]:
     subset of the tasks (`eval.tasks`) is enough to compare variants. Means are over the runs that left a model."""
     ended = _with_model(runs)
     scores = [_scores(run) for run in ended if run.record.trained is not None]
-    common = [entry for entry in scores[0] if all(entry in found for found in scores)] if scores else []
-    means = [statistics.fmean(found[entry] for entry in common) for found in scores] if common else []
+    common = (
+        [entry for entry in scores[0] if all(entry in found for found in scores)] if scores else []
+    )
+    means = (
+        [statistics.fmean(found[entry] for entry in common) for found in scores] if common else []
+    )
     losses = [loss for run in ended if (loss := run.record.training.validation.loss) is not None]
     tokens = [count for run in ended if (count := run.record.training.tokens) is not None]
     sizes = [size for run in runs if (size := run.record.corpus.vocab_size) is not None]
     std = statistics.stdev(means) if len(means) > 1 else None
-    cells = [_cell(sizes[:1], 0), _cell(means, 1), _cell([std] if std is not None else [], 2), _cell(losses, 3)]
-    lost = Counter(status for run in runs if (status := run.record.training.status) in WITHOUT_MODEL)
+    cells = [
+        _cell(sizes[:1], 0),
+        _cell(means, 1),
+        _cell([std] if std is not None else [], 2),
+        _cell(losses, 3),
+    ]
+    lost = Counter(
+        status for run in runs if (status := run.record.training.status) in WITHOUT_MODEL
+    )
     why = ", ".join(f"{count} {status}" for status, count in sorted(lost.items()))
     seeds = f"{len(runs)} ({why})" if why else str(len(runs))
     return [variant, seeds, *cells, _cell(tokens, 0)], [ENTRIES[entry][1].title for entry in common]
@@ -244,4 +286,8 @@ def _validated_on(run: Run) -> tuple[str | None, ...] | None:
     """What validation losses must have in common to compare; None where it is not known."""
     corpus = run.record.corpus
     text = corpus.validation.manifest_sha256 if corpus.validation.folder else corpus.manifest_sha256
-    return (text, corpus.tokenizer.sha256, str(run.record.training.validation.targets)) if text else None
+    return (
+        (text, corpus.tokenizer.sha256, str(run.record.training.validation.targets))
+        if text
+        else None
+    )

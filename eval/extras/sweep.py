@@ -37,7 +37,11 @@ def choose(glue: Path, inits: Sequence[str]) -> dict[str, dict[str, Any]]:
     """
     judge = "pretrained" if "pretrained" in inits else inits[0]
     by_init = {init: _points(glue / init / "sweep") for init in inits}
-    points = {name: p for name, p in by_init[judge].items() if all(name in found for found in by_init.values())}
+    points = {
+        name: p
+        for name, p in by_init[judge].items()
+        if all(name in found for found in by_init.values())
+    }
     scores = {name: [task["score"] for task in p["tasks"].values()] for name, p in points.items()}
     means = {name: mean for name, found in scores.items() if (mean := mean_of(found)) is not None}
     if not means:
@@ -47,17 +51,24 @@ def choose(glue: Path, inits: Sequence[str]) -> dict[str, dict[str, Any]]:
     sets = [point["hyperparameters"] for point in points.values()]
     varied = [key for key in sets[0] if len({json.dumps(one.get(key)) for one in sets}) > 1]
     listed = {
-        name: {"hyperparameters": {key: p["hyperparameters"][key] for key in varied}, "mean": means.get(name)}
+        name: {
+            "hyperparameters": {key: p["hyperparameters"][key] for key in varied},
+            "mean": means.get(name),
+        }
         for name, p in points.items()
     }
     chosen_by = f"mean of the dev scores of {judge} over {', '.join(points[best]['tasks'])}"
     mark = {"points": list(listed.values()), "chosen_by": chosen_by, "mean": means[best]}
-    compared = f"{len(points)} points, best {listed[best]['hyperparameters']}" if varied else "1 point"
+    compared = (
+        f"{len(points)} points, best {listed[best]['hyperparameters']}" if varied else "1 point"
+    )
     say(f"sweep: {compared}: {means[best]:.2f}")
     chosen = {}
     for init, found in by_init.items():
         only_here = shutil.ignore_patterns("section.json")
-        shutil.copytree(glue / init / "sweep" / best, glue / init, ignore=only_here, dirs_exist_ok=True)
+        shutil.copytree(
+            glue / init / "sweep" / best, glue / init, ignore=only_here, dirs_exist_ok=True
+        )
         # A section comes after all that its choice has looked at: no later point is a scoring that was broken off.
         came_after = max(point["history_entries"] for point in found.values())
         chosen[init] = {**found[best], "history_entries": came_after, "sweep": mark}
@@ -69,4 +80,6 @@ def _points(folder: Path) -> dict[str, dict[str, Any]]:
     files = sorted(folder.glob("*/section.json"), key=lambda file: file.stat().st_mtime_ns)
     found = {file.parent.name: json.loads(file.read_text(encoding="utf-8")) for file in files}
     same = {name: [section.get(key) for key in SAME] for name, section in found.items()}
-    return {name: found[name] for name in sorted(found) if same[name] == same[files[-1].parent.name]}
+    return {
+        name: found[name] for name in sorted(found) if same[name] == same[files[-1].parent.name]
+    }

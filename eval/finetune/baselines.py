@@ -23,12 +23,19 @@ from eval.tasks.datasets import Split, TaskData
 from eval.tasks.suites import SuiteName
 
 SETTINGS: dict[str, Any] = {
-    "words": "tf-idf of 1- and 2-grams", "most_frequent": 100_000, "inverse_regularization": 1.0, "iterations": 200,
-}  # fmt: skip
+    "words": "tf-idf of 1- and 2-grams",
+    "most_frequent": 100_000,
+    "inverse_regularization": 1.0,
+    "iterations": 200,
+}
 
 
 def score_baseline(
-    section: str, store: RunStore, suite: SuiteName, data: Sequence[TaskData], absent: dict[str, str]
+    section: str,
+    store: RunStore,
+    suite: SuiteName,
+    data: Sequence[TaskData],
+    absent: dict[str, str],
 ) -> dict[str, Any]:
     """The record's `section` (see `WITHOUT_ENCODER`); tasks that are stored with the same data are not done again.
 
@@ -37,11 +44,15 @@ def score_baseline(
     import sklearn
 
     name, (settings, predict) = WITHOUT_ENCODER[section], METHODS[section]
-    results, made = dict[tuple[str, int], dict[str, Any]](), list[tuple[TaskData, str, Predictions]]()
+    results, made = (
+        dict[tuple[str, int], dict[str, Any]](),
+        list[tuple[TaskData, str, Predictions]](),
+    )
     for task_data in data:
         task, started = task_data.task, time.perf_counter()
         key, other = (
-            settings_hash(each.sha256, settings, sklearn.__version__) for each in (task_data, task_data.whole)
+            settings_hash(each.sha256, settings, sklearn.__version__)
+            for each in (task_data, task_data.whole)
         )
         if stored := store.load(task_data, 0, key) or store.load(task_data, 0, other):
             results[task.name, 0] = stored
@@ -65,14 +76,18 @@ def predict_from_words(data: TaskData) -> list[np.ndarray]:
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     words = TfidfVectorizer(
-        ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"(?u)\b\w+\b|[^\w\s]",
+        ngram_range=(1, 2),
+        sublinear_tf=True,
+        token_pattern=r"(?u)\b\w+\b|[^\w\s]",
         max_features=SETTINGS["most_frequent"],
-    )  # fmt: skip
+    )
     words.fit(text for column in data.train.texts for text in column)
     assert data.train.labels is not None, data.task.name
     model = _linear_model(data.task, classes=len(np.unique(data.train.labels)))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # the number of iterations is part of the definition
+        warnings.simplefilter(
+            "ignore", ConvergenceWarning
+        )  # the number of iterations is part of the definition
         model.fit(_features(words, data.train), data.train.labels)
     return [model.predict(_features(words, split)).astype(np.float64) for split in data.scored]
 

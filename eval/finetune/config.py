@@ -71,6 +71,9 @@ class EvalConfig:
 
     def __post_init__(self) -> None:
         for name, values in {"init": self.init, "seeds": self.seeds, "tasks": self.tasks}.items():
-            require(values is None or 0 < len(values) == len(set(values)), f"{name} must name at least one, each once")
+            require(
+                values is None or 0 < len(values) == len(set(values)),
+                f"{name} must name at least one, each once",
+            )
         given = self.source == "embedded" and self.data_dir
         require(not given, "data_dir is for real GLUE data; add eval=glue_sane")

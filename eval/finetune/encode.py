@@ -54,7 +54,9 @@ def encode_tasks(
     """Put the tasks into `cache`, by name, as the model's tokenizer encodes them, where they are not in it yet with all
     their test sets."""
     every = {d.task.name: d for d in tasks}
-    data = [d for name, d in every.items() if name not in cache or len(cache[name].blind) < len(d.blind)]
+    data = [
+        d for name, d in every.items() if name not in cache or len(cache[name].blind) < len(d.blind)
+    ]
     if not data:
         return
     encode = load_encoder(source.folder, source.own, max_length, source.vocab_size)
@@ -72,8 +74,12 @@ def encode_task(
 
     def encoded(split: Split) -> Encoded:
         ids, types, lengths = [], [], []
-        for first in range(0, len(split), BATCH):  # so that the tokenizer's own objects never pile up
-            batch_ids, batch_types = encode(tuple(column[first : first + BATCH] for column in split.texts))
+        for first in range(
+            0, len(split), BATCH
+        ):  # so that the tokenizer's own objects never pile up
+            batch_ids, batch_types = encode(
+                tuple(column[first : first + BATCH] for column in split.texts)
+            )
             lengths += [len(sequence) for sequence in batch_ids]
             ids.append(np.fromiter(chain.from_iterable(batch_ids), np.int32))
             types.append(np.fromiter(chain.from_iterable(batch_types), np.uint8))
@@ -81,7 +87,9 @@ def encode_task(
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         return Encoded(np.concatenate(ids), np.concatenate(types), starts, split.labels)
 
-    scored, blind = ({s.source.entry: encoded(s) for s in splits} for splits in (data.scored, data.blind))
+    scored, blind = (
+        {s.source.entry: encoded(s) for s in splits} for splits in (data.scored, data.blind)
+    )
     return EncodedTask(encoded(data.train), scored, blind)
 
 
@@ -95,7 +103,9 @@ def load_encoder(folder: Path, bert_layout: bool, max_length: int, vocab_size: i
     _check_size(folder, tokenizer.get_vocab(with_added_tokens=True), vocab_size)
     cls, sep = (_special(folder, tokenizer, role) for role in ("cls_token", "sep_token"))
     tokenizer.post_processor = TemplateProcessing(
-        single=f"{cls[0]} $A {sep[0]}", pair=f"{cls[0]} $A {sep[0]} $B:1 {sep[0]}:1", special_tokens=[cls, sep]
+        single=f"{cls[0]} $A {sep[0]}",
+        pair=f"{cls[0]} $A {sep[0]} $B:1 {sep[0]}:1",
+        special_tokens=[cls, sep],
     )
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_length, strategy="longest_first")
@@ -114,7 +124,11 @@ def _stock_encoder(folder: Path, max_length: int, vocab_size: int) -> Encoder:
 
     def encode(columns: Columns) -> tuple[list[Sequence[int]], list[Sequence[int]]]:
         found = tokenizer(
-            *columns, truncation="longest_first", max_length=max_length, padding=False, return_token_type_ids=True
+            *columns,
+            truncation="longest_first",
+            max_length=max_length,
+            padding=False,
+            return_token_type_ids=True,
         )
         return found["input_ids"], found["token_type_ids"]
 
@@ -136,10 +150,14 @@ def _stock_tokenizer(folder: Path) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder))
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{folder}: no usable tokenizer ({' '.join(str(error).split())[:150]})") from None
+        raise UserError(
+            f"{folder}: no usable tokenizer ({' '.join(str(error).split())[:150]})"
+        ) from None
     # Without any file of a vocabulary transformers 5 makes one of special tokens alone.
     has_words = tokenizer.get_vocab().keys() - set(tokenizer.all_special_tokens)
-    require(has_words, f"{folder}: no tokenizer; save the model's own there (tokenizer.save_pretrained)")
+    require(
+        has_words, f"{folder}: no tokenizer; save the model's own there (tokenizer.save_pretrained)"
+    )
     return tokenizer
 
 
@@ -147,8 +165,12 @@ def special_token(folder: Path, role: str) -> str | None:
     """The special token that tokenizer_config.json names for a role ("mask_token"), or None; UserError for damage."""
     config = folder / "tokenizer_config.json"
     try:
-        named = json.loads(config.read_text(encoding="utf-8")).get(role) if config.is_file() else None
-        return (named["content"] if isinstance(named, dict) else named) or None  # as transformers writes added tokens
+        named = (
+            json.loads(config.read_text(encoding="utf-8")).get(role) if config.is_file() else None
+        )
+        return (
+            named["content"] if isinstance(named, dict) else named
+        ) or None  # as transformers writes added tokens
     except (ValueError, AttributeError) as error:
         raise UserError(f"{config}: not a JSON object ({error})") from None
 
@@ -158,7 +180,9 @@ def _special(folder: Path, tokenizer: Any, role: str) -> tuple[str, int]:
     text = special_token(folder, role) or f"[{role.removesuffix('_token').upper()}]"
     number = tokenizer.token_to_id(text)
     if number is None:
-        raise UserError(f"{folder / 'tokenizer.json'}: no token {text!r} ({role}); it does not fit the model")
+        raise UserError(
+            f"{folder / 'tokenizer.json'}: no token {text!r} ({role}); it does not fit the model"
+        )
     return text, number
 
 
@@ -172,7 +196,10 @@ def mask_and_frame(folder: Path, bert_layout: bool) -> tuple[int, set[int]]:
     """The ids of the mask token and of the tokens that frame texts ([CLS], [SEP]); UserError without a mask token."""
     if bert_layout and (folder / "tokenizer.json").is_file():
         tokenizer = _fast_tokenizer(folder)
-        mask, *frame = (_special(folder, tokenizer, role)[1] for role in ("mask_token", "cls_token", "sep_token"))
+        mask, *frame = (
+            _special(folder, tokenizer, role)[1]
+            for role in ("mask_token", "cls_token", "sep_token")
+        )
         return mask, set(frame)
     tokenizer = _stock_tokenizer(folder)
     lacks = f"{folder}: its tokenizer has no mask token; eval.minimal_pairs needs a masked language model"

@@ -19,7 +19,12 @@ from cramming.journal import Journal, line_hashes, read_lines
 from cramming.record import finite, load_record, write_record_section
 from eval.tasks.suites import SuiteName
 
-PROTOCOL = ("hyperparameters", "selection", "precision", "threads_per_run")  # of a section: how its scores were made
+PROTOCOL = (
+    "hyperparameters",
+    "selection",
+    "precision",
+    "threads_per_run",
+)  # of a section: how its scores were made
 
 
 def history_file(folder: Path) -> Path:
@@ -50,7 +55,12 @@ def refuse_altered(folder: Path) -> None:
     sha256 = found.get("sha256")
     what = "is not as the record knows it (by SHA-256)" if path.exists() else "is missing"
     require(
-        not recorded or (isinstance(recorded, Mapping) and sha256 is not None and recorded.get("sha256") == sha256),
+        not recorded
+        or (
+            isinstance(recorded, Mapping)
+            and sha256 is not None
+            and recorded.get("sha256") == sha256
+        ),
         f"{path}: {what}; restore it, or score the model folder under another name with model_path=<folder>",
     )
 
@@ -68,10 +78,21 @@ class Scoring:
 
     def add(self, task: Task, seed: int, result: Mapping[str, Any], subset: bool) -> None:
         """A line for one fine-tuning, whose result has been stored; `subset`: on a part of the official data."""
-        what = {"suite": self.suite, "init": self.init, "task": task.name, "seed": seed, "version": self.version}
-        scores = {entry: found["metrics"][task.main_metric] for entry, found in result["entries"].items()}
+        what = {
+            "suite": self.suite,
+            "init": self.init,
+            "task": task.name,
+            "seed": seed,
+            "version": self.version,
+        }
+        scores = {
+            entry: found["metrics"][task.main_metric] for entry, found in result["entries"].items()
+        }
         digests = {name: result[name] for name in ("predictions_sha256", "key")}
-        append(self.folder, {**what, **self.made_with, "subset": subset, "scores": scores, **digests, **self.by})
+        append(
+            self.folder,
+            {**what, **self.made_with, "subset": subset, "scores": scores, **digests, **self.by},
+        )
 
     def has(self, piece: Mapping[str, Any]) -> bool:
         """Whether the history has a line for this result; the record, too late for it in a crash, then names it."""
@@ -96,11 +117,19 @@ class Scoring:
     def done(self) -> set[tuple[Any, Any]]:
         """The (task, seed) that were fine-tuned on all of their data with the same settings, by the same version."""
         same = {**self.made_with, "subset": False, "version": self.version}
-        return {(line.get("task"), line.get("seed")) for line in self._lines() if same.items() <= line.items()}
+        return {
+            (line.get("task"), line.get("seed"))
+            for line in self._lines()
+            if same.items() <= line.items()
+        }
 
     def _lines(self) -> list[dict[str, Any]]:
         lines = read_lines(history_file(self.folder))
-        return [line for line in lines if (line.get("suite"), line.get("init")) == (self.suite, self.init)]
+        return [
+            line
+            for line in lines
+            if (line.get("suite"), line.get("init")) == (self.suite, self.init)
+        ]
 
 
 def read_history(path: Path, recorded: Any) -> dict[str, Any]:

@@ -47,8 +47,12 @@ class PackedSplit:
         self.device = device
         self.lengths_N = torch.from_numpy(np.diff(encoded.starts_N))
         arrays = (encoded.ids_T, encoded.types_T, encoded.starts_N)
-        self.ids_T, self.types_T, self.starts_N = (torch.from_numpy(array).to(device) for array in arrays)
-        self.labels_N = None if encoded.labels_N is None else torch.from_numpy(encoded.labels_N).to(device)
+        self.ids_T, self.types_T, self.starts_N = (
+            torch.from_numpy(array).to(device) for array in arrays
+        )
+        self.labels_N = (
+            None if encoded.labels_N is None else torch.from_numpy(encoded.labels_N).to(device)
+        )
 
     def __len__(self) -> int:
         return len(self.lengths_N)
@@ -69,7 +73,9 @@ class PackedSplit:
         index_T = sources_T + positions_T
         labels_S = None if self.labels_N is None else self.labels_N[chosen_S]
         packing = Packing(bounds_S.int(), None, longest)
-        return Batch(self.ids_T[index_T].long(), positions_T, self.types_T[index_T].long(), packing, labels_S)
+        return Batch(
+            self.ids_T[index_T].long(), positions_T, self.types_T[index_T].long(), packing, labels_S
+        )
 
 
 def with_used_words(encoder: Encoder, train: Encoded) -> tuple[Encoded, Callable[[], None]]:
@@ -79,8 +85,14 @@ def with_used_words(encoder: Encoder, train: Encoded) -> tuple[Encoded, Callable
     They are a fifth of the vocabulary on a small task; gradients of the others would be written as zeros, and read by
     the optimizer, in every step. The numbers are the same bit for bit (with gradient clipping, to rounding).
     """
-    tables: list[tuple[nn.Module, str, nn.Embedding]] = [(encoder.embeddings, "tokens", encoder.embeddings.tokens)]
-    tables += [(encoder, "value_tokens", encoder.value_tokens)] if encoder.value_tokens is not None else []
+    tables: list[tuple[nn.Module, str, nn.Embedding]] = [
+        (encoder.embeddings, "tokens", encoder.embeddings.tokens)
+    ]
+    tables += (
+        [(encoder, "value_tokens", encoder.value_tokens)]
+        if encoder.value_tokens is not None
+        else []
+    )
     used_V, ids_T = np.unique(train.ids_T, return_inverse=True)
     used = torch.from_numpy(used_V).long().to(encoder.embeddings.tokens.weight.device)
     for place, name, full in tables:
@@ -155,36 +167,50 @@ def finetune(run: TaskRun, on_examples: Callable[[int], None] = lambda count: No
     if put_back:
         put_back()
     scored, blind = (
-        {n: predict(model, task, PackedSplit(s, device), number_format, math.isnan(loss)) for n, s in sets.items()}
+        {
+            n: predict(model, task, PackedSplit(s, device), number_format, math.isnan(loss))
+            for n, s in sets.items()
+        }
         for sets in (run.data.scored, run.data.blind)
     )
     return Predictions(scored, blind, loss, time.perf_counter() - started, epoch)
 
 
 def train(
-    model: SequenceClassifier, split: PackedSplit, run: TaskRun, number_format: Precision,
+    model: SequenceClassifier,
+    split: PackedSplit,
+    run: TaskRun,
+    number_format: Precision,
     on_examples: Callable[[int], None],
-) -> tuple[float, int]:  # fmt: skip
+) -> tuple[float, int]:
     """Train in place on `split`; returns the last epoch's mean loss and its number. The first epoch in which a step's
     loss is not finite is the last one, and its mean is NaN."""
     task, hyper = TASKS[run.task], run.hyper
-    groups = parameter_groups(model, hyper.weight_decay)  # decay only on matrices, as in pretraining
+    groups = parameter_groups(
+        model, hyper.weight_decay
+    )  # decay only on matrices, as in pretraining
     betas = (hyper.beta1, hyper.beta2)
-    optimizer = torch.optim.AdamW(groups, lr=hyper.learning_rate, betas=betas, eps=hyper.eps, fused=True)
+    optimizer = torch.optim.AdamW(
+        groups, lr=hyper.learning_rate, betas=betas, eps=hyper.eps, fused=True
+    )
     generator = torch.Generator().manual_seed(run.seed)
     steps_per_epoch = -(-len(split) // hyper.batch_size)
     total_steps = hyper.epochs * steps_per_epoch
     model.train()
     for epoch in range(hyper.epochs):
         losses = []
-        for step, chosen_S in enumerate(torch.randperm(len(split), generator=generator).split(hyper.batch_size)):
+        for step, chosen_S in enumerate(
+            torch.randperm(len(split), generator=generator).split(hyper.batch_size)
+        ):
             progress = (epoch * steps_per_epoch + step + 1) / (total_steps + 1)
             for group in optimizer.param_groups:
                 group["lr"] = hyper.learning_rate_at(progress)
             loss = train_step(model, task, split.batch(chosen_S), optimizer, hyper, number_format)
             losses.append(len(chosen_S) * loss)
             on_examples(len(chosen_S))
-        mean = torch.stack(losses).sum().item() / len(split)  # once an epoch: every look at a loss waits for the device
+        mean = torch.stack(losses).sum().item() / len(
+            split
+        )  # once an epoch: every look at a loss waits for the device
         if not np.isfinite(mean):
             return math.nan, epoch + 1
     return mean, hyper.epochs
@@ -219,7 +245,11 @@ def train_step(
 
 @torch.inference_mode()
 def predict(
-    model: SequenceClassifier, task: Task, split: PackedSplit, number_format: Precision, failed: bool = False
+    model: SequenceClassifier,
+    task: Task,
+    split: PackedSplit,
+    number_format: Precision,
+    failed: bool = False,
 ) -> np.ndarray:
     """Predictions in the split's order, float64 [N]: class numbers or scores; NaN where the output is not finite."""
     found_N = torch.full((len(split),), float("nan"), dtype=torch.float64)

@@ -54,13 +54,20 @@ class ModelSource:
     @property
     def settings(self) -> dict[str, str]:
         """Of `files`, all but the weights. Which a stock tokenizer reads differs between them, so that all count."""
-        return {name: sha256 for name, sha256 in self.files.items() if Path(name).suffix not in NOT_SETTINGS}
+        return {
+            name: sha256
+            for name, sha256 in self.files.items()
+            if Path(name).suffix not in NOT_SETTINGS
+        }
 
 
 def open_model(path: str | Path) -> ModelSource:
     """Describe the model at a folder or under a hub name; UserError where there is none, or none that can be read."""
     folder = expand_home(path, "model_path")
-    require(not folder.is_file(), f"model_path={path}: is a file, not a folder; give the folder it is in")
+    require(
+        not folder.is_file(),
+        f"model_path={path}: is a file, not a folder; give the folder it is in",
+    )
     if not folder.is_dir():
         folder = _download(str(path))
     file = folder / "config.json"
@@ -70,28 +77,39 @@ def open_model(path: str | Path) -> ModelSource:
     except (ValueError, TypeError) as error:
         raise UserError(f"{file}: not a JSON object ({error})") from None
     kind = config.get("model_type")
-    require(not config.get("is_encoder_decoder"), f"{file}: model type {kind!r} has a decoder; give an encoder")
+    require(
+        not config.get("is_encoder_decoder"),
+        f"{file}: model type {kind!r} has a decoder; give an encoder",
+    )
     weights = _weight_files(folder)
     require(weights, f"{folder}: no weights; expected model.safetensors or pytorch_model.bin")
     files = {
         file.name: file_sha256(file)
         for file in sorted(folder.iterdir())
-        if file.is_file() and (file in weights or file.suffix not in NOT_SETTINGS) and not file.name.startswith(".")
+        if file.is_file()
+        and (file in weights or file.suffix not in NOT_SETTINGS)
+        and not file.name.startswith(".")
     }
     hashes = [files[file.name] for file in weights]
     sha256 = hashes[0] if len(hashes) == 1 else settings_hash(hashes)
     size = sum(file.stat().st_size for file in weights)
     is_whole = any(file.name in WEIGHT_FILES for file in weights)
-    if own := _own_config(folder, kind) if is_whole or kind == "cramming" else None:  # which nothing else could load
+    if (
+        own := _own_config(folder, kind) if is_whole or kind == "cramming" else None
+    ):  # which nothing else could load
         assert own.vocab_size is not None, folder
-        return ModelSource(folder, str(path), True, own.vocab_size, position_limit(own), sha256, size, files)
+        return ModelSource(
+            folder, str(path), True, own.vocab_size, position_limit(own), sha256, size, files
+        )
     require(config.get("vocab_size"), f"{file}: no vocab_size; {kind!r} is not a text encoder")
     causal = f"{file}: this {kind!r} is a decoder, whose tokens do not see those after them; give an encoder"
     require(not _is_causal(config), causal)
     positions = config.get("max_position_embeddings")
     if positions is not None:
         positions -= _first_position(folder)
-    return ModelSource(folder, str(path), False, config["vocab_size"], positions, sha256, size, files)
+    return ModelSource(
+        folder, str(path), False, config["vocab_size"], positions, sha256, size, files
+    )
 
 
 @contextmanager
@@ -124,7 +142,9 @@ def missing_weights(loaded: Mapping[str, Any]) -> list[str]:
 def _encoder_class(model_type: str) -> Any:
     """transformers' automatic class for the encoder of this type: `AutoModel` gives T5's a decoder as well."""
     from transformers import AutoModel, AutoModelForTextEncoding
-    from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES as ENCODERS
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES as ENCODERS,
+    )
 
     return AutoModelForTextEncoding if model_type in ENCODERS else AutoModel
 
@@ -136,14 +156,20 @@ def _first_position(folder: Path) -> int:
     with quiet_transformers(folder, CANNOT_LOAD), torch.device("meta"):
         config = AutoConfig.from_pretrained(folder)
         model = _encoder_class(config.model_type).from_config(config)
-    tables = [module for name, module in model.named_modules() if name.endswith("position_embeddings")]
-    paddings = [table.padding_idx for table in tables if getattr(table, "padding_idx", None) is not None]
+    tables = [
+        module for name, module in model.named_modules() if name.endswith("position_embeddings")
+    ]
+    paddings = [
+        table.padding_idx for table in tables if getattr(table, "padding_idx", None) is not None
+    ]
     return 1 + max(paddings, default=-1)
 
 
 def _weight_files(folder: Path) -> list[Path]:
     """All that a folder has in the first format that it has; several where they are sharded."""
-    return next((found for pattern in WEIGHT_PATTERNS if (found := sorted(folder.glob(pattern)))), [])
+    return next(
+        (found for pattern in WEIGHT_PATTERNS if (found := sorted(folder.glob(pattern)))), []
+    )
 
 
 def altered(record: Record, files: Mapping[str, str]) -> str | None:
@@ -166,7 +192,9 @@ def refuse_changed(folder: Path, files: Mapping[str, str]) -> None:
     for name, sha256 in files.items():
         file = folder / name
         same = file.is_file() and file_sha256(file) == sha256
-        require(same, f"{file}: was changed while the model was being scored; restore it and run again")
+        require(
+            same, f"{file}: was changed while the model was being scored; restore it and run again"
+        )
 
 
 # Only causal language models by transformers' tables, and encoders nevertheless.
@@ -178,9 +206,15 @@ def _is_causal(config: Mapping[str, Any]) -> bool:
     only, or a decoder by its own configuration, unless that says that it reads both ways."""
     from transformers.models.auto import modeling_auto
 
-    if config.get("is_causal") is False or config.get("use_bidirectional_attention") in (True, "all"):
+    if config.get("is_causal") is False or config.get("use_bidirectional_attention") in (
+        True,
+        "all",
+    ):
         return False
-    causal, masked = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    causal, masked = (
+        modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    )
     kind = config.get("model_type")
     return bool(config.get("is_decoder")) or (
         kind in causal and kind not in masked and kind not in ENCODERS_ALL_THE_SAME
@@ -215,12 +249,20 @@ def _download(name: str) -> Path:
         if not any(folder.glob("*.safetensors")):
             folder = Path(snapshot_download(name, allow_patterns=[*texts, "pytorch_model*.bin"]))
     except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:150] if online else "no connection to the hub, and not in the cache"
-        raise UserError(f"model_path={name}: no such folder, and {reason}; give a local model folder") from None
+        reason = (
+            " ".join(str(error).split())[:150]
+            if online
+            else "no connection to the hub, and not in the cache"
+        )
+        raise UserError(
+            f"model_path={name}: no such folder, and {reason}; give a local model folder"
+        ) from None
     return folder
 
 
-def build_classifier(source: ModelSource, init: Init, outputs: int, hyper: Hyperparameters) -> SequenceClassifier:
+def build_classifier(
+    source: ModelSource, init: Init, outputs: int, hyper: Hyperparameters
+) -> SequenceClassifier:
     """A classifier with `outputs` logits on the source's encoder, whose weights are what `init` says.
 
     New weights come from torch's global generator. UserError where a file that was read is not the source's any more.
@@ -236,7 +278,9 @@ def build_classifier(source: ModelSource, init: Init, outputs: int, hyper: Hyper
     refuse_changed(source.folder, source.settings if source.own else source.files)
     size = encoder.config.hidden_size if hyper.pooler else None
     model = SequenceClassifier(cast(Encoder, encoder), outputs, hyper.pooling, size, hyper.dropout)
-    trained = pretrained_pooler(source.folder) if init == "pretrained" and hyper.pooling == "cls" else {}
+    trained = (
+        pretrained_pooler(source.folder) if init == "pretrained" and hyper.pooling == "cls" else {}
+    )
     if trained and model.pooler is not None:
         model.pooler.load_state_dict(trained)
     return model
@@ -275,9 +319,14 @@ class StockEncoder(nn.Module):
     """Any `AutoModel` behind the interface of the suite's encoder: packed tokens in, packed hidden states out."""
 
     DROPOUTS = (
-        "hidden_dropout_prob", "dropout", "dropout_rate", "embd_pdrop", "hidden_dropout", "embedding_dropout",
+        "hidden_dropout_prob",
+        "dropout",
+        "dropout_rate",
+        "embd_pdrop",
+        "hidden_dropout",
+        "embedding_dropout",
         "mlp_dropout",
-    )  # fmt: skip
+    )
     ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")
 
     def __init__(self, folder: Path, init: Init, dropout: float, attention_dropout: float) -> None:
@@ -287,14 +336,21 @@ class StockEncoder(nn.Module):
         missing: list[str] = []
         with quiet_transformers(folder, CANNOT_LOAD):
             config = AutoConfig.from_pretrained(folder)
-            for names, rate in ((self.DROPOUTS, dropout), (self.ATTENTION_DROPOUTS, attention_dropout)):
+            for names, rate in (
+                (self.DROPOUTS, dropout),
+                (self.ATTENTION_DROPOUTS, attention_dropout),
+            ):
                 for name in names:
                     if isinstance(getattr(config, name, None), float | int):
                         setattr(config, name, rate)
             encoder = _encoder_class(config.model_type)
             if init == "pretrained":
-                self.model, loaded = encoder.from_pretrained(folder, config=config, dtype=torch.float32, **LOADING_INFO)
-                missing = [name for name in missing_weights(loaded) if "pooler" not in name]  # not used here
+                self.model, loaded = encoder.from_pretrained(
+                    folder, config=config, dtype=torch.float32, **LOADING_INFO
+                )
+                missing = [
+                    name for name in missing_weights(loaded) if "pooler" not in name
+                ]  # not used here
             else:
                 self.model = encoder.from_config(config, dtype=torch.float32)
         lack = f"its weights lack {', '.join(missing[:3])} ..., or have them in another shape"
@@ -315,7 +371,10 @@ class StockEncoder(nn.Module):
         """Hidden states [T, D], or of the tokens `wanted_M` [M, D]."""
         lengths_S = packing.bounds_S.diff()
         valid_SL = torch.arange(packing.max_length, device=ids_T.device) < lengths_S[:, None]
-        inputs = {"input_ids": _pad(ids_T, valid_SL, self.pad_id), "attention_mask": valid_SL.long()}
+        inputs = {
+            "input_ids": _pad(ids_T, valid_SL, self.pad_id),
+            "attention_mask": valid_SL.long(),
+        }
         if self.takes_types and token_types_T is not None:
             inputs["token_type_ids"] = _pad(token_types_T, valid_SL, 0)
         try:
@@ -323,18 +382,26 @@ class StockEncoder(nn.Module):
         except (RuntimeError, ValueError) as error:
             what = f"model type {self.model.config.model_type!r}: transformers' code for it"
             reason = " ".join(str(error).split())[:200]
-            if isinstance(error, ValueError):  # as of X-MOD, where its config.json has no default_language
+            if isinstance(
+                error, ValueError
+            ):  # as of X-MOD, where its config.json has no default_language
                 raise UserError(f"{what} refuses its input ({reason})") from None
             if is_out_of_memory(error) or not torch.is_autocast_enabled(ids_T.device.type):
                 raise
-            raise UserError(f"{what} fails in 16 bits ({reason}); set eval.precision=fp32") from None
+            raise UserError(
+                f"{what} fails in 16 bits ({reason}); set eval.precision=fp32"
+            ) from None
         # By place, not by `valid_SL`, whose count the host would wait for.
-        row_T = torch.bucketize(torch.arange(len(ids_T), device=ids_T.device), packing.bounds_S[1:], right=True)
+        row_T = torch.bucketize(
+            torch.arange(len(ids_T), device=ids_T.device), packing.bounds_S[1:], right=True
+        )
         place_T = row_T * packing.max_length + positions_T
-        return hidden_SLD.flatten(0, 1).index_select(0, place_T if wanted_M is None else place_T[wanted_M])
+        return hidden_SLD.flatten(0, 1).index_select(
+            0, place_T if wanted_M is None else place_T[wanted_M]
+        )
 
 
 def _pad(values_T: Tensor, valid_SL: Tensor, filler: int) -> Tensor:
-    return torch.full(valid_SL.shape, filler, dtype=torch.long, device=values_T.device).masked_scatter(
-        valid_SL, values_T.long()
-    )
+    return torch.full(
+        valid_SL.shape, filler, dtype=torch.long, device=values_T.device
+    ).masked_scatter(valid_SL, values_T.long())

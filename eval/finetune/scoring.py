@@ -48,7 +48,9 @@ def score_model(
     `conditions` by task, without which numbers are not compared, and how many lines of the run's history came before.
     What is fine-tuned for GLUE or the embedded tasks is written into that history.
     """
-    machine = environment(asdict(describe(device)))  # now: while this runs, somebody may edit the code
+    machine = environment(
+        asdict(describe(device))
+    )  # now: while this runs, somebody may edit the code
     hyper, competes = settings.hyperparameters, init == "pretrained" and not settings.sweep
     precision = resolve(settings.precision, device)
     numerics = {"precision": precision, "threads_per_run": settings.threads}
@@ -57,52 +59,80 @@ def score_model(
     by = {"model_sha256": sha256, "git": machine["git"]}
     past = history.Scoring(run, suite.name, init, made_with, FINETUNING_VERSION[init], by)
     # A sweep compares its points: each on one machine.
-    store = RunStore(folder, past, anywhere=competes) if suite.section == "glue" else RunStore(folder)
+    store = (
+        RunStore(folder, past, anywhere=competes) if suite.section == "glue" else RunStore(folder)
+    )
     protocol = {**numerics, "selection": "last"}
 
     def stored(d: TaskData) -> int:
         asked = conditions(d, source, init, protocol, machine)
-        return sum(store.load(d, seed, key_of(asked, hyper, seed)) is not None for seed in settings.seeds)
+        return sum(
+            store.load(d, seed, key_of(asked, hyper, seed)) is not None for seed in settings.seeds
+        )
 
     # A task begun with its test sets keeps them, even if predict_test is now false: nothing is fine-tuned twice.
     data = [max(d, d.whole, key=stored) if d.unasked else d for d in data]
     by_name = {d.task.name: d for d in data}
     same = {d.task.name: conditions(d, source, init, protocol, machine) for d in data}
-    keys = {(name, seed): key_of(same[name], hyper, seed) for name, seed in itertools.product(same, settings.seeds)}
+    keys = {
+        (name, seed): key_of(same[name], hyper, seed)
+        for name, seed in itertools.product(same, settings.seeds)
+    }
     results: dict[tuple[str, int], dict[str, Any]] = {}
     for (name, seed), key in keys.items():
         result = store.load(by_name[name], seed, key)
         if result is not None:  # of an earlier, interrupted call
             results[name, seed] = result
-            show_result(TASKS[name], init, seed, result, "stored" if result["key"] == key else "stored, made elsewhere")
+            show_result(
+                TASKS[name],
+                init,
+                seed,
+                result,
+                "stored" if result["key"] == key else "stored, made elsewhere",
+            )
     todo = [(name, seed) for name, seed in keys if (name, seed) not in results]
     encode_tasks([by_name[name] for name, _ in todo], source, hyper.max_length, encoded)
     require(
         hyper.pooling != "pairs"
-        or all((encoded[name].train.types_T == 1).any() for name, _ in todo if len(TASKS[name].text) > 1),
+        or all(
+            (encoded[name].train.types_T == 1).any()
+            for name, _ in todo
+            if len(TASKS[name].text) > 1
+        ),
         f"{source.folder}: its tokenizer does not tell a second text from a first (by token types), which"
         " eval.hyperparameters.pooling=pairs compares; take mean or cls",
     )
     if todo and competes:  # a sweep is a choice by what it is, and its record says so
-        warn_of_choices(past, [pair for pair in todo if not is_subset(suite.name, by_name[pair[0]])])
+        warn_of_choices(
+            past, [pair for pair in todo if not is_subset(suite.name, by_name[pair[0]])]
+        )
     runs = [
-        TaskRun(name, seed, init, encoded[name], source, hyper, precision, str(device), settings.threads)
+        TaskRun(
+            name, seed, init, encoded[name], source, hyper, precision, str(device), settings.threads
+        )
         for name, seed in todo
     ]
     for done, found in fine_tune(runs, settings, device):
         result = store.save(by_name[done.task], done.seed, keys[done.task, done.seed], found)
         results[done.task, done.seed] = result
         show_result(TASKS[done.task], init, done.seed, result, f"{found.seconds:.0f} s")
-    model = {"init": init, "model": source.label, "model_sha256": sha256, "model_files": source.files, **numerics}
+    model = {
+        "init": init,
+        "model": source.label,
+        "model_sha256": sha256,
+        "model_files": source.files,
+        **numerics,
+    }
     summary = summarise(
         model, suite.name, data, results, settings.seeds, asdict(hyper), suite.absent
-    )  # fmt: skip
+    )
     seconds = {f"{name}-seed{seed}": results[name, seed]["seconds"] for name, seed in keys}
     write_json(folder / "glue.json", summary)
     write_json(folder / "timing.json", {"environment": machine, "seconds": seconds})
     more: dict[str, Any] = {"environment": machine, "history_entries": past.entries()}
     more["conditions"] = {
-        name: made_on(found, [results[name, seed]["key"] for seed in settings.seeds]) for name, found in same.items()
+        name: made_on(found, [results[name, seed]["key"] for seed in settings.seeds])
+        for name, found in same.items()
     }
     if suite.corpus_sha256:
         more["tasks_corpus_sha256"] = suite.corpus_sha256
@@ -132,7 +162,9 @@ def fine_tune(
     if not runs:
         return
     size = runs[0].source.weight_bytes
-    workers = choose_workers(settings.workers, settings.threads, len(runs), len(settings.seeds), device, size)
+    workers = choose_workers(
+        settings.workers, settings.threads, len(runs), len(settings.seeds), device, size
+    )
     if workers > 1:  # the longest first, so that no process is alone with a long one at the end
         runs = sorted(runs, key=lambda run: -len(run.data.train))
     examples = settings.hyperparameters.epochs * sum(len(run.data.train) for run in runs)
@@ -141,15 +173,23 @@ def fine_tune(
 
 
 def conditions(
-    data: TaskData, source: ModelSource, init: Init, protocol: Mapping[str, Any], machine: Mapping[str, Any]
+    data: TaskData,
+    source: ModelSource,
+    init: Init,
+    protocol: Mapping[str, Any],
+    machine: Mapping[str, Any],
 ) -> str:
     """A hash of what a task's numbers depend on beside hyperparameters and seed; behind a hyphen that of what they are
     made on: versions of libraries and the device."""
     stock = not source.own or "tokenizer.json" not in source.settings
-    versions = [machine[name] for name in ("torch", "tokenizers", *(("transformers",) if stock else ()))]
+    versions = [
+        machine[name] for name in ("torch", "tokenizers", *(("transformers",) if stock else ()))
+    ]
     device = [machine["device"][key] for key in ("kind", "name")]
     asked = (data.sha256, init, source.sha256, source.settings, protocol, FINETUNING_VERSION[init])
-    types = () if source.own else ("token types",)  # which other models had not, where the tokenizer hides them
+    types = (
+        () if source.own else ("token types",)
+    )  # which other models had not, where the tokenizer hides them
     return f"{settings_hash(*asked, *types)}-{settings_hash(versions, device)}"
 
 
@@ -170,7 +210,8 @@ def show_result(task: Task, init: Init, seed: int, result: Mapping[str, Any], re
     for source in task.scored:
         if found := result["entries"].get(source.entry):
             values = ", ".join(
-                f"{name} {'-' if value is None else f'{100 * value:.1f}'}" for name, value in found["metrics"].items()
+                f"{name} {'-' if value is None else f'{100 * value:.1f}'}"
+                for name, value in found["metrics"].items()
             )
             remarks = "; ".join([remark, *found["problems"], *found["notes"]])
             say(f"{source.title:<8} {init} seed {seed}: {values} ({remarks})")

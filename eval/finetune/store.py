@@ -55,7 +55,9 @@ class RunStore:
                 return None
             _name(file, path)
         with np.load(file, allow_pickle=False) as arrays:
-            entries = _entries(data, {s.source.entry: arrays[f"dev.{s.source.entry}"] for s in data.scored})
+            entries = _entries(
+                data, {s.source.entry: arrays[f"dev.{s.source.entry}"] for s in data.scored}
+            )
         if result.get("entries") != entries:
             result["entries"] = entries
             write_json(path, result)
@@ -65,7 +67,9 @@ class RunStore:
         """Store predictions and metrics of one run; returns the result."""
         arrays = {f"dev.{name}": values for name, values in found.scored.items()}
         arrays |= {f"test.{name}": values for name, values in found.blind.items()}
-        arrays |= {f"test_ids.{s.source.entry}": np.array(s.ids) for s in data.blind if s.ids is not None}
+        arrays |= {
+            f"test_ids.{s.source.entry}": np.array(s.ids) for s in data.blind if s.ids is not None
+        }
         path, file = self._paths(data.task, seed)
 
         def write(temporary: Path) -> None:
@@ -123,7 +127,11 @@ def _entries(data: TaskData, predictions: Mapping[str, np.ndarray]) -> dict[str,
     for split in data.scored:
         assert split.labels is not None
         found = score(data.task.metrics, predictions[split.source.entry], split.labels)
-        metrics = {"metrics": finite(found.values), "problems": found.problems, "notes": found.notes}
+        metrics = {
+            "metrics": finite(found.values),
+            "problems": found.problems,
+            "notes": found.notes,
+        }
         entries[split.source.entry] = metrics
     return entries
 
@@ -167,8 +175,13 @@ def summarise(
         "seeds": list(seeds),
         "hyperparameters": dict(hyper),
         "tasks": entries,
-        "absent": {**absent, **{name: why for task_data in data for name, why in task_data.absent.items()}},
-        "averages": {name: _average(average, entries) for name, average in SUITES[suite].averages.items()},
+        "absent": {
+            **absent,
+            **{name: why for task_data in data for name, why in task_data.absent.items()},
+        },
+        "averages": {
+            name: _average(average, entries) for name, average in SUITES[suite].averages.items()
+        },
     }
 
 
@@ -228,7 +241,10 @@ def _average(average: Average, entries: Mapping[str, Mapping[str, Any]]) -> dict
 def with_seconds(summary: dict[str, Any], seconds: Mapping[str, float]) -> dict[str, Any]:
     """The summary with the fine-tuning seconds per entry (those of its task) and in all."""
     tasks = {
-        name: {**entry, "seconds": sum(seconds[f"{entry['task']}-seed{seed}"] for seed in summary["seeds"])}
+        name: {
+            **entry,
+            "seconds": sum(seconds[f"{entry['task']}-seed{seed}"] for seed in summary["seeds"]),
+        }
         for name, entry in summary["tasks"].items()
     }
     return {**summary, "tasks": tasks, "seconds": sum(seconds.values())}

@@ -44,14 +44,19 @@ def choose_workers(
     """Processes to use: as wanted, else as many as cores and memory allow, and on a GPU at most one for each seed."""
     if wanted is None:
         copies = WEIGHT_COPIES * weight_bytes
-        wanted = min(usable_cores() // threads, int(FREE_SHARE * available_bytes() / (PROCESS_BYTES + copies)))
+        wanted = min(
+            usable_cores() // threads,
+            int(FREE_SHARE * available_bytes() / (PROCESS_BYTES + copies)),
+        )
         if device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(device)
             wanted = min(wanted, seeds, int(FREE_SHARE * free / (GPU_PROCESS_BYTES + copies)))
     return max(1, min(wanted, runs))
 
 
-def run_all(runs: Iterable[TaskRun], workers: int, on_examples: OnExamples) -> Iterator[tuple[TaskRun, Predictions]]:
+def run_all(
+    runs: Iterable[TaskRun], workers: int, on_examples: OnExamples
+) -> Iterator[tuple[TaskRun, Predictions]]:
     """Each run with its result, as they finish; `runs` is read lazily. With one worker all happens in this process."""
     threads = torch.get_num_threads()
     try:
@@ -72,7 +77,9 @@ def _run(run: TaskRun, on_examples: OnExamples) -> Predictions:
     if run.device == "cpu":
         keep_freed_memory()
         os.environ.setdefault(*KERNEL_CACHE)
-    torch.backends.cuda.enable_cudnn_sdp(False)  # plans about a second for each new shape, and each batch has its own
+    torch.backends.cuda.enable_cudnn_sdp(
+        False
+    )  # plans about a second for each new shape, and each batch has its own
     with float32_products(tf32=run.precision != "fp32"):
         return finetune(run, on_examples)
 
@@ -84,14 +91,18 @@ def _run_in_pool(
     queue, waiting, counted = iter(runs), dict[Future[Predictions], TaskRun](), 0
     with process_pool(workers, DIED, _begin_worker, inherited=(counter,)) as submit:
         while True:
-            for run in islice(queue, workers + 1 - len(waiting)):  # one more than workers: nobody waits for it
+            for run in islice(
+                queue, workers + 1 - len(waiting)
+            ):  # one more than workers: nobody waits for it
                 waiting[submit(_run_in_worker, run)] = run
             if not waiting:
                 return
             done, _ = wait(waiting, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
             on_examples(counter.value - counted)
             counted = counter.value
-            for future in sorted(done, key=lambda each: each.exception() is not None):  # none is lost to an error
+            for future in sorted(
+                done, key=lambda each: each.exception() is not None
+            ):  # none is lost to an error
                 yield waiting.pop(future), future.result()
 
 

@@ -34,8 +34,11 @@ from eval.tasks.metrics import mean_of
 SEED_IN_NAME = re.compile(r"[\W_]*(?:seed|s)?[\W_]*\d*$")
 # A duel's verdict for the candidate and for the base.
 FROM_BOTH_SIDES = {
-    "win": ("won", "lost"), "loss": ("lost", "won"), "equivalent": ("equal",) * 2, "undecided": ("undecided",) * 2
-}  # fmt: skip
+    "win": ("won", "lost"),
+    "loss": ("lost", "won"),
+    "equivalent": ("equal",) * 2,
+    "undecided": ("undecided",) * 2,
+}
 
 
 class Identity(NamedTuple):
@@ -109,10 +112,16 @@ class Entry:
         """What could be a selection: seeds that are not the first ones, runs without a score; and several commits."""
         seeds = [row.run.record.training.seed for row in self.rows]
         commits = {row.run.record.environment.git.commit for row in self.rows}
-        first, expected = set(range(len(seeds))), "0" if len(seeds) == 1 else f"0 to {len(seeds) - 1}"
+        first, expected = (
+            set(range(len(seeds))),
+            "0" if len(seeds) == 1 else f"0 to {len(seeds) - 1}",
+        )
         lost = [f"{run.label} ({_why(run)})" for run in self.left_out]
         return [
-            *([f"pretraining seeds {', '.join(sorted(map(str, seeds)))}, not {expected}"] * (set(seeds) != first)),
+            *(
+                [f"pretraining seeds {', '.join(sorted(map(str, seeds)))}, not {expected}"]
+                * (set(seeds) != first)
+            ),
             *([f"not counted of the same recipe: {few(lost)}"] if lost else []),
             *([f"code of {len(commits)} commits"] if len(commits) > 1 else []),
         ]
@@ -125,7 +134,13 @@ def _over_runs(values: Sequence[float | None]) -> tuple[float | None, float | No
 
 def _why(run: Run) -> str:
     status = run.record.training.status
-    return status or "no status" if status != "finished" else "not ranked" if run.record.trained else "not scored"
+    return (
+        status or "no status"
+        if status != "finished"
+        else "not ranked"
+        if run.record.trained
+        else "not scored"
+    )
 
 
 @dataclass(frozen=True)
@@ -175,18 +190,27 @@ def _identity(run: Run) -> Identity:
     return Identity(track_of(run.record), recipe_of(run.record) or str(run.folder))
 
 
-def _placed(entries: Sequence[Entry], verdicts: Mapping[tuple[Identity, Identity], str]) -> list[RankedEntry]:
+def _placed(
+    entries: Sequence[Entry], verdicts: Mapping[tuple[Identity, Identity], str]
+) -> list[RankedEntry]:
     entries = sorted(entries, key=lambda entry: -entry.main)
     p = p_values([entry.scores for entry in entries])
     tested = np.triu(~np.isnan(p), 1)  # of a pair the better entry has the row
     p[tested] = adjusted(p[tested])
     apart = np.triu(np.where(np.isnan(p), _apart_by_fine_tuning(entries), p < NOISE), 1)
     better, worse = apart.sum(axis=0).tolist(), apart.sum(axis=1).tolist()
-    found = [RankedEntry(entry, better[i] + 1, len(entries) - worse[i]) for i, entry in enumerate(entries)]
+    found = [
+        RankedEntry(entry, better[i] + 1, len(entries) - worse[i])
+        for i, entry in enumerate(entries)
+    ]
     for i, (above, entry) in enumerate(pairwise(entries)):
         duel = verdicts.get((_identity(entry.first.run), _identity(above.first.run)), "")
         known = float(p[i, i + 1]) if tested[i, i + 1] else None
-        needed = _seeds_needed(above, entry, tested.sum()) if known is not None and not apart[i, i + 1] else None
+        needed = (
+            _seeds_needed(above, entry, tested.sum())
+            if known is not None and not apart[i, i + 1]
+            else None
+        )
         found[i + 1] = replace(found[i + 1], p=known, needed=needed, duel=duel)
     return found
 
@@ -194,16 +218,26 @@ def _placed(entries: Sequence[Entry], verdicts: Mapping[tuple[Identity, Identity
 def _apart_by_fine_tuning(entries: Sequence[Entry]) -> np.ndarray:
     """By the averages of single fine-tuning seeds of the best runs, where these have the order of the scores, which are
     medians; without any spread by the scores themselves."""
-    found, main = [entry.fine_tunings for entry in entries], np.array([entry.main for entry in entries])
-    p, mean = p_values(found), np.array([statistics.fmean(group) if group else math.nan for group in found])
+    found, main = (
+        [entry.fine_tunings for entry in entries],
+        np.array([entry.main for entry in entries]),
+    )
+    p, mean = (
+        p_values(found),
+        np.array([statistics.fmean(group) if group else math.nan for group in found]),
+    )
     same_order = np.subtract.outer(main, main) * np.subtract.outer(mean, mean) > 0
-    return np.where(np.isnan(p), np.abs(np.subtract.outer(main, main)) > ROUNDING, (p < NOISE) & same_order)
+    return np.where(
+        np.isnan(p), np.abs(np.subtract.outer(main, main)) > ROUNDING, (p < NOISE) & same_order
+    )
 
 
 def _seeds_needed(one: Entry, other: Entry, comparisons: int) -> int | None:
     groups = [entry.scores for entry in (one, other) if entry.confirmed]
     freedom = sum(len(group) - 1 for group in groups)
-    spread = math.sqrt(sum((len(group) - 1) * statistics.variance(group) for group in groups) / freedom)
+    spread = math.sqrt(
+        sum((len(group) - 1) * statistics.variance(group) for group in groups) / freedom
+    )
     return seeds_needed((one.main - other.main) / spread, NOISE / comparisons)
 
 
@@ -219,16 +253,27 @@ def fought(ledger: Ledger) -> dict[tuple[Identity, Identity], str]:
             continue
         hashes = (terms["base"]["hash"], terms["candidate"]["hash"])
         base, candidate = (
-            Identity(track_for(unit, limit, terms["clock"], terms["device"]), recipe(settings[sha256], corpus))
-            for sha256, ((unit, limit),), corpus in zip(hashes, map(dict.items, terms["budgets"]), terms["corpora"])
+            Identity(
+                track_for(unit, limit, terms["clock"], terms["device"]),
+                recipe(settings[sha256], corpus),
+            )
+            for sha256, ((unit, limit),), corpus in zip(
+                hashes, map(dict.items, terms["budgets"]), terms["corpora"]
+            )
         )
         by = [f" by {MEASURES[terms['measure']][0]}"] * 2
         if (duel.verdict or {}).get("why"):  # of a loss: else the duel is void
             by = [" as a run of its own failed", " as a run of the other failed"]
-        for pair, words, how in zip(((candidate, base), (base, candidate)), FROM_BOTH_SIDES[verdict], by):
+        for pair, words, how in zip(
+            ((candidate, base), (base, candidate)), FROM_BOTH_SIDES[verdict], by
+        ):
             found.setdefault(pair, []).append(words + how)
     return {pair: _of_several(said) for pair, said in found.items()}
 
 
 def _of_several(said: Sequence[str]) -> str:
-    return said[0] if len(said) == 1 else "; ".join(f"{n} of {len(said)} {words}" for words, n in Counter(said).items())
+    return (
+        said[0]
+        if len(said) == 1
+        else "; ".join(f"{n} of {len(said)} {words}" for words, n in Counter(said).items())
+    )

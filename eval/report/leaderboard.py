@@ -57,13 +57,18 @@ def _group_of(row: Row) -> str | None:
 
 
 def board_of(
-    rows: Sequence[Row], runs: Sequence[Run], verdicts: Mapping[tuple[Identity, Identity], str], figure: Figure | None
+    rows: Sequence[Row],
+    runs: Sequence[Run],
+    verdicts: Mapping[tuple[Identity, Identity], str],
+    figure: Figure | None,
 ) -> "Board":
     """The board of a suite's rows. Tracks where no other objective competes have the closed division alone."""
     competing = [row for row in rows if row.competes]
     closed = ranked_entries([row for row in competing if row.ranked], runs, verdicts)
     others = {track_of(row.run.record) for row in competing if not row.ranked}
-    any_objective = ranked_entries([row for row in competing if track_of(row.run.record) in others], runs, verdicts)
+    any_objective = ranked_entries(
+        [row for row in competing if track_of(row.run.record) in others], runs, verdicts
+    )
     tables = []
     for track in in_order({*any_objective, *closed}):
         where = f", {track.title}" if track else ""
@@ -89,7 +94,14 @@ class Board:
     @cached_property
     def columns(self) -> list[str]:
         averages = map(title_of, AVERAGES[self.suite])
-        return ["#", "Model", "Division", *averages, *self.noise_columns, *map(title_of, columns_of(self.suite))]
+        return [
+            "#",
+            "Model",
+            "Division",
+            *averages,
+            *self.noise_columns,
+            *map(title_of, columns_of(self.suite)),
+        ]
 
     @cached_property
     def noise_columns(self) -> list[str]:
@@ -105,7 +117,9 @@ class Board:
 
     @cached_property
     def groups(self) -> list[Group]:
-        unranked = [Group(self._unranked(title), title, "faint" * (title == INVALID)) for title in GROUPS]
+        unranked = [
+            Group(self._unranked(title), title, "faint" * (title == INVALID)) for title in GROUPS
+        ]
         return [Group(self._ranked(found), title) for title, found in self.tables] + unranked
 
     @cached_property
@@ -116,7 +130,10 @@ class Board:
 
     def _ranked(self, found: Sequence[RankedEntry]) -> list[list[Cell]]:
         entries = columns_of(self.suite)
-        best = {task: max((one.entry.score(task)[0] or 0.0 for one in found), default=None) for task in entries}
+        best = {
+            task: max((one.entry.score(task)[0] or 0.0 for one in found), default=None)
+            for task in entries
+        }
         return [self._placed_row(one, best) for one in found]
 
     def _placed_row(self, ranked: RankedEntry, best: Mapping[str, float | None]) -> list[Cell]:
@@ -125,7 +142,11 @@ class Board:
         small = ", ".join(filter(None, (detail, *entry.remarks)))
         model = Cell(entry.label, small, "main", [anchor(row.run) for row in entry.rows])
         noise = noise_cells(ranked) if self.noise_columns else []
-        return self._line([Cell(ranked.places), model, division_cell(entry.first)], entry_cells(entry, best), noise)
+        return self._line(
+            [Cell(ranked.places), model, division_cell(entry.first)],
+            entry_cells(entry, best),
+            noise,
+        )
 
     def _unranked(self, title: str) -> list[list[Cell]]:
         rows = [row for row in self.rows if _group_of(row) == title]
@@ -137,12 +158,21 @@ class Board:
         return [self._line(cells, number_cells(row)) for cells, row in lines]
 
     def _published_row(self, row: Reference) -> list[Cell]:
-        named = [Cell(""), Cell(row.title, "; ".join(filter(None, (row.source, row.note)))), Cell("published")]
-        averages = [Cell(score_words(row.avg9), spread_words(row.spread)), Cell(score_words(row.avg8))]
+        named = [
+            Cell(""),
+            Cell(row.title, "; ".join(filter(None, (row.source, row.note)))),
+            Cell("published"),
+        ]
+        averages = [
+            Cell(score_words(row.avg9), spread_words(row.spread)),
+            Cell(score_words(row.avg8)),
+        ]
         scores = [Cell(score_words(row.scores.get(entry))) for entry in columns_of(self.suite)]
         return self._line(named, averages + scores)
 
-    def _line(self, named: Sequence[Cell], numbers: Sequence[Cell], noise: Sequence[Cell] = ()) -> list[Cell]:
+    def _line(
+        self, named: Sequence[Cell], numbers: Sequence[Cell], noise: Sequence[Cell] = ()
+    ) -> list[Cell]:
         """What is about pretraining seeds stands behind the averages: empty cells where a row has nothing of it."""
         averages, empty = len(AVERAGES[self.suite]), [Cell("")] * len(self.noise_columns)
         return [*named, *numbers[:averages], *(noise or empty), *numbers[averages:]]
@@ -164,7 +194,9 @@ class Board:
     def gaps_and_gains(self) -> list[str]:
         """Why averages are not printed, and what pretraining adds."""
         gaps = [f"{row.run.label}, {row.init}: {said}" for row in self.rows if (said := _gaps(row))]
-        gains = [f"{row.run.label}: {said}" for row in self.rows if (said := gain_words(row, self.rows))]
+        gains = [
+            f"{row.run.label}: {said}" for row in self.rows if (said := gain_words(row, self.rows))
+        ]
         return gaps + gains
 
 
@@ -182,7 +214,12 @@ def _row_words(row: Row) -> str:
 
 def _entry_words(entry: Entry) -> str:
     record, names = entry.first.run.record, [row.run.label for row in entry.rows]
-    parts = [f"mean of {few(names)}", f"{_seeds_words(entry.first)} each", model_words(record), budget_words(record)]
+    parts = [
+        f"mean of {few(names)}",
+        f"{_seeds_words(entry.first)} each",
+        model_words(record),
+        budget_words(record),
+    ]
     return ", ".join(filter(None, parts))
 
 
@@ -207,8 +244,14 @@ def entry_cells(entry: Entry, best: Mapping[str, float | None]) -> list[Cell]:
     """The entry's averages, then its tasks; a score equal to its column's in `best` is set off."""
     suite = entry.first.suite
     averages = [(*entry.average(name), "main") for name in AVERAGES[suite]]
-    tasks = [(*(found := entry.score(task)), "best" * (found[0] == best[task])) for task in columns_of(suite)]
-    return [Cell(score_words(mean), spread_words(spread), tone) for mean, spread, tone in averages + tasks]
+    tasks = [
+        (*(found := entry.score(task)), "best" * (found[0] == best[task]))
+        for task in columns_of(suite)
+    ]
+    return [
+        Cell(score_words(mean), spread_words(spread), tone)
+        for mean, spread, tone in averages + tasks
+    ]
 
 
 def number_cells(row: Row) -> list[Cell]:
@@ -225,7 +268,9 @@ def division_cell(row: Row) -> Cell:
     """The row's division with the rules it breaks; a baseline competes in none."""
     if row.baseline:
         return Cell("baseline")
-    return Cell(row.verdict.division, ", ".join(f.rule for f in row.verdict.broken), row.verdict.division)
+    return Cell(
+        row.verdict.division, ", ".join(f.rule for f in row.verdict.broken), row.verdict.division
+    )
 
 
 def _protocol(row: Row) -> str:
@@ -244,7 +289,11 @@ def _gaps(row: Row) -> str:
     tasks, absent, lacking = row.section.tasks, row.section.absent, []
     for entry in columns_of(row.suite):
         if row.score(entry) is None:
-            reason = tasks[entry].remark if entry in tasks else absent.get(entry) or absent.get(ENTRIES[entry][0].name)
+            reason = (
+                tasks[entry].remark
+                if entry in tasks
+                else absent.get(entry) or absent.get(ENTRIES[entry][0].name)
+            )
             lacking.append(f"{title_of(entry)} ({reason or 'not scored'})")
     why = f"there is no score for {', '.join(lacking) or 'some entry'}"
     return f"{' and '.join(dashed)} not printed, because {why}" if dashed else ""

@@ -15,7 +15,14 @@ from eval.report.references import REFERENCES
 from eval.report.tracks import track_of
 from eval.tasks.suites import AVERAGES
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a cell begins with that spreadsheets run, not show
+FORMULA = (
+    "=",
+    "+",
+    "-",
+    "@",
+    "\t",
+    "\r",
+)  # what a cell begins with that spreadsheets run, not show
 NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
 AVERAGE_NAMES = [average for suite in AVERAGES.values() for average in suite]
 
@@ -32,10 +39,16 @@ COLUMNS: dict[str, Callable[[Row], Any]] = {
     "selection": lambda row: row.section.selection,
     "seeds": lambda row: " ".join(map(str, row.section.seeds)),
     **{name: partial(lambda n, row: row.averages.get(n), name) for name in AVERAGE_NAMES},
-    **{f"{n}_std": partial(lambda n, row: row.spread(n) if n in row.averages else None, n) for n in AVERAGE_NAMES},
+    **{
+        f"{n}_std": partial(lambda n, row: row.spread(n) if n in row.averages else None, n)
+        for n in AVERAGE_NAMES
+    },
     "subset": lambda row: row.subset,
     **{name: partial(lambda n, row: row.score(n), name) for name in ENTRIES},
-    **{f"{n}_std": partial(lambda n, row: (task := row.section.tasks.get(n)) and task.spread, n) for n in ENTRIES},
+    **{
+        f"{n}_std": partial(lambda n, row: (task := row.section.tasks.get(n)) and task.spread, n)
+        for n in ENTRIES
+    },
     "parameters": lambda row: row.run.record.training.parameters,
     "budget_unit": lambda row: row.run.record.training.budget.unit,
     "budget_limit": lambda row: row.run.record.training.budget.limit,
@@ -78,15 +91,21 @@ PLACE_COLUMNS: dict[str, Callable[[RankedEntry], Any]] = {
 def comma_separated(rows: Sequence[Row], ranked_entries: Sequence[RankedEntry]) -> str:
     """The text of leaderboard.csv."""
     buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, [*COLUMNS, *PLACE_COLUMNS, "source"], restval="", lineterminator="\n")
+    writer = csv.DictWriter(
+        buffer, [*COLUMNS, *PLACE_COLUMNS, "source"], restval="", lineterminator="\n"
+    )
     writer.writeheader()
-    lines: list[dict[str, Any]] = [{name: value(row) for name, value in COLUMNS.items()} for row in rows]
+    lines: list[dict[str, Any]] = [
+        {name: value(row) for name, value in COLUMNS.items()} for row in rows
+    ]
     for line, row in zip(lines, rows):
         ranked = next((one for one in ranked_entries if row in one.entry.rows), None)
         line |= {name: value(ranked) for name, value in PLACE_COLUMNS.items()} if ranked else {}
     for one in REFERENCES:
         averages = {"avg9": one.avg9, "avg8": one.avg8, "source": one.source}
-        lines.append({"kind": "published", "run": one.title, "suite": "glue", **averages, **one.scores})
+        lines.append(
+            {"kind": "published", "run": one.title, "suite": "glue", **averages, **one.scores}
+        )
     for line in lines:
         writer.writerow({name: _cell(value) for name, value in line.items() if value is not None})
     return buffer.getvalue()

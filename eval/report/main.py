@@ -68,16 +68,25 @@ def main(config: dict[str, Any]) -> None:
     with readers(folder) as run_map:
         runs = load_runs(folder, run_map)
         rows = rows_of(runs)
-        with_rows = [(run, [row for row in rows if row.run is run]) for run in runs if not run.problem]
+        with_rows = [
+            (run, [row for row in rows if row.run is run]) for run in runs if not run.problem
+        ]
         sections = run_map(partial(_section, settings=settings, out=out), with_rows)
     found = [run for run in runs if settings.each_run and not run.problem and run.folder.is_dir()]
     if closed := [run.label for run in found if not _takes_pages(run)]:
         say(f"{few(closed, 4)}: these folders can only be read, so they get no report of their own")
     verdicts = fought(Ledger(settings.ledger))
     suites = {suite: [row for row in rows if row.suite == suite] for suite in AVERAGES}
-    boards = [board_of(mine, runs, verdicts, _score_figure(mine, suite, out)) for suite, mine in suites.items() if mine]
+    boards = [
+        board_of(mine, runs, verdicts, _score_figure(mine, suite, out))
+        for suite, mine in suites.items()
+        if mine
+    ]
     _write_board(out, runs, boards, sections)
-    _write(out / "leaderboard.csv", comma_separated(rows, [one for found in boards for one in found.ranked_entries]))
+    _write(
+        out / "leaderboard.csv",
+        comma_separated(rows, [one for found in boards for one in found.ranked_entries]),
+    )
     _write(out / "leaderboard.tex", latex(boards))
     _print(boards, runs)
     say(f"report: {out / 'leaderboard.html'}")
@@ -94,19 +103,26 @@ def _section(one: tuple[Run, Sequence[Row]], settings: ReportConfig, out: Path) 
         alone = replace(page, links=links(run, own, settings.repository))
         data = data_of([Section(alone, line)])
         _write(own / "report.md", render.markdown("report.j2", one=alone))
-        _write(own / "report.html", render.html(run.label, "report.j2", data, one=alone, content=html))
+        _write(
+            own / "report.html", render.html(run.label, "report.j2", data, one=alone, content=html)
+        )
     return Section(page, line, render.fragment("html", "details.j2", one=page, content=html))
 
 
 def _takes_pages(run: Run) -> bool:
     """No archive does, nor what can only be read."""
     place = run.folder / "report"
-    return run.folder.is_dir() and os.access(place if place.is_dir() else run.folder, os.W_OK | os.X_OK)
+    return run.folder.is_dir() and os.access(
+        place if place.is_dir() else run.folder, os.W_OK | os.X_OK
+    )
 
 
 def check(config: dict[str, Any]) -> Path:
     """The folder that the report goes to; UserError for a wrong setting."""
-    out = build(ReportConfig, config["report"], "report").out or expand_home(config["runs"], "runs") / "report"
+    out = (
+        build(ReportConfig, config["report"], "report").out
+        or expand_home(config["runs"], "runs") / "report"
+    )
     if out.exists() and not out.is_dir():
         raise UserError(f"report.out={out}: is a file; give a folder")
     return out
@@ -123,8 +139,14 @@ def _figure(drawing: "Drawing | None", title: str, name: str, out: Path) -> Figu
 
 def _training_figure(rows: Sequence[Row], runs: Sequence[Run], out: Path) -> Figure | None:
     """Of the best runs, as many as there are colours; then of those that have no score, or no trust."""
-    by_score = list(dict.fromkeys([*(row.run.label for row in rows if not row.baseline), *(run.label for run in runs)]))
-    best = sorted(runs, key=lambda run: (bool(breaks(run)), by_score.index(run.label)))[: len(plots.COLOURS)]
+    by_score = list(
+        dict.fromkeys(
+            [*(row.run.label for row in rows if not row.baseline), *(run.label for run in runs)]
+        )
+    )
+    best = sorted(runs, key=lambda run: (bool(breaks(run)), by_score.index(run.label)))[
+        : len(plots.COLOURS)
+    ]
     drawing = plots.training([plots.Curve(run.label, run.metrics) for run in best])
     words = "all runs" if len(best) == len(runs) else f"the first {len(best)} of {len(runs)} runs"
     return _figure(drawing, f"Training of {words}", "training", out)
@@ -143,11 +165,15 @@ def submission_lines(run: Run, out: Path | None) -> list[str]:
             f"{', '.join(file for file, why in missing.items() if why == reason)} ({reason})"
             for reason in dict.fromkeys(missing.values())
         ]
-        return [f"No submission to the GLUE server, for want of test predictions: {'; '.join(reasons)}."]
+        return [
+            f"No submission to the GLUE server, for want of test predictions: {'; '.join(reasons)}."
+        ]
     if not out:
         return []
     _write(out / "submission.zip", submission.archive(found), synced=True)
-    return [f"Submission to the GLUE server: report/submission.zip in the run folder (seed {section.seeds[0]})."]
+    return [
+        f"Submission to the GLUE server: report/submission.zip in the run folder (seed {section.seeds[0]})."
+    ]
 
 
 def _score_figure(rows: Sequence[Row], suite: str, out: Path) -> Figure | None:
@@ -158,13 +184,17 @@ def _score_figure(rows: Sequence[Row], suite: str, out: Path) -> Figure | None:
     return _figure(plots.scores(shown, title), f"{title} of {words}", f"scores-{suite}", out)
 
 
-def _write_board(out: Path, runs: Sequence[Run], boards: Sequence[Board], sections: Sequence[Section]) -> None:
+def _write_board(
+    out: Path, runs: Sequence[Run], boards: Sequence[Board], sections: Sequence[Section]
+) -> None:
     """The leaderboard, from the tables down to the rules."""
     rows = [row for board in boards for row in board.rows]
     trained = [run for run in runs if run.record.pretrain]
     problems = {
         "Not readable": {run.folder.name: run.problem for run in runs if run.problem},
-        "Odd values in records": {run.folder.name: few(run.record.problems, 12, "; ") for run in _odd(runs)},
+        "Odd values in records": {
+            run.folder.name: few(run.record.problems, 12, "; ") for run in _odd(runs)
+        },
     }
     ranked = sum(row.ranked for row in rows)
     values = {
@@ -177,7 +207,9 @@ def _write_board(out: Path, runs: Sequence[Run], boards: Sequence[Board], sectio
     }
     _write(out / "leaderboard.md", render.markdown("leaderboard.j2", **values))
     title = "Cramming leaderboard"
-    _write(out / "leaderboard.html", render.html(title, "leaderboard.j2", data_of(sections), **values))
+    _write(
+        out / "leaderboard.html", render.html(title, "leaderboard.j2", data_of(sections), **values)
+    )
 
 
 def _odd(runs: Sequence[Run]) -> list[Run]:
@@ -190,7 +222,9 @@ def _write(path: Path, content: str | bytes, *, synced: bool = False) -> None:
 
     def write(temporary: Path) -> None:
         # JSON can hold half of a surrogate pair, UTF-8 cannot.
-        temporary.write_bytes(content.encode("utf-8", "replace") if isinstance(content, str) else content)
+        temporary.write_bytes(
+            content.encode("utf-8", "replace") if isinstance(content, str) else content
+        )
 
     overwrite_atomically(path, write, synced=synced)
 
@@ -215,7 +249,10 @@ def _print_board(board: Board) -> None:
     grid = Grid(title=board.title, title_justify="left", box=SIMPLE_HEAD)
     for i in (*names, *shown):
         grid.add_column(
-            board.columns[i], overflow="fold", justify="left" if i in names else "right", no_wrap=i in shown
+            board.columns[i],
+            overflow="fold",
+            justify="left" if i in names else "right",
+            no_wrap=i in shown,
         )
     for row in rows:
         grid.add_row(*(Text(printable(row[i].text)) for i in (*names, *shown)))

@@ -20,7 +20,18 @@ from eval.report.run_page import RunPage
 from eval.report.wording import budget_words
 from eval.rules.load import Run
 
-RECIPE = ("model", "objective", "optim", "schedule", "start", "precision", "attention", "train", "memory", "runtime")
+RECIPE = (
+    "model",
+    "objective",
+    "optim",
+    "schedule",
+    "start",
+    "precision",
+    "attention",
+    "train",
+    "memory",
+    "runtime",
+)
 MOST_SOURCES = 20
 CARD_TAG = "pretrained-from-scratch"
 
@@ -121,7 +132,13 @@ def _paths(record: Record) -> dict[str, str]:
         source.folder or (None if source.kind == "hub" or source.dataset else source.name)
         for source in record.corpus.sources
     ]
-    found = {path: Path(path).name for path in [*sources, record.corpus.folder] if path and "/" in path}
+    found = {
+        path: Path(path).name for path in [*sources, record.corpus.folder] if path and "/" in path
+    }
     scored = [section.model for section in record.glue.values()]
-    found |= {path: "/".join(Path(path).parts[-2:]) for path in scored if path and Path(path).is_absolute()}
+    found |= {
+        path: "/".join(Path(path).parts[-2:])
+        for path in scored
+        if path and Path(path).is_absolute()
+    }
     return dict(sorted(found.items(), key=lambda item: -len(item[0])))

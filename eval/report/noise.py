@@ -34,16 +34,23 @@ def p_values(groups: Sequence[Sequence[float]]) -> np.ndarray:
     """
     size = np.array([len(group) for group in groups], dtype=float)
     mean = np.array([statistics.fmean(group) if group else math.nan for group in groups])
-    square = np.array([sum((value - middle) ** 2 for value in group) for group, middle in zip(groups, mean)])
+    square = np.array(
+        [sum((value - middle) ** 2 for value in group) for group, middle in zip(groups, mean)]
+    )
     agrees = np.array([_agree(group) for group in groups], dtype=bool)
     with np.errstate(divide="ignore", invalid="ignore"):
         # Squared error of the difference and degrees of freedom: Student's, then Welch's, which a single run has not.
         freedom = _each_pair(size) - 2
         student = _each_pair(square) / freedom * _each_pair(1 / size)
         error = square / size / (size - 1)
-        tests = [(student, freedom), (_each_pair(error), _each_pair(error) ** 2 / _each_pair(error**2 / (size - 1)))]
+        tests = [
+            (student, freedom),
+            (_each_pair(error), _each_pair(error) ** 2 / _each_pair(error**2 / (size - 1))),
+        ]
         difference = np.abs(np.subtract.outer(mean, mean))
-        found = np.fmax(*(2 * stdtr(degrees, -difference / np.sqrt(squared)) for squared, degrees in tests))
+        found = np.fmax(
+            *(2 * stdtr(degrees, -difference / np.sqrt(squared)) for squared, degrees in tests)
+        )
     found[np.logical_and.outer(agrees, agrees)] = math.nan
     return np.asarray(found)
 
@@ -68,7 +75,9 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
 def adjusted(p_values: np.ndarray) -> np.ndarray:
     """The p-values for looking at all of them: the probability of any false one stays below the error (Holm 1979)."""
     order, found = np.argsort(p_values), np.empty(len(p_values))
-    found[order] = np.minimum(np.maximum.accumulate(p_values[order] * np.arange(len(p_values), 0, -1)), 1.0)
+    found[order] = np.minimum(
+        np.maximum.accumulate(p_values[order] * np.arange(len(p_values), 0, -1)), 1.0
+    )
     return found
 
 

@@ -76,11 +76,21 @@ def curve(rows: Sequence[Mapping[str, Any]], record: Record) -> dict[str, Any]:
     also `lr`; `flops` is exaFLOPs per token, on average over the run, None where that is not on record. The validation
     of the final weights is after the last step, and counts at that step's time."""
     flops, tokens = record.training.exaflops, record.training.tokens
-    end = max((seconds for row in rows if "loss" in row and (seconds := number(row.get("seconds")))), default=math.inf)
-    rows = [row if (number(row.get("seconds")) or 0.0) <= end else {**row, "seconds": end} for row in rows]
+    end = max(
+        (seconds for row in rows if "loss" in row and (seconds := number(row.get("seconds")))),
+        default=math.inf,
+    )
+    rows = [
+        row if (number(row.get("seconds")) or 0.0) <= end else {**row, "seconds": end}
+        for row in rows
+    ]
     return {
-        "train": _columns(rows, {"tokens": "tokens", "seconds": "hours", "loss": "loss", "lr": "lr"}),
-        "validation": _columns(rows, {"tokens": "tokens", "seconds": "hours", "validation_loss": "loss"}),
+        "train": _columns(
+            rows, {"tokens": "tokens", "seconds": "hours", "loss": "loss", "lr": "lr"}
+        ),
+        "validation": _columns(
+            rows, {"tokens": "tokens", "seconds": "hours", "validation_loss": "loss"}
+        ),
         "flops": flops / tokens if flops and tokens else None,
     }
 
@@ -88,7 +98,9 @@ def curve(rows: Sequence[Mapping[str, Any]], record: Record) -> dict[str, Any]:
 def _columns(rows: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> dict[str, list[float]]:
     """Of the rows that have all of `names`."""
     points = ([number(row[name]) for name in names] for row in rows if row.keys() >= names.keys())
-    known = plots.thinned([[p for p in point if p is not None] for point in points if None not in point], POINTS)
+    known = plots.thinned(
+        [[p for p in point if p is not None] for point in points if None not in point], POINTS
+    )
     scales = [1 / 3600 if name == "seconds" else 1.0 for name in names]
     columns = zip(*known) if known else [()] * len(names)
     return {

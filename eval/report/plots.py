@@ -22,17 +22,35 @@ if TYPE_CHECKING:
 # After Okabe and Ito's palette, which colour-blind readers can tell apart too, ordered so that neighbours differ most.
 COLOURS = ("#2f86c9", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7b61c4")
 # Of lines: another dash where the colours are used up.
-LINES = [{"color": colour, "linestyle": dash} for dash, colour in product(("-", "--", ":", "-."), COLOURS)]
+LINES = [
+    {"color": colour, "linestyle": dash}
+    for dash, colour in product(("-", "--", ":", "-."), COLOURS)
+]
 INK = "#010203"  # near black, and a colour that nothing else has: in the SVG it is replaced by currentColor
 STYLE = {
-    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
-    "axes.facecolor": "none", "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True,
-    "axes.grid": True, "grid.color": INK, "grid.alpha": 0.12, "grid.linewidth": 0.7,
-    "font.size": 9, "axes.labelsize": 10, "legend.frameon": False,
-}  # fmt: skip
+    **dict.fromkeys(
+        ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK
+    ),
+    "axes.facecolor": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": INK,
+    "grid.alpha": 0.12,
+    "grid.linewidth": 0.7,
+    "font.size": 9,
+    "axes.labelsize": 10,
+    "legend.frameon": False,
+}
 POINTS = 300  # per line; more cannot be seen at this size
 BAR_COLOURS = {"pretrained": COLOURS[0], "untrained": COLOURS[4], "published": "#9aa3ad"}
-VERDICT_COLOURS = {"win": COLOURS[2], "loss": COLOURS[1], "equivalent": COLOURS[0], "undecided": "#9aa3ad"}
+VERDICT_COLOURS = {
+    "win": COLOURS[2],
+    "loss": COLOURS[1],
+    "equivalent": COLOURS[0],
+    "undecided": "#9aa3ad",
+}
 LEGEND_COLUMNS = 4
 _COUNTS = ((1e9, " (billions)"), (1e6, " (millions)"), (1e3, " (thousands)"), (1.0, ""))
 
@@ -85,7 +103,9 @@ def training(curves: Sequence[Curve], loss: str = "MLM loss") -> "Figure | None"
     styles = dict(zip(dict.fromkeys(curve.label for curve in curves), cycle(LINES)))
     legend_inches = 0.24 * -(-(len(styles) + 1) // LEGEND_COLUMNS) + 0.12
     with _styled():
-        figure = _figure(12.0, 3.2 + legend_inches, left=0.62, right=0.15, top=0.28, bottom=0.52 + legend_inches)
+        figure = _figure(
+            12.0, 3.2 + legend_inches, left=0.62, right=0.15, top=0.28, bottom=0.52 + legend_inches
+        )
         for index, (x, y, scale, x_title, y_title) in enumerate(panels):
             axes = figure.add_subplot(1, len(panels), index + 1, xlabel=x_title, ylabel=y_title)
             for curve in curves:
@@ -109,7 +129,9 @@ def scores(bars: Sequence[Bar], title: str) -> "Figure | None":
         axes = figure.add_subplot(1, 1, 1, xlabel=title)
         for place, bar in enumerate(ordered):
             colour = BAR_COLOURS[bar.kind]
-            axes.barh(place, bar.value, xerr=bar.spread, color=colour, height=0.7, ecolor=INK, capsize=2)
+            axes.barh(
+                place, bar.value, xerr=bar.spread, color=colour, height=0.7, ecolor=INK, capsize=2
+            )
             axes.text(bar.value + (bar.spread or 0.0) + 0.8, place, f"{bar.value:.1f}", va="center")
         axes.set_yticks(range(len(ordered)), labels)
         axes.set_xlim(min(0.0, ordered[0].value), 105)
@@ -125,12 +147,20 @@ def intervals(rows: Sequence[Interval], title: str) -> "Figure | None":
     labels = [_label(row.label, 96) for row in rows]
     margin = 0.3 + 0.072 * max(map(len, labels))
     with _styled():
-        figure = _figure(margin + 5.0, 0.7 + 0.26 * len(rows), left=margin, right=0.2, top=0.1, bottom=0.52)
+        figure = _figure(
+            margin + 5.0, 0.7 + 0.26 * len(rows), left=margin, right=0.2, top=0.1, bottom=0.52
+        )
         axes = figure.add_subplot(1, 1, 1, xlabel=title)
         axes.axvline(0.0, color=INK, linewidth=0.8)
         for place, row in enumerate(reversed(rows)):
             colour = VERDICT_COLOURS[row.verdict]
-            axes.plot([row.low, row.high], [place, place], color=colour, linewidth=2.5, solid_capstyle="butt")
+            axes.plot(
+                [row.low, row.high],
+                [place, place],
+                color=colour,
+                linewidth=2.5,
+                solid_capstyle="butt",
+            )
             axes.plot(row.mean, place, "o", color=colour, markersize=5)
         axes.set_yticks(range(len(rows)), labels[::-1])
         axes.set_ylim(-0.6, len(rows) - 0.4)
@@ -146,7 +176,9 @@ def against_seconds(pairs: Sequence[Pair], title: str) -> "Figure | None":
     ends = [pair.base[-1][1] for pair in pairs if pair.base]
     with _styled():
         figure = _figure(9.0, 4.2, left=0.62, right=0.2, top=0.35, bottom=0.52)
-        axes = figure.add_subplot(1, 1, 1, xlabel="seconds of the budget", ylabel="validation loss (nats)")
+        axes = figure.add_subplot(
+            1, 1, 1, xlabel="seconds of the budget", ylabel="validation loss (nats)"
+        )
         axes.set_title(_label(title, 96), fontsize=10)
         for pair in pairs:
             for points, colour in zip(pair, COLOURS):
@@ -160,7 +192,10 @@ def against_seconds(pairs: Sequence[Pair], title: str) -> "Figure | None":
 
 
 def projection(
-    curves: Sequence[Curve], ends: Sequence[tuple[float, float]], law: Sequence[Sequence[float | None]], level: str
+    curves: Sequence[Curve],
+    ends: Sequence[tuple[float, float]],
+    law: Sequence[Sequence[float | None]],
+    level: str,
 ) -> "Figure":
     """Validation loss over compute: within each run as a thin line, at the runs' ends as points, and the law as rows of
     (exaflops, loss, lower and upper end of its band or None)."""
@@ -177,7 +212,13 @@ def projection(
         axes.plot(amounts, losses, color=COLOURS[1], linewidth=1.5, label="power law")
         if None not in (*low, *high):
             axes.fill_between(
-                amounts, low, high, color=COLOURS[1], alpha=0.18, linewidth=0, label=f"a new run, {level}"
+                amounts,
+                low,
+                high,
+                color=COLOURS[1],
+                alpha=0.18,
+                linewidth=0,
+                label=f"a new run, {level}",
             )
         axes.legend()
     return figure
@@ -187,7 +228,9 @@ def png(figure: "Figure") -> bytes:
     """The figure as a PNG on white."""
     buffer = io.BytesIO()
     with _styled():
-        figure.savefig(buffer, format="png", dpi=120, facecolor="white", metadata={"Software": None})
+        figure.savefig(
+            buffer, format="png", dpi=120, facecolor="white", metadata={"Software": None}
+        )
     return buffer.getvalue()
 
 
@@ -195,7 +238,9 @@ def svg(figure: "Figure", name: str) -> str:
     """The figure as inline SVG; `name` keeps the ids of several figures in one page apart."""
     buffer = io.StringIO()
     with _styled({"svg.hashsalt": name, "svg.fonttype": "none", "font.family": "sans-serif"}):
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        figure.savefig(
+            buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None}
+        )
     text = buffer.getvalue()
     text = re.sub(r'id="(?!clip|[pm][0-9a-f]{10})[^"]*"', "", text[text.index("<svg") :])
     return text.replace(INK, "currentColor")
@@ -223,7 +268,9 @@ def thinned(points: Sequence[Sequence[float]], most: int) -> list[list[float]]:
     return [[sum(values) / len(values) for values in zip(*group)] for group in groups]
 
 
-def _draw(axes: "Axes", curve: Curve, x: str, y: str, scale: float, style: Mapping[str, Any]) -> None:
+def _draw(
+    axes: "Axes", curve: Curve, x: str, y: str, scale: float, style: Mapping[str, Any]
+) -> None:
     """The line, of at most POINTS points, and the validations as circles."""
     if points := thinned(_points(curve.rows, x, y), POINTS):
         axes.plot([a / scale for a, _ in points], [b for _, b in points], **style, linewidth=1.5)
@@ -232,18 +279,24 @@ def _draw(axes: "Axes", curve: Curve, x: str, y: str, scale: float, style: Mappi
         axes.plot(xs, ys, "o", color=style["color"], markersize=4.5, markerfacecolor="none")
 
 
-def _figure(width: float, height: float, *, left: float, right: float, top: float, bottom: float) -> "Figure":
+def _figure(
+    width: float, height: float, *, left: float, right: float, top: float, bottom: float
+) -> "Figure":
     """A figure with margins, all in inches: computed margins cost far less time than Matplotlib's layout engines."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height))
-    figure.subplots_adjust(left / width, bottom / height, 1 - right / width, 1 - top / height, wspace=0.2)
+    figure.subplots_adjust(
+        left / width, bottom / height, 1 - right / width, 1 - top / height, wspace=0.2
+    )
     FigureCanvasAgg(figure)
     return figure
 
 
-def _legend(curves: Sequence[Curve], styles: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[Any]]:
+def _legend(
+    curves: Sequence[Curve], styles: Mapping[str, Mapping[str, Any]]
+) -> tuple[list[str], list[Any]]:
     """The labels with their lines, and the validation points' sign where there are any."""
     from matplotlib.lines import Line2D
 
@@ -251,7 +304,11 @@ def _legend(curves: Sequence[Curve], styles: Mapping[str, Mapping[str, Any]]) ->
     lines = [Line2D([], [], **style) for style in styles.values()]
     if any(_points(curve.rows, "progress", "validation_loss") for curve in curves):
         labels.append("validation loss")
-        lines.append(Line2D([], [], marker="o", linestyle="", color=INK, markerfacecolor="none", markersize=4.5))
+        lines.append(
+            Line2D(
+                [], [], marker="o", linestyle="", color=INK, markerfacecolor="none", markersize=4.5
+            )
+        )
     return labels, lines
 
 

@@ -41,7 +41,10 @@ class Row:
     @property
     def averages(self) -> dict[str, float | None]:
         recorded = self.section.averages
-        return {name: recorded[name].value if name in recorded else None for name in AVERAGES[self.suite]}
+        return {
+            name: recorded[name].value if name in recorded else None
+            for name in AVERAGES[self.suite]
+        }
 
     @property
     def baseline(self) -> bool:
@@ -57,7 +60,9 @@ class Row:
         """An average for each seed alone, of that seed's main metrics in percent; empty where a value is missing."""
         tasks = [self.section.tasks.get(entry) for entry in AVERAGES[self.suite][average].entries]
         values = [task.main.per_seed if task else [] for task in tasks]
-        means = [mean_of(column) for column in zip(*values)] if len(set(map(len, values))) == 1 else []
+        means = (
+            [mean_of(column) for column in zip(*values)] if len(set(map(len, values))) == 1 else []
+        )
         known = [100 * mean for mean in means if mean is not None]
         return known if len(known) == len(means) else []
 
@@ -109,7 +114,11 @@ def main_average(suite: str) -> str:
 def trained_row(run: Run) -> Row | None:
     """That of the trained model, where its suite has averages."""
     section = run.record.trained
-    return Row(run, "pretrained", section.suite, section) if section and section.suite in AVERAGES else None
+    return (
+        Row(run, "pretrained", section.suite, section)
+        if section and section.suite in AVERAGES
+        else None
+    )
 
 
 def rows_of(runs: Sequence[Run]) -> list[Row]:
@@ -121,7 +130,9 @@ def rows_of(runs: Sequence[Run]) -> list[Row]:
         for init, section in {**run.record.glue, **run.record.baselines}.items()
         if section.suite in AVERAGES
     ]
-    ordered = sorted(rows, key=lambda row: (row.main is None, -(row.main or 0.0), row.baseline, row.run.label))
+    ordered = sorted(
+        rows, key=lambda row: (row.main is None, -(row.main or 0.0), row.baseline, row.run.label)
+    )
     found, seen = [], set()
     for row in ordered:
         model = (row.suite, str(row.section.model_sha256))
@@ -165,13 +176,20 @@ def gain_words(row: Row, rows: Sequence[Row]) -> str:
     run's baselines the one that a trained model is the least above; empty where there is none. One with fewer entries
     than others, as the constant class without a correlation, stands back.
     """
-    others = [r for r in rows if r.run is row.run and r.suite == row.suite and r.baseline and not row.baseline]
+    others = [
+        r
+        for r in rows
+        if r.run is row.run and r.suite == row.suite and r.baseline and not row.baseline
+    ]
     gains = [(other, *gain_over(row, other)) for other in others]
     known = [(other, gain, count) for other, gain, count in gains if gain is not None]
     if not known:
         return ""
     other, gain, count = min(known, key=lambda found: (-found[2], found[1]))
-    name, over = BASELINES.get(other.init, other.init), f"{count} {'entry' if count == 1 else 'entries'}"
+    name, over = (
+        BASELINES.get(other.init, other.init),
+        f"{count} {'entry' if count == 1 else 'entries'}",
+    )
     points = f"{gain:+.1f} points above" if gain >= 0 else f"{-gain:.1f} points below"
     return f"{points} the best row without pretraining ({name}), on average over the {over} that both rows have"
 
@@ -179,12 +197,23 @@ def gain_words(row: Row, rows: Sequence[Row]) -> str:
 def bars(rows: Sequence[Row], suite: str) -> list[Bar]:
     """The score plot's bars: every printed average of valid full-data rows, with published ones for GLUE."""
     found = []
-    shown = [row for row in rows if row.suite == suite and row.verdict.division != "invalid" and not row.subset]
+    shown = [
+        row
+        for row in rows
+        if row.suite == suite and row.verdict.division != "invalid" and not row.subset
+    ]
     for row in distinct(shown):
         if row.main is not None:
             name = row.init if row.without_encoder else f"{row.run.label}, {row.init}"
             kind = "untrained" if row.baseline else "pretrained"
-            found.append(Bar(name if row.baseline else row.run.label, row.main, row.spread(main_average(suite)), kind))
+            found.append(
+                Bar(
+                    name if row.baseline else row.run.label,
+                    row.main,
+                    row.spread(main_average(suite)),
+                    kind,
+                )
+            )
     if suite == "glue" and found:
         found += [Bar(r.title, r.avg9, r.spread, "published") for r in REFERENCES]
     return found

@@ -57,8 +57,10 @@ class OtherProtocol:
 
 _PUBLISHED = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 REFERENCES = tuple(
-    Reference(**{**row, "scores": dict(zip(NINE, row.get("scores", ())))}) for row in _PUBLISHED["same_protocol"]
+    Reference(**{**row, "scores": dict(zip(NINE, row.get("scores", ())))})
+    for row in _PUBLISHED["same_protocol"]
 )
 OTHER_PROTOCOLS = tuple(
-    OtherProtocol(**{**row, "scores": dict(zip(EIGHT, row.get("scores", ())))}) for row in _PUBLISHED["other_protocols"]
+    OtherProtocol(**{**row, "scores": dict(zip(EIGHT, row.get("scores", ())))})
+    for row in _PUBLISHED["other_protocols"]
 )

@@ -80,7 +80,10 @@ class Data:
 
 def html(title: str, template: str, data: Data | None = None, **values: Any) -> str:
     """A page as one self-contained HTML document, without scripts where there is nothing for them to read."""
-    page, body = _environment("html").get_template("page.html"), fragment("html", template, **values)
+    page, body = (
+        _environment("html").get_template("page.html"),
+        fragment("html", template, **values),
+    )
     return page.render(title=title, body=body, data=data)
 
 
@@ -103,20 +106,46 @@ def _source(name: str) -> Markup:
 def _environment(form: Form) -> Environment:
     loader = FileSystemLoader(TEMPLATES)
     found = Environment(
-        loader=loader, autoescape=form == "html", undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        loader=loader,
+        autoescape=form == "html",
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
         auto_reload=False,
-    )  # fmt: skip
+    )
     found.filters |= {
-        "plain": _plain, "said": _said, "compact": compact, "pairs": pairs, "title_of": title_of,
-        "score": score_words, "scores_of": _scores_of, "anchor": anchor, "names_of": names_of,
-        "licences": _licences, "superglue": _superglue, "budget_words": budget_words, "not_comparable": not_comparable,
-        "words_of": _words_of, "breaks": breaks,
-    }  # fmt: skip
+        "plain": _plain,
+        "said": _said,
+        "compact": compact,
+        "pairs": pairs,
+        "title_of": title_of,
+        "score": score_words,
+        "scores_of": _scores_of,
+        "anchor": anchor,
+        "names_of": names_of,
+        "licences": _licences,
+        "superglue": _superglue,
+        "budget_words": budget_words,
+        "not_comparable": not_comparable,
+        "words_of": _words_of,
+        "breaks": breaks,
+    }
     found.globals |= {
-        "Cell": Cell, "DASH": DASH, "SUBSET": SUBSET, "NOT_OFFICIAL": NOT_OFFICIAL, "NOISE": NOISE, "RULES": RULES,
-        "AVERAGES": AVERAGES, "BAG_OF_WORDS": BAG_OF_WORDS, "CONSTANT": CONSTANT, "RULES_VERSION": RULES_VERSION,
-        "OTHER_PROTOCOLS": OTHER_PROTOCOLS, "columns_of": columns_of, "POWER": POWER, "source": _source,
-    }  # fmt: skip
+        "Cell": Cell,
+        "DASH": DASH,
+        "SUBSET": SUBSET,
+        "NOT_OFFICIAL": NOT_OFFICIAL,
+        "NOISE": NOISE,
+        "RULES": RULES,
+        "AVERAGES": AVERAGES,
+        "BAG_OF_WORDS": BAG_OF_WORDS,
+        "CONSTANT": CONSTANT,
+        "RULES_VERSION": RULES_VERSION,
+        "OTHER_PROTOCOLS": OTHER_PROTOCOLS,
+        "columns_of": columns_of,
+        "POWER": POWER,
+        "source": _source,
+    }
     found.globals["f"] = found.get_template(f"{form}.j2").module
     return found
 
@@ -127,8 +156,10 @@ def _plain(text: object) -> str:
 
 
 _FORMS: dict[str, Callable[[float], str]] = {
-    "compact": compact, "duration": duration, "giga": lambda value: f"{value / 1e9:.2f}"
-}  # fmt: skip
+    "compact": compact,
+    "duration": duration,
+    "giga": lambda value: f"{value / 1e9:.2f}",
+}
 
 
 def _said(value: Any, words: str = "{}", form: str = "compact") -> str:
@@ -161,7 +192,11 @@ def _superglue(section: Scores) -> str:
         for title, task in tasks.items()
     ]
     average = section.averages.get("superglue5")
-    value = score_words(average.value, marked) if average and average.value is not None else "not printed"
+    value = (
+        score_words(average.value, marked)
+        if average and average.value is not None
+        else "not printed"
+    )
     parts = [", ".join(scores), f"average {value} ({average and average.definition})"]
     parts += [f"{title}: {task.remark}" for title, task in tasks.items() if task.remark]
     parts += [f"{name}: {why}" for name, why in section.absent.items()]

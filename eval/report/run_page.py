@@ -12,14 +12,25 @@ from cramming.record_schema import Metric, TaskScore
 from eval.report.ranking import BAG_OF_WORDS, BASELINES, CONSTANT, Row, gain_words
 from eval.report.render import Cell
 from eval.report.settings import recipe
-from eval.report.wording import DASH, anchor, budget_words, model_words, score_words, spread_words, title_of
+from eval.report.wording import (
+    DASH,
+    anchor,
+    budget_words,
+    model_words,
+    score_words,
+    spread_words,
+    title_of,
+)
 from eval.rules.load import Run
 from eval.rules.table import RULES, Finding, Rule
 
 # Initialisations as columns. The first that was scored is the one that the others of its suite stand beside.
 COLUMNS = {
-    "pretrained": "Pretrained", "random": "Random init", BAG_OF_WORDS: "Bag of words", CONSTANT: "Constant class"
-}  # fmt: skip
+    "pretrained": "Pretrained",
+    "random": "Random init",
+    BAG_OF_WORDS: "Bag of words",
+    CONSTANT: "Constant class",
+}
 
 
 @dataclass(frozen=True)
@@ -46,7 +57,9 @@ class RunPage:
     @property
     def opening(self) -> str:
         """Such as `12.3M parameters, 24 h on 1 RTX A6000`."""
-        return ", ".join(filter(None, (model_words(self.run.record), budget_words(self.run.record))))
+        return ", ".join(
+            filter(None, (model_words(self.run.record), budget_words(self.run.record)))
+        )
 
     @cached_property
     def recipe(self) -> dict[str, str]:
@@ -62,12 +75,16 @@ class RunPage:
     @cached_property
     def first(self) -> Row:
         """The row that the page is about."""
-        return next((row for init in COLUMNS for row in self.rows if row.init == init), self.rows[0])
+        return next(
+            (row for init in COLUMNS for row in self.rows if row.init == init), self.rows[0]
+        )
 
     @cached_property
     def beside(self) -> list[Row]:
         """What it is measured against."""
-        of_suite = [row for row in self.rows if row.suite == self.first.suite and row is not self.first]
+        of_suite = [
+            row for row in self.rows if row.suite == self.first.suite and row is not self.first
+        ]
         return [row for init in BASELINES for row in of_suite if row.init == init]
 
     @property
@@ -79,8 +96,17 @@ class RunPage:
     def columns(self) -> list[str]:
         """Of the table of scores: the trained model, and beside it what it is measured against."""
         mine = COLUMNS.get(self.first.init, self.first.init)
-        columns = ["Task", "Metric", "Other metrics", "Examples", f"{mine}, mean", f"{mine}, median"]
-        return columns + [title for row in self.beside for title in (f"{COLUMNS[row.init]}, median", "Difference")]
+        columns = [
+            "Task",
+            "Metric",
+            "Other metrics",
+            "Examples",
+            f"{mine}, mean",
+            f"{mine}, median",
+        ]
+        return columns + [
+            title for row in self.beside for title in (f"{COLUMNS[row.init]}, median", "Difference")
+        ]
 
     @property
     def task_rows(self) -> list[list[Cell]]:
@@ -95,9 +121,20 @@ class RunPage:
     def _score_row(self, name: str, task: TaskScore) -> list[Cell]:
         beside = []
         for row in self.beside:
-            beside += [score_cell(row.section.tasks.get(name)), _difference(task.score, row.score(name))]
-        metrics = {key.replace("_", " "): value for key, value in task.metrics.items() if key != task.main_metric}
-        medians = [f"{key} {100 * value.median:.1f}" for key, value in metrics.items() if value.median is not None]
+            beside += [
+                score_cell(row.section.tasks.get(name)),
+                _difference(task.score, row.score(name)),
+            ]
+        metrics = {
+            key.replace("_", " "): value
+            for key, value in task.metrics.items()
+            if key != task.main_metric
+        }
+        medians = [
+            f"{key} {100 * value.median:.1f}"
+            for key, value in metrics.items()
+            if value.median is not None
+        ]
         train = _examples(task.train_examples, task.official_train_examples)
         return [
             Cell(title_of(name) if name in ENTRIES else task.title or name, "", "main"),
@@ -110,11 +147,19 @@ class RunPage:
         ]
 
     def _average_row(self, name: str) -> list[Cell]:
-        mine, recorded, beside = self.first.averages[name], self.first.section.averages.get(name), []
+        mine, recorded, beside = (
+            self.first.averages[name],
+            self.first.section.averages.get(name),
+            [],
+        )
         for row in self.beside:
             beside += [average_cell(row, name), _difference(mine, row.averages[name])]
         missing = recorded.missing if recorded else []
-        why = f"not printed, missing: {', '.join(map(title_of, map(str, missing)))}" if mine is None else ""
+        why = (
+            f"not printed, missing: {', '.join(map(title_of, map(str, missing)))}"
+            if mine is None
+            else ""
+        )
         parts = [Cell(title_of(name), "", "main"), Cell("mean"), Cell(why), Cell(""), Cell("")]
         return [*parts, average_cell(self.first, name), *beside]
 
@@ -124,9 +169,12 @@ class RunPage:
 
 
 FILES = {
-    "record": "record.json", "configuration": "config.yaml", "metrics": "metrics.jsonl", "journal": "budget.jsonl",
+    "record": "record.json",
+    "configuration": "config.yaml",
+    "metrics": "metrics.jsonl",
+    "journal": "budget.jsonl",
     "logs": "logs",
-}  # fmt: skip
+}
 
 
 def links(run: Run, place: Path, repository: str | None, own: Path | None = None) -> dict[str, str]:
@@ -137,7 +185,9 @@ def links(run: Run, place: Path, repository: str | None, own: Path | None = None
     paths = {title: Path(os.path.relpath(path, place)).as_posix() for title, path in found.items()}
     targets = {title: quote(os.fsencode(path)) for title, path in paths.items()}
     commit = run.record.environment.git.commit
-    return targets | ({f"commit {commit[:12]}": f"{repository}/commit/{commit}"} if repository and commit else {})
+    return targets | (
+        {f"commit {commit[:12]}": f"{repository}/commit/{commit}"} if repository and commit else {}
+    )
 
 
 def score_cell(task: TaskScore | None) -> Cell:
@@ -150,7 +200,11 @@ def score_cell(task: TaskScore | None) -> Cell:
 def average_cell(row: Row, name: str) -> Cell:
     """A row's average with its spread."""
     value = row.averages[name]
-    return Cell(score_words(value, row.subset), "" if value is None else spread_words(row.spread(name)), "main")
+    return Cell(
+        score_words(value, row.subset),
+        "" if value is None else spread_words(row.spread(name)),
+        "main",
+    )
 
 
 def _mean_cell(metric: Metric) -> Cell:

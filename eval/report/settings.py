@@ -19,7 +19,9 @@ def flat(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]
             yield f"{above}{name}", value
 
 
-def differences(configs: Sequence[Mapping[str, Any]]) -> tuple[Settings, list[dict[str, str | None]]]:
+def differences(
+    configs: Sequence[Mapping[str, Any]],
+) -> tuple[Settings, list[dict[str, str | None]]]:
     """For each setting the value that most configurations have, and for each configuration what differs from these;
     None stands for a setting that it lacks."""
     every = [{path: _words(value) for path, value in flat(config)} for config in configs]
@@ -35,7 +37,9 @@ def _words(value: Any) -> str:
 def recipe(record: Record) -> dict[str, str]:
     """What a reader asks of a recipe first, in words; empty where the record does not say."""
     found = dict(flat(record.config))  # of a model that was not trained here, what scored it
-    return {title: words(found, record) if record.pretrain else "" for title, words in RECIPE.items()}
+    return {
+        title: words(found, record) if record.pretrain else "" for title, words in RECIPE.items()
+    }
 
 
 def _of(*paths: str) -> Callable[[Mapping[str, Any], Record], str]:
@@ -50,7 +54,10 @@ def _short(value: Any) -> str:
 
 
 def _batch(found: Mapping[str, Any], _: Record) -> str:
-    sequences, length = number(found.get("train.batch_size")), number(found.get("train.sequence_length"))
+    sequences, length = (
+        number(found.get("train.batch_size")),
+        number(found.get("train.sequence_length")),
+    )
     if sequences is None or length is None:
         return ""
     return f"{sequences:g} × {length:g} = {compact(sequences * length)} tokens"
@@ -90,7 +97,9 @@ RECIPE: dict[str, Callable[[Mapping[str, Any], Record], str]] = {
     "Schedule": _of("schedule.name"),
     "Batch": _batch,
     "Masking": _masking,
-    "Precision": lambda found, record: record.training.precision or _of("precision.mode")(found, record),
+    "Precision": lambda found, record: (
+        record.training.precision or _of("precision.mode")(found, record)
+    ),
     "Start": lambda found, record: record.training.start or _of("start.name")(found, record),
     "Data": _data,
     "Tokenizer": _tokenizer,

@@ -27,13 +27,18 @@ FILES: dict[str, tuple[Task, ExampleFile]] = {
 HEADER = "index\tprediction"
 
 
-def collect(predictions: Path, record: Record, seed: int) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def collect(
+    predictions: Path, record: Record, seed: int
+) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """The trained model's test predictions of one seed: by file, and why others are missing.
 
     A test set counts only in full and in the official order (`test_ids` 0, 1, 2, ...), and only where its predictions
     are, by SHA-256, those of the recorded scores.
     """
-    named = {f"{line.task}-seed{line.seed}.npz": line.predictions_sha256 for line in kept(record, "pretrained")}
+    named = {
+        f"{line.task}-seed{line.seed}.npz": line.predictions_sha256
+        for line in kept(record, "pretrained")
+    }
     found: dict[str, np.ndarray] = {}
     missing: dict[str, str] = {}
     for file, (task, source) in FILES.items():
@@ -45,7 +50,10 @@ def collect(predictions: Path, record: Record, seed: int) -> tuple[dict[str, np.
             missing[file] = "the stored predictions are not those of the history"
             continue
         try:
-            values, ids = (predicted(predictions / name, f"{kind}.{source.entry}") for kind in ("test", "test_ids"))
+            values, ids = (
+                predicted(predictions / name, f"{kind}.{source.entry}")
+                for kind in ("test", "test_ids")
+            )
         except ValueError:
             missing[file] = "the stored predictions are damaged"
             continue
@@ -55,7 +63,9 @@ def collect(predictions: Path, record: Record, seed: int) -> tuple[dict[str, np.
             missing[file] = f"{len(values)} of {source.examples} test examples"
         elif len(ids) and not np.array_equal(ids, np.arange(len(values))):
             missing[file] = "the test file is not in the official order"
-        elif not (np.isfinite(values) if task.score_range else np.isin(values, range(len(task.labels)))).all():
+        elif not (
+            np.isfinite(values) if task.score_range else np.isin(values, range(len(task.labels)))
+        ).all():
             missing[file] = "a prediction is no label of the task"
         else:
             found[file] = values
@@ -77,5 +87,7 @@ def archive(predictions: Mapping[str, Sequence[float] | np.ndarray]) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as bundle:
         for file in FILES:
-            bundle.writestr(zipfile.ZipInfo(file), to_tsv(file, predictions[file]), zipfile.ZIP_DEFLATED)
+            bundle.writestr(
+                zipfile.ZipInfo(file), to_tsv(file, predictions[file]), zipfile.ZIP_DEFLATED
+            )
     return buffer.getvalue()

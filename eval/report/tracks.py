@@ -54,5 +54,7 @@ def track_of(record: Record) -> Track | None:
 def in_order(tracks: Collection[Track | None]) -> list[Track | None]:
     """As their tables stand: hours first, longer before shorter; what has no track comes last."""
     known = [track for track in tracks if track]
-    ordered = sorted(known, key=lambda t: (UNITS.index(t.unit), -t.limit, str(t.device), str(t.clock)))
+    ordered = sorted(
+        known, key=lambda t: (UNITS.index(t.unit), -t.limit, str(t.device), str(t.clock))
+    )
     return [*ordered, *(track for track in tracks if track is None)]

@@ -10,7 +10,9 @@ from eval.rules.table import RULES
 
 DASH = "–"
 SUBSET = "†"
-NOT_OFFICIAL = f"{SUBSET} not the official number of examples; not comparable with full-task numbers"
+NOT_OFFICIAL = (
+    f"{SUBSET} not the official number of examples; not comparable with full-task numbers"
+)
 TITLES = {"avg9": "avg-9", "avg8": "avg-8", "embedded": "average"}
 OF_SCORES = ("R6", "R7", "R8", "R9")
 SUITE_TITLES = {"glue": "GLUE", "embedded": "Embedded tasks"}
@@ -50,7 +52,10 @@ def pairs(values: Any) -> str:
         return " and ".join(map(str, values))
     if not isinstance(values, Mapping):
         return str(values)
-    return ", ".join(f"{k} ({pairs(v)})" if isinstance(v, Mapping) else f"{k} {pairs(v)}" for k, v in values.items())
+    return ", ".join(
+        f"{k} ({pairs(v)})" if isinstance(v, Mapping) else f"{k} {pairs(v)}"
+        for k, v in values.items()
+    )
 
 
 def title_of(name: object) -> str:
@@ -94,11 +99,15 @@ def breaks(run: Run) -> str:
     if run.record.training.status != "finished":
         return ""
     binding = [rule.number for rule in RULES if rule.division == "both"]
-    asked = binding if run.record.trained else [number for number in binding if number not in OF_SCORES]
+    asked = (
+        binding if run.record.trained else [number for number in binding if number not in OF_SCORES]
+    )
     numbers = [finding.rule for finding in run.verdict.broken if finding.rule in asked]
     return f"breaks {', '.join(numbers)}" if numbers else ""
 
 
 def anchor(run: Run) -> str:
     """The run's place in the page and the stem of its plots: different for different folders."""
-    return "run-" + "".join(c if c.isalnum() or c in "-_" else f".{ord(c):x}" for c in run.folder.name)
+    return "run-" + "".join(
+        c if c.isalnum() or c in "-_" else f".{ord(c):x}" for c in run.folder.name
+    )

@@ -40,7 +40,9 @@ DOWNSTREAM_FILE = re.compile(
 def one_device(record: Record) -> Outcome:
     """One GPU or one CPU did the whole pretraining."""
     devices, kind = record.training.devices, record.environment.device.kind
-    names = dict.fromkeys(found.device.name or "no name" for found in (record.environment, *record.resumed))
+    names = dict.fromkeys(
+        found.device.name or "no name" for found in (record.environment, *record.resumed)
+    )
     ok = devices == 1 and kind in ("cpu", "cuda") and len(names) == 1
     return ok, f"{devices} device(s), {kind}: {', then '.join(names)}"
 
@@ -72,14 +74,20 @@ def own_weights_scored(record: Record) -> Outcome:
     if trained and not record.glue:
         return False, NO_SCORES
     if not trained or not scored:
-        return False, f"SHA-256 of the {'trained' if not trained else 'scored'} weights is not on record"
+        return (
+            False,
+            f"SHA-256 of the {'trained' if not trained else 'scored'} weights is not on record",
+        )
     if trained != scored:
         return False, "the scored weights are not the trained ones"
     written, read = record.training.final_files, record.trained and record.trained.model_files
     if not written or not read:
         return False, "the same weights, by SHA-256; the other files of the model are not on record"
     others = sorted(name for name in {**written, **read} if written.get(name) != read.get(name))
-    return not others, f"not the same file: {', '.join(others)}" if others else f"the same {len(written)} files"
+    return (
+        not others,
+        f"not the same file: {', '.join(others)}" if others else f"the same {len(written)} files",
+    )
 
 
 def corpus_declared(record: Record) -> Outcome:
@@ -93,9 +101,14 @@ def corpus_declared(record: Record) -> Outcome:
     )
     for source in corpus.sources:
         keys = ("name",) if source.kind == "tokenizer" else ("name", "license")
-        problems += [f"source {source.name!r} has no {key}" for key in keys if not getattr(source, key)]
+        problems += [
+            f"source {source.name!r} has no {key}" for key in keys if not getattr(source, key)
+        ]
     for path, as_prepared in (corpus.changed or {}).items():
-        now = {True: ", and was as prepared at the end", False: ", and was not as prepared at the end"}
+        now = {
+            True: ", and was as prepared at the end",
+            False: ", and was not as prepared at the end",
+        }
         known = now[as_prepared] if isinstance(as_prepared, bool) else ""
         problems.append(f"{path} changed while training read it{known}")
     return all_or(problems, f"sources: {names_of(corpus.sources)}")
@@ -125,9 +138,13 @@ def _is_downstream(source: Source) -> bool:
     substitute: it says nothing of training texts."""
     name = (source.name or "").lower()
     hub = re.findall(r"datasets--([^/]+)", name)  # of its cache on the disk
-    if source.dataset or (source.kind == "hub" and not source.folder):  # older records lack `dataset`
+    if source.dataset or (
+        source.kind == "hub" and not source.folder
+    ):  # older records lack `dataset`
         hub.append(f"{source.dataset}/{name}".lower())
-    return any(map(DOWNSTREAM.search, hub)) or bool(DOWNSTREAM_PATH.search(name) or DOWNSTREAM_FILE.search(name))
+    return any(map(DOWNSTREAM.search, hub)) or bool(
+        DOWNSTREAM_PATH.search(name) or DOWNSTREAM_FILE.search(name)
+    )
 
 
 def _search_gaps(record: Record) -> Iterator[str]:
@@ -156,11 +173,17 @@ def tokenizer_origin(record: Record) -> Outcome:
     """The tokenizer is recorded by kind and SHA-256, is that of the trained and of the scored model, and was trained on
     the corpus unless its origin is stated."""
     tokenizer = record.corpus.tokenizer
-    problems = [f"corpus.tokenizer.{key} is missing" for key in ("kind", "sha256") if not getattr(tokenizer, key)]
+    problems = [
+        f"corpus.tokenizer.{key} is missing"
+        for key in ("kind", "sha256")
+        if not getattr(tokenizer, key)
+    ]
     scored = record.trained.model_files if record.trained else None
     models = {"trained": record.training.final_files, "scored": scored}
     for model, files in models.items():
-        if files is not None and files.get("tokenizer.json") != tokenizer.sha256:  # that they are on record is R14's
+        if (
+            files is not None and files.get("tokenizer.json") != tokenizer.sha256
+        ):  # that they are on record is R14's
             problems.append(f"tokenizer.json of the {model} model is not the corpus's")
     given = [source for source in record.corpus.sources if source.kind == "tokenizer"]
     origin = f"ready-made: {names_of(given)}" if given else "trained on this corpus"
@@ -173,11 +196,17 @@ def clean_code(record: Record) -> Outcome:
     if record.pretrain:
         ran += [("pretraining", found.git) for found in (record.environment, *record.resumed)]
     ran += [(init, s.environment.git if s.environment else None) for init, s in record.glue.items()]
-    ran += [("pretrained", line.git) for line in kept(record, "pretrained")]  # in earlier sittings, too
+    ran += [
+        ("pretrained", line.git) for line in kept(record, "pretrained")
+    ]  # in earlier sittings, too
     where: dict[str, dict[str, None]] = {}
     for name, git in ran:
         where.setdefault(_state(git), {})[name] = None
-    problems = (f"{', '.join(names)}: {found}" for found, names in where.items() if not found.endswith("clean"))
+    problems = (
+        f"{', '.join(names)}: {found}"
+        for found, names in where.items()
+        if not found.endswith("clean")
+    )
     return all_or(problems, "; ".join(where) or "no code ran")
 
 
@@ -199,7 +228,10 @@ def compiled_on_the_clock(record: Record) -> Outcome:
     """Code was compiled on the clock, into the run's own folder, empty at its start, or nothing was compiled."""
     processes = (found.compile_cache for found in (record.environment, *record.resumed))
     caches = {*processes, record.training.compile_cache} - {None}
-    compiled, cache = record.training.compiled, "own" if caches == {"own"} else "given" if caches else "not on record"
+    compiled, cache = (
+        record.training.compiled,
+        "own" if caches == {"own"} else "given" if caches else "not on record",
+    )
     if compiled is None:
         return False, f"cache {cache}; whether code was compiled is not on record"
     return cache == "own" or not compiled, f"compiled: {compiled}, cache {cache}"
@@ -221,7 +253,11 @@ def predictions_beside(record: Record) -> Outcome:
         "of other weights": [name for name, line in lines.items() if line.model_sha256 != scored],
     }
     problems = [f"predictions {how}: {few(names)}" for how, names in faults.items() if names]
-    others = [f"final/{name}" for name, sha256 in final.items() if written.get(name, sha256) != sha256]
+    others = [
+        f"final/{name}" for name, sha256 in final.items() if written.get(name, sha256) != sha256
+    ]
     problems += [f"not as pretraining wrote it: {', '.join(others)}"] if others else []
     model = "as pretraining wrote it" if final and written else "not compared"
-    return all_or(problems, f"{len(lines)} files of predictions, as the history has them; final/ {model}")
+    return all_or(
+        problems, f"{len(lines)} files of predictions, as the history has them; final/ {model}"
+    )

@@ -27,7 +27,13 @@ from cramming.schedule import SCHEDULES, PeakRate
 from eval.rules.evidence import Outcome, all_or
 from eval.rules.journal import Read, parsed
 from eval.rules.scores_agree import scores_disagree
-from eval.rules.training_agrees import Evidence, clocks_disagree, counters_disagree, metrics_disagree, too_fast
+from eval.rules.training_agrees import (
+    Evidence,
+    clocks_disagree,
+    counters_disagree,
+    metrics_disagree,
+    too_fast,
+)
 
 HEX_256 = re.compile(r"[0-9a-f]{64}")
 
@@ -40,10 +46,14 @@ def folder_agrees(record: Record) -> Outcome:
         return True, "known by its SHA-256, from before version 5"
     if record.contradictions is None:
         return False, "the folder was not looked at"
-    return all_or(record.contradictions, "record, configuration, journal, metrics, model and scores agree")
+    return all_or(
+        record.contradictions, "record, configuration, journal, metrics, model and scores agree"
+    )
 
 
-def contradictions(folder: Path, read: Read, record: Record, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def contradictions(
+    folder: Path, read: Read, record: Record, rows: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
     """Everything in which the folder contradicts itself, one line each, beginning with the file."""
     yield from (f"record.json: {problem}" for problem in record.problems)
     yield from (f"record.json: {path} is no SHA-256" for path in _no_hashes(record.raw, ""))
@@ -52,7 +62,9 @@ def contradictions(folder: Path, read: Read, record: Record, rows: Sequence[Mapp
     yield from _each({"glue": lambda found: scores_disagree(*found)}, lambda: (folder, record))
 
 
-def _each(checks: Mapping[str, Callable[[Any], Iterator[str]]], read: Callable[[], Any]) -> Iterator[str]:
+def _each(
+    checks: Mapping[str, Callable[[Any], Iterator[str]]], read: Callable[[], Any]
+) -> Iterator[str]:
     """The problems that the checks find, behind the file's name; a file in a form of its own is one, too."""
     found = None
     for file, check in checks.items():
@@ -64,7 +76,9 @@ def _each(checks: Mapping[str, Callable[[Any], Iterator[str]]], read: Callable[[
             yield f"{file}: {what} is not as the suite writes it ({type(error).__name__}: {str(error)[:80]})"
 
 
-def _evidence(folder: Path, read: Read, record: Record, rows: Sequence[Mapping[str, Any]]) -> Evidence:
+def _evidence(
+    folder: Path, read: Read, record: Record, rows: Sequence[Mapping[str, Any]]
+) -> Evidence:
     config = parsed((folder / "config.yaml").read_text(encoding="utf-8"))
     return Evidence(folder, record, read(), rows, _of_this_version(config))
 
@@ -72,9 +86,14 @@ def _evidence(folder: Path, read: Read, record: Record, rows: Sequence[Mapping[s
 def _of_this_version(config: Mapping[str, Any]) -> dict[str, Any]:
     """Without settings that only another version of the suite has: they were off, or the numbers show it."""
     tables: dict[str, Mapping[str, type]] = {"objective": OBJECTIVES, "schedule": SCHEDULES}
-    kinds = {name: table[config[name]["name"]] for name, table in tables.items()} | {"model": ModelConfig}
+    kinds = {name: table[config[name]["name"]] for name, table in tables.items()} | {
+        "model": ModelConfig
+    }
     known = {name: {field.name for field in fields(kind)} for name, kind in kinds.items()}
-    kept = {name: {key: value for key, value in config[name].items() if key in known[name]} for name in known}
+    kept = {
+        name: {key: value for key, value in config[name].items() if key in known[name]}
+        for name in known
+    }
     return {**config, **kept, "train": {"batch_ramp": None, **config["train"]}}
 
 
@@ -97,32 +116,53 @@ def _configuration(e: Evidence) -> Iterator[str]:
     config, training = e.config, e.training
     recorded = _of_this_version(json.loads(json.dumps(e.record.config)))
     yield from (
-        f"{key} is not what the record has" for key in {**config, **recorded} if config.get(key) != recorded.get(key)
+        f"{key} is not what the record has"
+        for key in {**config, **recorded}
+        if config.get(key) != recorded.get(key)
     )
     if e.record.name != str(config["name"]):
         yield f"name is {config['name']}, in the record {e.record.name}"
     objective = choose(OBJECTIVES, config["objective"], "objective")
     start = config["start"]
-    told = {"seed": config["seed"], "start": start.get("name") or start["embeddings"], "objective": objective.kinds}
+    told = {
+        "seed": config["seed"],
+        "start": start.get("name") or start["embeddings"],
+        "objective": objective.kinds,
+    }
     if config["precision"]["mode"] != "auto":
         told["precision"] = config["precision"]["mode"]
     if config["runtime"]["compile"] != "off":
         told["compiled"] = True
     model = build(ModelConfig, {**config["model"], "vocab_size": _vocabulary(e)}, "model")
-    peak = build(PeakRate, {field.name: config["optim"].get(field.name) for field in fields(PeakRate)}, "optim")
+    peak = build(
+        PeakRate,
+        {field.name: config["optim"].get(field.name) for field in fields(PeakRate)},
+        "optim",
+    )
     rate = peak.peak_learning_rate(config["train"]["batch_size"], model.hidden_size)
-    if not math.isclose(rate, training["peak_learning_rate"], rel_tol=1e-9):  # powers have another last bit elsewhere
+    if not math.isclose(
+        rate, training["peak_learning_rate"], rel_tol=1e-9
+    ):  # powers have another last bit elsewhere
         yield f"the peak of the learning rate is {rate}, in the record {training['peak_learning_rate']}"
     if not objective.replaces_tokens:
         told |= count_parameters_of(model)
-    yield from (f"{name} is {value}, pretrain.{name} of the record {training.get(name)}"
-                for name, value in told.items() if training.get(name) != value)  # fmt: skip
-    if not {trick for trick, state in e.record.training.gate.items() if state == "forced"} <= {*training["forced"]}:
+    yield from (
+        f"{name} is {value}, pretrain.{name} of the record {training.get(name)}"
+        for name, value in told.items()
+        if training.get(name) != value
+    )
+    if not {trick for trick, state in e.record.training.gate.items() if state == "forced"} <= {
+        *training["forced"]
+    }:
         yield "the record's list of forced tricks lacks some of its gate"
     if objective.phases is None and not objective.replaces_tokens:
         length = config["train"]["sequence_length"]
         share = objective.targets_per_row(length) / length
-        flops = flops_per_token(model, length, share, config["attention"]["last_layer"]) * training["tokens"] / 1e18
+        flops = (
+            flops_per_token(model, length, share, config["attention"]["last_layer"])
+            * training["tokens"]
+            / 1e18
+        )
         if not math.isclose(flops, training["exaflops"], rel_tol=1e-6):
             yield f"{training['tokens']} tokens are {flops:.6g} exaFLOPs, in the record {training['exaflops']:.6g}"
 
@@ -149,21 +189,33 @@ def _environment(e: Evidence) -> Iterator[str]:
     if kind not in ("auto", devices[0]["kind"]):
         yield f"trained on {devices[0]['kind']}, by config.yaml on {kind}"
     for device in devices:
-        card = cards.find(device["name"], device.get("memory_bytes")) if device["kind"] == "cuda" else None
+        card = (
+            cards.find(device["name"], device.get("memory_bytes"))
+            if device["kind"] == "cuda"
+            else None
+        )
         told = device.get("peak_tflops")
-        if card and told and not 0.5 <= told / card.tflops <= 2:  # rows of the table are corrected at times
+        if (
+            card and told and not 0.5 <= told / card.tflops <= 2
+        ):  # rows of the table are corrected at times
             yield f"{device['name']} has {card.tflops:g} TFLOP/s, the record says {told:g}"
     if (e.training["peak_memory_bytes"] or 0) > (devices[-1].get("memory_bytes") or math.inf):
         yield "more memory was used than the device has"
     for git in (
         *(machine["git"] for machine in e.machines),
-        *(section.environment.raw["git"] for section in e.record.glue.values() if section.environment),
+        *(
+            section.environment.raw["git"]
+            for section in e.record.glue.values()
+            if section.environment
+        ),
     ):
         if git.get("dirty") is False and (git.get("changed") or git.get("diff_sha256")):
             yield "a clean git tree with changes"
     if ran["git"].get("dirty") is False and (e.folder / "git.diff").exists():
         yield "a clean git tree, and git.diff beside it"
-    ran_here = map(setup_hash, e.machines)  # one for each process, and for some that ended before the journal knew
+    ran_here = map(
+        setup_hash, e.machines
+    )  # one for each process, and for some that ended before the journal knew
     if not all(setup in ran_here for setup in e.setups):
         yield "budget.jsonl has other environments (by their hashes)"
 
@@ -177,8 +229,13 @@ def _corpus(e: Evidence) -> Iterator[str]:
         return
     manifest = json.loads(file.read_text(encoding="utf-8"))
     content = {key: value for key, value in manifest.items() if key != "checksum"}
-    content["sources"] = [{key: one[key] for key in one if key != "mtime_ns"} for one in manifest["sources"]]
-    if hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest() != told["manifest_sha256"]:
+    content["sources"] = [
+        {key: one[key] for key in one if key != "mtime_ns"} for one in manifest["sources"]
+    ]
+    if (
+        hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        != told["manifest_sha256"]
+    ):
         yield "is not the corpus that was read (by SHA-256 of the manifest)"
     splits, tokenizer = manifest["splits"], manifest["tokenizer"]
     described = {
@@ -189,20 +246,29 @@ def _corpus(e: Evidence) -> Iterator[str]:
         "vocab_size": tokenizer["vocab_size"],
         "tokenizer": {key: tokenizer[key] for key in told["tokenizer"]},
     }
-    yield from (f"{key} is not what the record has" for key, value in described.items() if told.get(key) != value)
+    yield from (
+        f"{key} is not what the record has"
+        for key, value in described.items()
+        if told.get(key) != value
+    )
 
 
 def _model(e: Evidence) -> Iterator[str]:
     """The weights' own header, without reading the weights, and the hash that the record has twice."""
     training, file = e.training, e.folder / "final" / "model.safetensors"
-    if training["final_files"].get("model.safetensors", training["final_sha256"]) != training["final_sha256"]:
+    if (
+        training["final_files"].get("model.safetensors", training["final_sha256"])
+        != training["final_sha256"]
+    ):
         yield "the record names two SHA-256 of the weights"
     if not file.exists():
         return
     with file.open("rb") as handle:
         length = int.from_bytes(handle.read(8), "little")  # of a damaged file anything
         header = json.loads(handle.read(min(length, file.stat().st_size)))
-    count = sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+    count = sum(
+        math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__"
+    )
     encoder_only = training["objective"] != "mlm" and "mlm" not in training["objective"]
     if count != training["parameters"] and not encoder_only:
         yield f"final/model.safetensors has {count} numbers, the record {training['parameters']} parameters"
@@ -211,16 +277,28 @@ def _model(e: Evidence) -> Iterator[str]:
 def _ranges(e: Evidence) -> Iterator[str]:
     """Of the record's numbers."""
     training, validation = e.training, e.training["validation"]
-    shares = {"data_wait_share": training["data_wait_share"], "validation.accuracy": validation["accuracy"]}
+    shares = {
+        "data_wait_share": training["data_wait_share"],
+        "validation.accuracy": validation["accuracy"],
+    }
     shares |= {"validation.all_mask_accuracy": validation.get("all_mask_accuracy")}
     yield from (
-        f"{name} is {value}" for name, value in shares.items() if value is not None and not 0 <= value <= 1.0001
+        f"{name} is {value}"
+        for name, value in shares.items()
+        if value is not None and not 0 <= value <= 1.0001
     )
-    amounts = {name: training[name] for name in ("steps", "tokens", "parameters", "exaflops", "train_loss")}
+    amounts = {
+        name: training[name] for name in ("steps", "tokens", "parameters", "exaflops", "train_loss")
+    }
     amounts |= {name: validation.get(name) for name in ("loss", "all_mask_loss", "bits_per_byte")}
-    yield from (f"{name} is {value}" for name, value in amounts.items() if value is not None and value <= 0)
+    yield from (
+        f"{name} is {value}" for name, value in amounts.items() if value is not None and value <= 0
+    )
     for loss, accuracy in (("loss", "accuracy"), ("all_mask_loss", "all_mask_accuracy")):
-        if validation.get(loss) is not None and validation[loss] < (1 - validation[accuracy]) * math.log(2) - 1e-9:
+        if (
+            validation.get(loss) is not None
+            and validation[loss] < (1 - validation[accuracy]) * math.log(2) - 1e-9
+        ):
             said = f"{loss} is {validation[loss]:.3f}, {accuracy} {validation[accuracy]:.3f}"
             yield f"{said}: a target that is not the likeliest costs ln 2 at least"
     tokens, targets, train = validation["tokens"], validation["targets"], e.config["train"]

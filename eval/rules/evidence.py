@@ -63,15 +63,23 @@ def kept(record: Record, init: str) -> list[FineTuning]:
         return []
     seeds = set(map(str, section.seeds))
     lines = fine_tuned(record, init, named=True)
-    return [line for line in lines if made_with(line) == made_with(section) and str(line.seed) in seeds]
+    return [
+        line for line in lines if made_with(line) == made_with(section) and str(line.seed) in seeds
+    ]
 
 
 def made_later(record: Record, init: str) -> list[FineTuning]:
     """The history's lines written after the record's section, by a scoring with other settings that was broken off: its
     results have replaced the section's files. R20, R21 and R26 judge them.
     """
-    section, entries = record.glue.get(init), record.history_file.entries if record.history_file else []
-    count, own = int(section.history_entries or 0) if section else 0, {line.key for line in kept(record, init)}
+    section, entries = (
+        record.glue.get(init),
+        record.history_file.entries if record.history_file else [],
+    )
+    count, own = (
+        int(section.history_entries or 0) if section else 0,
+        {line.key for line in kept(record, init)},
+    )
     return [line for line in entries[count:] if line.init == init and line.key not in own]
 
 
@@ -87,10 +95,15 @@ def predicted(file: Path, name: str) -> np.ndarray:
     """
     try:
         with zipfile.ZipFile(file) as arrays:
-            entry = next((entry for entry in arrays.infolist() if entry.filename == f"{name}.npy"), None)
+            entry = next(
+                (entry for entry in arrays.infolist() if entry.filename == f"{name}.npy"), None
+            )
             if entry is None:
                 return np.empty(0)
-            if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others unpack more than asked
+            if entry.compress_type not in (
+                zipfile.ZIP_STORED,
+                zipfile.ZIP_DEFLATED,
+            ):  # others unpack more than asked
                 raise ValueError(f"compression {entry.compress_type}")
             with arrays.open(entry) as packed:
                 content = io.BytesIO(packed.read(MOST_BYTES))
@@ -100,7 +113,9 @@ def predicted(file: Path, name: str) -> np.ndarray:
         if values.shape != shape or dtype.kind not in "iuf":
             raise ValueError(f"{values.size} numbers as {dtype} of shape {shape}")
     except Exception as error:  # the header is parsed as Python, of which nearly anything can come
-        raise ValueError(f"{file.name}: no predictions ({type(error).__name__}: {str(error)[:80]})") from None
+        raise ValueError(
+            f"{file.name}: no predictions ({type(error).__name__}: {str(error)[:80]})"
+        ) from None
     return values
 
 
@@ -130,4 +145,8 @@ def count_of(task: TaskScore, key: str) -> str:
 
 def swept(section: Scores) -> str:
     """Such as `best of 6 sets of hyperparameters`; empty where nothing was chosen in a sweep."""
-    return "" if section.sweep is None else f"best of {len(section.sweep.points)} sets of hyperparameters"
+    return (
+        ""
+        if section.sweep is None
+        else f"best of {len(section.sweep.points)} sets of hyperparameters"
+    )

@@ -8,7 +8,16 @@ from collections.abc import Sequence
 
 from cramming.data.task_files import ENTRIES, OFFICIAL_SHA256
 from cramming.record_schema import FineTuning, Record, Scores
-from eval.rules.evidence import NO_SCORES, Outcome, all_or, few, fine_tuned, made_with, other_sizes, swept
+from eval.rules.evidence import (
+    NO_SCORES,
+    Outcome,
+    all_or,
+    few,
+    fine_tuned,
+    made_with,
+    other_sizes,
+    swept,
+)
 from eval.tasks.suites import AVERAGES
 
 MIN_SEEDS = 3
@@ -37,8 +46,13 @@ def global_hyperparameters(record: Record) -> Outcome:
 def few_epochs(record: Record) -> Outcome:
     """Fine-tuning lasts at most 5 epochs."""
     epochs = {init: section.epochs for init, section in record.glue.items()}
-    ok = bool(epochs) and all(count is not None and count <= MAX_EPOCHS for count in epochs.values())
-    said = [f"{init}: {n if n is None else f'{n:g}'} epoch{'' if n == 1 else 's'}" for init, n in epochs.items()]
+    ok = bool(epochs) and all(
+        count is not None and count <= MAX_EPOCHS for count in epochs.values()
+    )
+    said = [
+        f"{init}: {n if n is None else f'{n:g}'} epoch{'' if n == 1 else 's'}"
+        for init, n in epochs.items()
+    ]
     return ok, ", ".join(said) or NO_SCORES
 
 
@@ -59,16 +73,25 @@ def _other_sets(record: Record, init: str, section: Scores) -> list[str]:
     lines = [*fine_tuned(record, init), *_tried_elsewhere(record, section)] if competes else []
     sets = [made_with(section), *map(made_with, lines)]
     count = len({json.dumps(one, sort_keys=True, default=str) for one in sets})
-    said = [swept(section), f"one of {count} sets in its history" if count > 1 else "", _other_outcomes(lines)]
+    said = [
+        swept(section),
+        f"one of {count} sets in its history" if count > 1 else "",
+        _other_outcomes(lines),
+    ]
     names = ", ".join(str(other.run) for other in record.elsewhere)
-    return [*filter(None, said), *([f"same weights as {names}"] if competes and names and any(said) else [])]
+    return [
+        *filter(None, said),
+        *([f"same weights as {names}"] if competes and names and any(said) else []),
+    ]
 
 
 def _tried_elsewhere(record: Record, section: Scores) -> list[FineTuning]:
     """What other runs of the report fine-tuned of the same weights and suite before this one began: what came later
     cannot have been a choice for this one."""
     began = min((str(line.time) for line in fine_tuned(record, "pretrained")), default="")
-    lines = [line for other in record.elsewhere for line in other.lines if line.suite == section.suite]
+    lines = [
+        line for other in record.elsewhere for line in other.lines if line.suite == section.suite
+    ]
     return [line for line in lines if str(line.time) <= began]
 
 
@@ -80,7 +103,9 @@ def _other_outcomes(lines: Sequence[FineTuning]) -> str:
         same = json.dumps([made_with(line), line.seed, line.version], sort_keys=True, default=str)
         for entry, value in line.scores.items() if not line.subset else ():
             found.setdefault((f"{entry} seed {line.seed}", same), set()).add(repr(value))
-    several = [f"{name} has {len(values)}" for (name, _), values in found.items() if len(values) > 1]
+    several = [
+        f"{name} has {len(values)}" for (name, _), values in found.items() if len(values) > 1
+    ]
     return f"{few(several)} outcomes in its history" if several else ""
 
 
@@ -122,19 +147,31 @@ def full_tasks(record: Record) -> Outcome:
             missing = ", ".join(map(str, found.missing if found else []))
             problems.append(f"{name} lacks {missing or 'a value'}")
     tasks = trained.tasks.items()
-    subsets = [entry for entry, task in tasks if task.subset or other_sizes(record, "pretrained", entry, task)]
+    subsets = [
+        entry
+        for entry, task in tasks
+        if task.subset or other_sizes(record, "pretrained", entry, task)
+    ]
     problems += [f"not on the official number of examples: {', '.join(subsets)}"] if subsets else []
     own = record.corpus.manifest_sha256
     if trained.suite == "embedded" and (own is None or trained.tasks_corpus_sha256 != own):
-        problems.append("the embedded tasks are not known to be those of the corpus that the model was trained on")
+        problems.append(
+            "the embedded tasks are not known to be those of the corpus that the model was trained on"
+        )
     for name, task in tasks:
         seen, scored = task.seen_in_training, task.eval_examples
         if name in ENTRIES and seen is None:
-            problems.append(f"{name}: how many scored examples are training examples too is not on record")
+            problems.append(
+                f"{name}: how many scored examples are training examples too is not on record"
+            )
         elif name in ENTRIES and seen and scored and seen > MAX_SEEN_IN_TRAINING * scored:
-            problems.append(f"{name}: {seen:.0f} of {scored:.0f} scored examples are training examples too")
+            problems.append(
+                f"{name}: {seen:.0f} of {scored:.0f} scored examples are training examples too"
+            )
     contents = _contents(trained)
-    problems += [f"{kind}: {', '.join(contents[kind])}" for kind in (OTHER, NOT_RECORDED) if kind in contents]
+    problems += [
+        f"{kind}: {', '.join(contents[kind])}" for kind in (OTHER, NOT_RECORDED) if kind in contents
+    ]
     shown = "".join(f"; {kind}: {', '.join(names)}" for kind, names in contents.items())
     return all_or(problems, f"every task, on all of its data{shown}")
 
@@ -151,5 +188,7 @@ def _contents(trained: Scores) -> dict[str, list[str]]:
         elif official is None:
             found.setdefault("official SHA-256 not known", []).append(f"{name} ({sha256[:12]})")
         else:
-            found.setdefault("official by SHA-256" if sha256 == official else OTHER, []).append(name)
+            found.setdefault("official by SHA-256" if sha256 == official else OTHER, []).append(
+                name
+            )
     return found

@@ -25,7 +25,9 @@ from eval.rules.evidence import failed
 
 ROUNDING_SECONDS = 0.01
 Read = Callable[[], list[Event]]  # reads a journal, or fails as `read_journal` does
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with it
+_LOADER = getattr(
+    yaml, "CSafeLoader", yaml.SafeLoader
+)  # ten times as fast, where PyYAML was built with it
 
 
 @lru_cache(1)  # a run's configuration is asked for by one rule after the other
@@ -36,7 +38,9 @@ def parsed(text: str) -> Any:
     return yaml.load(text, _LOADER)
 
 
-def journal_evidence(folder: Path, read: Read, record: Record, rows: Sequence[Mapping[str, Any]]) -> Journal:
+def journal_evidence(
+    folder: Path, read: Read, record: Record, rows: Sequence[Mapping[str, Any]]
+) -> Journal:
     """The record's section `journal`: what of R5 does not hold, or what else is to be told. `rows` of metrics.jsonl."""
     path = folder / JOURNAL
     try:
@@ -50,16 +54,29 @@ def journal_evidence(folder: Path, read: Read, record: Record, rows: Sequence[Ma
     total, uncharged = spent_seconds(events), uncharged_seconds(events)
     summary = f"{len(processes_of(events))} process(es), {total:.1f} s in the journal"
     if uncharged > 60 + 0.01 * total:  # beyond what setting a clock by the network comes to
-        summary += f"; by the wall clock {uncharged:.0f} s more: the machine slept, or a clock was set"
+        summary += (
+            f"; by the wall clock {uncharged:.0f} s more: the machine slept, or a clock was set"
+        )
     return Journal(list(_disagrees(path, events, record, rows)), summary)
 
 
-def _disagrees(path: Path, events: Sequence[Event], record: Record, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _disagrees(
+    path: Path, events: Sequence[Event], record: Record, rows: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
     training, steps = record.training, events[-1]["steps"]
     yield from failed(
-        (file_sha256(path) == training.budget.journal_sha256, f"the SHA-256 of {path.name} is not the recorded one"),
-        (first_line_sha256(path) == training.journal_start, f"{path.name} is not the journal that the run began with"),
-        (processes_of(events) == training.budget.processes, f"the processes in {path.name} are not the record's"),
+        (
+            file_sha256(path) == training.budget.journal_sha256,
+            f"the SHA-256 of {path.name} is not the recorded one",
+        ),
+        (
+            first_line_sha256(path) == training.journal_start,
+            f"{path.name} is not the journal that the run began with",
+        ),
+        (
+            processes_of(events) == training.budget.processes,
+            f"the processes in {path.name} are not the record's",
+        ),
         (steps == training.steps, f"{steps} steps in {path.name}, {training.steps} in the record"),
         (
             not lacks_newline(path),
@@ -72,9 +89,15 @@ def _disagrees(path: Path, events: Sequence[Event], record: Record, rows: Sequen
     yield from _other_budget(path, events, record)
 
 
-def _other_seconds(events: Sequence[Event], seconds: float | None, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _other_seconds(
+    events: Sequence[Event], seconds: float | None, rows: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
     total, last = spent_seconds(events), events[-1].get("last_step_seconds")
-    steps = (row["seconds"] for row in rows if "loss" in row and isinstance(row.get("seconds"), int | float))
+    steps = (
+        row["seconds"]
+        for row in rows
+        if "loss" in row and isinstance(row.get("seconds"), int | float)
+    )
     logged = max(steps, default=None)  # the last validation comes after the end
     if last is None or seconds is None:
         yield "no seconds to compare"
@@ -91,8 +114,10 @@ def _other_budget(path: Path, events: Sequence[Event], record: Record) -> Iterat
     budget, last = record.training.budget, events[-1]
     flops = last.get("charged_flops")
     spent = {
-        "steps": last["steps"], "tokens": last.get("tokens"), "exaflops": None if flops is None else flops / 1e18
-    }  # fmt: skip
+        "steps": last["steps"],
+        "tokens": last.get("tokens"),
+        "exaflops": None if flops is None else flops / 1e18,
+    }
     if budget.unit != "hours" and spent.get(str(budget.unit)) != budget.spent:
         yield f"{spent.get(str(budget.unit))} {budget.unit} spent in {path.name}, {budget.spent} in the record"
     limits = {"the record": (budget.limit, unit_on(budget.clock, budget.unit))}
@@ -150,5 +175,14 @@ def config_limit(path: Path) -> tuple[float, str | None] | None:
         section = parsed(path.read_text(encoding="utf-8"))["budget"]
         ((unit, limit),) = limits_of(section).items()
         return float(limit), unit_on(section.get("clock"), unit)
-    except (OSError, yaml.YAMLError, LookupError, TypeError, AttributeError, ValueError, OverflowError, RecursionError):
+    except (
+        OSError,
+        yaml.YAMLError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ValueError,
+        OverflowError,
+        RecursionError,
+    ):
         return None

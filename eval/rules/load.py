@@ -25,11 +25,11 @@ from eval.rules.evidence import few
 from eval.rules.journal import journal_evidence
 from eval.rules.table import Verdict, judge
 
-BYTES_PER_PROCESS = (
-    25_000_000  # two seconds to read and judge; below that a process takes longer to start than it saves
-)
+# Two seconds to read and judge; below that a process takes longer to start than it saves.
+BYTES_PER_PROCESS = 25_000_000
 READER_DIED = (
-    "a process that reads the runs died, likely because memory ran out; give it more, or a folder of fewer runs"
+    "a process that reads the runs died, likely because memory ran out;"
+    " give it more, or a folder of fewer runs"
 )
 MOST_NESTED = 100  # levels of a record; a run's has about ten
 RUN_FILES = ("record.json", "budget.jsonl", "metrics.jsonl")
@@ -72,7 +72,9 @@ def readers(runs: Path) -> Iterator[Map]:
 
 def _places(runs: Path) -> list[Path]:
     inside = sorted(runs.iterdir()) if runs.is_dir() else []
-    return [path for path in inside if has_traces(path)] + [path for path in inside if path.name.endswith(SUFFIX)]
+    return [path for path in inside if has_traces(path)] + [
+        path for path in inside if path.name.endswith(SUFFIX)
+    ]
 
 
 def _bytes_to_read(place: Path) -> int:
@@ -84,14 +86,20 @@ def load_runs(runs: Path, run_map: Map = serial_map) -> list[Run]:
     """Every run folder, and every archive of one, directly inside `runs`, by name; UserError where there is none."""
     loaded: list[Run] = run_map(_load, _places(runs))
     if not loaded:
-        raise UserError(f"runs={runs}: no run folder inside; pretrain or score something first, or give another folder")
+        raise UserError(
+            f"runs={runs}: no run folder inside; pretrain or score something first, or give another folder"
+        )
     labels = [run.label for run in loaded]
     named = [
-        run if labels.count(run.label) == 1 else replace(run, label=printable(f"{run.label} ({run.folder.name})"))
+        run
+        if labels.count(run.label) == 1
+        else replace(run, label=printable(f"{run.label} ({run.folder.name})"))
         for run in loaded
     ]
     return [
-        replace(run, record=replace(run.record, elsewhere=others)) if (others := list(_elsewhere(run, named))) else run
+        replace(run, record=replace(run.record, elsewhere=others))
+        if (others := list(_elsewhere(run, named)))
+        else run
         for run in named
     ]
 
@@ -140,7 +148,10 @@ def not_judged(what: object, error: Exception) -> str:
 
 def _read(folder: Path) -> Run:
     raw = {key: value for key, value in load_record(folder).items() if key not in FROM_FILES}
-    raw["beside"], raw["known"] = _files_beside(folder), file_sha256(folder / "record.json") in KNOWN
+    raw["beside"], raw["known"] = (
+        _files_beside(folder),
+        file_sha256(folder / "record.json") in KNOWN,
+    )
     if (past := history_file(folder)).exists():
         raw["history_file"] = read_history(past, raw.get("history"))
     _refuse_nested(folder, raw)
@@ -149,14 +160,19 @@ def _read(folder: Path) -> Run:
     except OSError:  # plots are a bonus: what is wrong with the log must not hide the scores
         metrics = []
     record = read_record(raw)
-    events = cache(partial(read_journal, folder / JOURNAL))  # a day's takes seconds, and R5 and R27 ask for them
+    events = cache(
+        partial(read_journal, folder / JOURNAL)
+    )  # a day's takes seconds, and R5 and R27 ask for them
     if (folder / JOURNAL).exists():
         record = replace(record, journal=journal_evidence(folder, events, record, metrics))
         raw["journal"] = vars(record.journal)
     found = None if record.known else list(contradictions(folder, events, record, metrics))
     record = replace(record, contradictions=found, raw={**raw, "contradictions": found})
     # Each step's own numbers, most of a long run's log, are for the rules: a report reads hundreds of runs.
-    slim = [{key: value for key, value in row.items() if not isinstance(value, list | dict)} for row in metrics]
+    slim = [
+        {key: value for key, value in row.items() if not isinstance(value, list | dict)}
+        for row in metrics
+    ]
     run = Run(folder, "", record, slim)
     return replace(run, label=run.name)
 
@@ -165,9 +181,16 @@ def _refuse_nested(folder: Path, raw: Any) -> None:
     """UserError for what is nested so deep that some reader, or a process that hands it on, cannot follow."""
     level = [raw]
     for _ in range(MOST_NESTED):
-        inside = [node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list)]
+        inside = [
+            node.values() if isinstance(node, dict) else node
+            for node in level
+            if isinstance(node, dict | list)
+        ]
         level = list(chain.from_iterable(inside))
-    require(not level, f"{folder}: record or history nested deeper than {MOST_NESTED} levels, as no run writes them")
+    require(
+        not level,
+        f"{folder}: record or history nested deeper than {MOST_NESTED} levels, as no run writes them",
+    )
 
 
 def unscored(folder: Path, record: Record) -> str | None:
@@ -193,7 +216,10 @@ def load_archive(archive: Path) -> Run:
 
 def _files_beside(folder: Path) -> dict[str, dict[str, str]]:
     """SHA-256 of the trained model's predictions and of the files of final/, by name; of what is there."""
-    places = {"predictions": folder / "glue" / "pretrained" / "predictions", "final": folder / "final"}
+    places = {
+        "predictions": folder / "glue" / "pretrained" / "predictions",
+        "final": folder / "final",
+    }
     return {
         name: {file.name: file_sha256(file) for file in sorted(place.iterdir()) if file.is_file()}
         for name, place in places.items()

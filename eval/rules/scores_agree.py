@@ -27,8 +27,16 @@ def scores_disagree(folder: Path, record: Record) -> Iterator[str]:
         problems = [*_itself(section, raw)]
         if not raw.get("sweep"):  # one has these files for each of its points, elsewhere
             later = made_later(record, name)
-            problems += [*_glue_json(place, raw), *_pieces(place, section, raw, later), *_environment(place, raw)]
-            problems += _history(record, name, section, place, later) if name not in record.baselines else ()
+            problems += [
+                *_glue_json(place, raw),
+                *_pieces(place, section, raw, later),
+                *_environment(place, raw),
+            ]
+            problems += (
+                _history(record, name, section, place, later)
+                if name not in record.baselines
+                else ()
+            )
         yield from (f"{name}: {problem}" for problem in problems)
     yield from _dates(record)
 
@@ -42,7 +50,9 @@ def _itself(section: Scores, raw: Mapping[str, Any]) -> Iterator[str]:
                 yield f"{entry}: {len(found.per_seed)} values of {name} for {len(section.seeds)} seeds"
             differ = [key for key, value in made.items() if not _close(said.get(key), value)]
             yield from (f"{entry}: {key} of {name} is not that of the seeds" for key in differ)
-            odd = [value for value in found.per_seed if value is not None and not is_value(name, value)]
+            odd = [
+                value for value in found.per_seed if value is not None and not is_value(name, value)
+            ]
             yield from (f"{entry}: {value:g} is no value of {name}" for value in odd)
         if entry in ENTRIES and (task.title, raw["tasks"][entry]["task"]) != (
             ENTRIES[entry][1].title,
@@ -68,12 +78,19 @@ def _glue_json(place: Path, raw: Mapping[str, Any]) -> Iterator[str]:
     if not file.exists():
         return
     found = json.loads(file.read_text(encoding="utf-8"))
-    tasks = {entry: {k: v for k, v in task.items() if k != "seconds"} for entry, task in raw["tasks"].items()}
+    tasks = {
+        entry: {k: v for k, v in task.items() if k != "seconds"}
+        for entry, task in raw["tasks"].items()
+    }
     told = {**raw, "tasks": tasks}
-    yield from (f"{key} of glue.json is not the record's" for key in found if told.get(key) != found[key])
+    yield from (
+        f"{key} of glue.json is not the record's" for key in found if told.get(key) != found[key]
+    )
 
 
-def _pieces(place: Path, section: Scores, raw: Mapping[str, Any], later: Sequence[FineTuning]) -> Iterator[str]:
+def _pieces(
+    place: Path, section: Scores, raw: Mapping[str, Any], later: Sequence[FineTuning]
+) -> Iterator[str]:
     """Each stored result against the record's value of its seed, and against its predictions; none made `later`."""
     conditions, losses = raw.get("conditions", {}), dict[tuple[str, float], str]()
     other_keys, other_files = {line.key for line in later}, files_of(later)
@@ -98,7 +115,9 @@ def _pieces(place: Path, section: Scores, raw: Mapping[str, Any], later: Sequenc
             if task.scored_epochs and found["epoch"] != task.scored_epochs[index]:
                 yield f"{piece.name} is of epoch {found['epoch']}"
             asked = str(conditions.get(name, "")).partition("-")[0]
-            if asked and found["key"].partition("-")[0] != settings_hash(asked, section.hyperparameters, seed):
+            if asked and found["key"].partition("-")[0] != settings_hash(
+                asked, section.hyperparameters, seed
+            ):
                 yield f"{piece.name} is of other conditions than the record's"
             if not file.exists():
                 continue
@@ -108,7 +127,9 @@ def _pieces(place: Path, section: Scores, raw: Mapping[str, Any], later: Sequenc
                 yield from _predictions(file, found, entry, task)
 
 
-def _predictions(file: Path, piece: Mapping[str, Any], entry: str, task: TaskScore) -> Iterator[str]:
+def _predictions(
+    file: Path, piece: Mapping[str, Any], entry: str, task: TaskScore
+) -> Iterator[str]:
     """As many as there are examples, of the task's classes, and no score for a model whose output was not finite (NaN);
     without the labels no more can be said."""
     if file_sha256(file) != piece["predictions_sha256"]:
@@ -121,11 +142,15 @@ def _predictions(file: Path, piece: Mapping[str, Any], entry: str, task: TaskSco
     finite = values[np.isfinite(values)]
     if labels and not np.isin(finite, np.arange(len(labels))).all():
         yield f"{file.name} has predictions of {entry} that are no class of it"
-    if len(finite) < len(values) and any(value is not None for value in piece["entries"][entry]["metrics"].values()):
+    if len(finite) < len(values) and any(
+        value is not None for value in piece["entries"][entry]["metrics"].values()
+    ):
         yield f"{file.name} has predictions of {entry} that are not finite, and a score"
 
 
-def _history(record: Record, init: str, section: Scores, place: Path, later: Sequence[FineTuning]) -> Iterator[str]:
+def _history(
+    record: Record, init: str, section: Scores, place: Path, later: Sequence[FineTuning]
+) -> Iterator[str]:
     """The last line of each task and seed that the section was kept with names the piece's predictions."""
     if record.history_file is None:
         return
@@ -137,7 +162,10 @@ def _history(record: Record, init: str, section: Scores, place: Path, later: Seq
         piece = place / "pieces" / f"{task}-seed{seed}.json"
         if piece.exists() and seed in map(str, section.seeds):
             found = json.loads(piece.read_text(encoding="utf-8"))
-            if found["predictions_sha256"] != line.predictions_sha256 and found["key"] not in other_keys:
+            if (
+                found["predictions_sha256"] != line.predictions_sha256
+                and found["key"] not in other_keys
+            ):
                 yield f"{piece.name} is not of the predictions in the history"
         if line.model_sha256 != section.model_sha256:
             yield f"{task} seed {seed} is of other weights in the history"
@@ -149,7 +177,9 @@ def _environment(place: Path, raw: Mapping[str, Any]) -> Iterator[str]:
     if not file.exists():
         return
     found = json.loads(file.read_text(encoding="utf-8"))
-    if found["environment"] != raw.get("environment") or not _close(sum(found["seconds"].values()), raw.get("seconds")):
+    if found["environment"] != raw.get("environment") or not _close(
+        sum(found["seconds"].values()), raw.get("seconds")
+    ):
         yield "timing.json has another machine or other seconds"
 
 
@@ -157,10 +187,17 @@ def _dates(record: Record) -> Iterator[str]:
     """No fine-tuning came before the run, none before the line in front of it; machines' clocks may differ, and one may
     be set, but not again and again."""
     lines = record.history_file.entries if record.history_file else []
-    times = [datetime.fromisoformat(str(text)).timestamp() for text in (record.created, *(line.time for line in lines))]
+    times = [
+        datetime.fromisoformat(str(text)).timestamp()
+        for text in (record.created, *(line.time for line in lines))
+    ]
     if any(now < was - 3600 for was, now in pairwise(times)):
         yield "history: a fine-tuning of before the run, or before the line in front of it"
     places = [str(line.key).partition("-")[2] for line in lines]
-    same = [now < was for (was, now), (here, there) in zip(pairwise(times[1:]), pairwise(places)) if here == there]
+    same = [
+        now < was
+        for (was, now), (here, there) in zip(pairwise(times[1:]), pairwise(places))
+        if here == there
+    ]
     if sum(same) > CLOCK_SET:
         yield f"history: {sum(same)} lines are of before the line in front of them, on the same machine"

@@ -52,7 +52,11 @@ class Evidence:
     def setups(self) -> list[str]:
         """The hashes of these in the journal, which versions before 2026-11-25 did not write, nor corpus.json, nor the
         whole of the last validation into metrics.jsonl."""
-        return [event["setup"] for event in self.events if event["event"] == "start" and "setup" in event]
+        return [
+            event["setup"]
+            for event in self.events
+            if event["event"] == "start" and "setup" in event
+        ]
 
     @property
     def losses(self) -> list[Mapping[str, Any]]:
@@ -63,7 +67,9 @@ class Evidence:
 def counters_disagree(e: Evidence) -> Iterator[str]:
     """Counters of the journal: they grow, belong to each other, and the last ones are the record's."""
     train = e.config["train"]
-    ramp = build(BatchRamp, train["batch_ramp"], "train.batch_ramp") if train["batch_ramp"] else None
+    ramp = (
+        build(BatchRamp, train["batch_ramp"], "train.batch_ramp") if train["batch_ramp"] else None
+    )
     most, least = train["batch_size"], ramp_step(ramp, train["batch_size"])
     saved: dict[str, Any] = {}
     for before, now in pairwise([e.events[0], *e.events]):
@@ -72,7 +78,15 @@ def counters_disagree(e: Evidence) -> Iterator[str]:
             yield f"{where} is {now['tokens']} tokens, {sequences} sequences of {train['sequence_length']}"
         if not steps * least <= sequences <= steps * most:
             yield f"{where} is {sequences} sequences, by config.yaml {most} each"
-        names = ("steps", "sequences", "tokens", "flops", "charged_flops", "last_step_seconds", "data_wait_seconds")
+        names = (
+            "steps",
+            "sequences",
+            "tokens",
+            "flops",
+            "charged_flops",
+            "last_step_seconds",
+            "data_wait_seconds",
+        )
         if now["event"] not in ("start", "resume"):
             yield from (f"{where}: {n} falls" for n in names if now.get(n, 0) < before.get(n, 0))
         if now["event"] == "start" and (steps or now["tokens"]):
@@ -80,7 +94,11 @@ def counters_disagree(e: Evidence) -> Iterator[str]:
         if now["event"] == "checkpoint":
             saved[now["sha256"]] = now
         elif now["event"] == "resume" and (was := saved.get(now["sha256"])):
-            yield from (f"{where}: {n} is not that of its checkpoint" for n in names[:4] if now.get(n) != was.get(n))
+            yield from (
+                f"{where}: {n} is not that of its checkpoint"
+                for n in names[:4]
+                if now.get(n) != was.get(n)
+            )
     yield from _last_line(e)
 
 
@@ -92,23 +110,36 @@ def _last_line(e: Evidence) -> Iterator[str]:
     peak, flops = e.machines[-1]["device"].get("peak_tflops"), last["flops"]
     windows = e.record.corpus.tokens // e.config["train"]["sequence_length"] - 1  # of `BatchSource`
     derived = {
-        "tokens": last["tokens"], "sequences": last["sequences"], "exaflops": flops / 1e18,
-        "skipped_steps": last["skipped_steps"], "recompilations": last["recompilations"],
-        "tokens_per_second": last["tokens"] / seconds, "data_wait_share": last["data_wait_seconds"] / seconds,
+        "tokens": last["tokens"],
+        "sequences": last["sequences"],
+        "exaflops": flops / 1e18,
+        "skipped_steps": last["skipped_steps"],
+        "recompilations": last["recompilations"],
+        "tokens_per_second": last["tokens"] / seconds,
+        "data_wait_share": last["data_wait_seconds"] / seconds,
         "corpus_epochs": last["sequences"] / windows,
-        "model_flops_utilization": flops / seconds / (peak * 1e12 * training["devices"]) if peak else None,
-    }  # fmt: skip
-    used = [event.get("joules") for event in {event["process"]: event for event in e.events}.values()]
+        "model_flops_utilization": flops / seconds / (peak * 1e12 * training["devices"])
+        if peak
+        else None,
+    }
+    used = [
+        event.get("joules") for event in {event["process"]: event for event in e.events}.values()
+    ]
     derived["energy_kwh"] = None if None in used else sum(used) / 3.6e6
-    yield from (f"{name} is {value}, in the record {training.get(name)}"
-                for name, value in derived.items() if not _same(training.get(name), value))  # fmt: skip
+    yield from (
+        f"{name} is {value}, in the record {training.get(name)}"
+        for name, value in derived.items()
+        if not _same(training.get(name), value)
+    )
     budget = training["budget"]
     if budget["unit"] == "hours" and not _same(budget["spent"], seconds / 3600):
         yield f"{seconds / 3600:.6g} hours are spent, in the record {budget['spent']:.6g}"
 
 
 def _same(a: Any, b: Any) -> bool:
-    return a == b or (a is not None and b is not None and math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12))
+    return a == b or (
+        a is not None and b is not None and math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12)
+    )
 
 
 def clocks_disagree(e: Evidence) -> Iterator[str]:
@@ -131,13 +162,19 @@ def clocks_disagree(e: Evidence) -> Iterator[str]:
         if len(ratios) > 2 and abs(median(ratios) - 1) > SLOW_CLOCK:
             yield f"a second of the journal is {median(ratios):.2f} s of the wall clock, most of the time"
     pace = [
-        (b["seconds"] - a["seconds"]) / (b["step"] - a["step"]) for a, b in pairwise(e.losses) if b["step"] > a["step"]
+        (b["seconds"] - a["seconds"]) / (b["step"] - a["step"])
+        for a, b in pairwise(e.losses)
+        if b["step"] > a["step"]
     ]
     yield from _silent(e, median(pace or [0.0]))
     shortest = min(pace, default=0.0) / 2
     for was, now in together:
         gap, steps = _passed(was, now), now["steps"] - was["steps"]
-        if gap > 2 * MAX_HEARTBEAT_SECONDS and steps > 1 and steps * shortest > MAX_HEARTBEAT_SECONDS + 1:
+        if (
+            gap > 2 * MAX_HEARTBEAT_SECONDS
+            and steps > 1
+            and steps * shortest > MAX_HEARTBEAT_SECONDS + 1
+        ):
             yield f"{steps} steps in {gap:.0f} s without a heartbeat, due every {MAX_HEARTBEAT_SECONDS:g} s"
 
 
@@ -160,7 +197,10 @@ def _silent(e: Evidence, step_seconds: float) -> Iterator[str]:
     every = float(e.config["budget"]["heartbeat_seconds"])
     for process in {event["process"]: None for event in e.events}:
         own = [event for event in e.events if event["process"] == process]
-        most = [(b["steps"] - a["steps"]) * step_seconds + every / FEWEST_BEATS for a, b in pairwise(own)]
+        most = [
+            (b["steps"] - a["steps"]) * step_seconds + every / FEWEST_BEATS
+            for a, b in pairwise(own)
+        ]
         lasted = sum(min(_passed(a, b), m) for (a, b), m in zip(pairwise(own), most))
         beats, due = sum(event["event"] == "heartbeat" for event in own), lasted / every
         if beats < int(FEWEST_BEATS * due):
@@ -176,13 +216,17 @@ def standing(events: Sequence[Any]) -> list[Any]:
     """The events of the work that was kept: no step behind a checkpoint that a later process went on from, and of a
     process that began anew none of those before it. Heartbeats come before `resume` while a checkpoint is loaded."""
     kept: list[Any] = []
-    began = False  # a process that has said neither what it goes on from nor that it has made a step
+    began = (
+        False  # a process that has said neither what it goes on from nor that it has made a step
+    )
     for event in events:
         if event["event"] == "resume":
             kept = [one for one in kept if one["steps"] <= event["steps"]]
         elif began and event["steps"]:
             kept = []
-        began = event["event"] == "start" or (began and event["event"] != "resume" and not event["steps"])
+        began = event["event"] == "start" or (
+            began and event["event"] != "resume" and not event["steps"]
+        )
         kept.append(event)
     return kept
 
@@ -197,17 +241,30 @@ def metrics_disagree(e: Evidence) -> Iterator[str]:
     found = {f"validation_{key}": value for key, value in training["validation"].items()}
     last = checks[-1] if checks else {}
     told = {name: value for name, value in last.items() if name.startswith("validation_")}
-    whole = told.keys() >= found.keys() - {"validation_targets", "validation_tokens"} or not e.setups
-    if last.get("step") != training["steps"] or not whole or any(found.get(k) != v for k, v in told.items()):
+    whole = (
+        told.keys() >= found.keys() - {"validation_targets", "validation_tokens"} or not e.setups
+    )
+    if (
+        last.get("step") != training["steps"]
+        or not whole
+        or any(found.get(k) != v for k, v in told.items())
+    ):
         yield "the last validation is not the record's"
     every, steps = e.config["train"]["log_every"], {row["step"] for row in losses}
     if lacking := [str(n) for n in range(every, training["steps"] + 1, every) if n not in steps]:
         yield f"no row of step {', '.join(lacking[:3])}"
     kept = standing(e.events)
-    saved = {event["steps"]: event["last_step_seconds"] for event in kept if event["event"] == "checkpoint"}
+    saved = {
+        event["steps"]: event["last_step_seconds"]
+        for event in kept
+        if event["event"] == "checkpoint"
+    }
     at = {row["step"]: row["seconds"] for row in losses}
-    yield from (f"no row of the checkpoint after step {step}, at {seconds:.2f} s"
-                for step, seconds in saved.items() if step and not _same(at.get(step), seconds))  # fmt: skip
+    yield from (
+        f"no row of the checkpoint after step {step}, at {seconds:.2f} s"
+        for step, seconds in saved.items()
+        if step and not _same(at.get(step), seconds)
+    )
     yield from out_of_order(losses, kept)
 
 
@@ -219,7 +276,10 @@ def out_of_order(losses: Sequence[Mapping[str, Any]], events: Sequence[Any]) -> 
     known = sorted((event["steps"], event["last_step_seconds"]) for event in events)
     steps = [step for step, _ in known]
     swapped = [(seconds, step) for step, seconds in known]
-    earliest, latest = list(accumulate(reversed(swapped), min))[::-1], list(accumulate(swapped, max))
+    earliest, latest = (
+        list(accumulate(reversed(swapped), min))[::-1],
+        list(accumulate(swapped, max)),
+    )
     for row in losses:
         step, seconds = row["step"], row["seconds"]
         later, earlier = bisect_left(steps, step + 2), bisect_right(steps, step - 2)
@@ -253,18 +313,27 @@ def _rows(e: Evidence) -> Iterator[str]:
             if not spent - 1e-9 <= row["progress"] <= spent + 0.01 + 5 / (3600 * budget["limit"]):
                 yield f"{where}: progress is {row['progress']:.4f}, {spent:.4f} of the budget"
         if "loss" in row:
-            yield from (f"{where}: {problem}" for problem in _other_rate(peak, schedule, before, row))
+            yield from (
+                f"{where}: {problem}" for problem in _other_rate(peak, schedule, before, row)
+            )
             for name in ("loss", "accuracy"):
                 told, each = row[name], row.get(f"each_{name}") or [row[name]]
-                if None not in (told, *each) and not math.isclose(sum(each) / len(each), told, rel_tol=1e-9):
+                if None not in (told, *each) and not math.isclose(
+                    sum(each) / len(each), told, rel_tol=1e-9
+                ):
                     yield f"{where}: the {name} is {told}, the mean of its steps {sum(each) / len(each)}"
             most = {"loss": math.inf, "grad_norm": math.inf, "accuracy": 1}
-            yield from (f"{where}: {key} is {row[key]}" for key in most
-                        if row[key] is not None and not 0 <= row[key] <= most[key])  # fmt: skip
+            yield from (
+                f"{where}: {key} is {row[key]}"
+                for key in most
+                if row[key] is not None and not 0 <= row[key] <= most[key]
+            )
         before = {key: row[key] for key in before}
 
 
-def _other_rate(peak: float, schedule: Schedule, before: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[str]:
+def _other_rate(
+    peak: float, schedule: Schedule, before: Mapping[str, Any], row: Mapping[str, Any]
+) -> Iterator[str]:
     """The learning rate is the schedule's where the row's last step began; in rows of versions before 2026-11-26, some
     of which do not say where or have the rate of a later step, somewhere between two rows, within 1 % of the peak."""
     low, high, slack = before["progress"], row["progress"], 0.01 * peak
@@ -284,10 +353,17 @@ def too_fast(e: Evidence) -> Iterator[str]:
     per_token = e.training["exaflops"] * 1e18 / e.training["tokens"]
     fastest = max(e.machines, key=_peak_flops)
     peak = e.training["devices"] * _peak_flops(fastest)
-    spans = [(a, b) for a, b in pairwise([{"tokens": 0, "seconds": 0.0}, *e.losses]) if b["seconds"] > a["seconds"]]
+    spans = [
+        (a, b)
+        for a, b in pairwise([{"tokens": 0, "seconds": 0.0}, *e.losses])
+        if b["seconds"] > a["seconds"]
+    ]
     for was, now in [
         *spans,
-        ({"tokens": 0, "seconds": 0.0}, {**e.training, "seconds": e.training["budget"]["spent_seconds"]}),
+        (
+            {"tokens": 0, "seconds": 0.0},
+            {**e.training, "seconds": e.training["budget"]["spent_seconds"]},
+        ),
     ]:
         rate = (now["tokens"] - was["tokens"]) * per_token / (now["seconds"] - was["seconds"])
         if rate > 1.05 * peak:

@@ -55,7 +55,11 @@ def pretraining_finished(record: Record) -> Outcome:
     """Pretraining ended as finished, and its steps, tokens, parameters, losses and speed are recorded."""
     training = record.training
     if training.status != "finished":
-        why = ": the budget ended without a step that was kept" if training.status == "exhausted" else ", not finished"
+        why = (
+            ": the budget ended without a step that was kept"
+            if training.status == "exhausted"
+            else ", not finished"
+        )
         return False, f"pretraining is {training.status or 'of unknown status'}{why}"
     needed = ("parameters", "steps", "tokens", "train_loss", "tokens_per_second")
     loss = "replaced_token_loss" if training.objective == "rtd" else "loss"
@@ -69,10 +73,18 @@ def pretraining_finished(record: Record) -> Outcome:
 def budget_kept(record: Record) -> Outcome:
     """The budget names its unit and limit, training spent no more than the limit, and the overrun is 0."""
     budget = record.training.budget
-    limit, spent, seconds, overrun = budget.limit, budget.spent, budget.spent_seconds, budget.overrun_seconds
+    limit, spent, seconds, overrun = (
+        budget.limit,
+        budget.spent,
+        budget.spent_seconds,
+        budget.overrun_seconds,
+    )
     if not budget.unit or limit is None or spent is None or seconds is None or overrun is None:
         keys = ("unit", "limit", "spent", "spent_seconds", "overrun_seconds")
-        return False, f"{', '.join(f'pretrain.budget.{k}' for k in keys if getattr(budget, k) is None)} is missing"
+        return (
+            False,
+            f"{', '.join(f'pretrain.budget.{k}' for k in keys if getattr(budget, k) is None)} is missing",
+        )
     ok = limit > 0 and spent <= limit * (1 + 1e-9) and overrun == 0
     return ok, f"{spent:.6g} of {limit:.6g} {budget.unit}, {seconds:.1f} s, overrun {overrun:g} s"
 
@@ -90,10 +102,14 @@ def journal_agrees(record: Record) -> Outcome:
 
 def scores_stated(record: Record) -> Outcome:
     """Scores are those of the development split, and state the suite, the seeds and the selection."""
-    problems = [] if record.trained else ["no scores of the trained model" if record.glue else NO_SCORES]
+    problems = (
+        [] if record.trained else ["no scores of the trained model" if record.glue else NO_SCORES]
+    )
     for init, section in record.glue.items():
         if section.suite not in AVERAGES:
-            problems.append(f"glue.{init}.suite is {section.suite!r}, not one of {', '.join(AVERAGES)}")
+            problems.append(
+                f"glue.{init}.suite is {section.suite!r}, not one of {', '.join(AVERAGES)}"
+            )
         stated = {"seeds": section.seeds, "selection": section.selection, "tasks": section.tasks}
         problems += [f"glue.{init}.{key} is missing" for key, value in stated.items() if not value]
         if section.split != "dev":
@@ -111,8 +127,14 @@ def scores_are_medians(record: Record) -> Outcome:
         problems += [f"{init}/{entry}{said}" for said in wrong]
     problems += _against_history(record)
     count = len(record.history_file.entries) if record.history_file else 0
-    told = f"{count} fine-tunings in the history" if count else "no history: the record is older than that"
-    return all_or(problems, f"every score is the median over its seeds; {told}" if record.glue else NO_SCORES)
+    told = (
+        f"{count} fine-tunings in the history"
+        if count
+        else "no history: the record is older than that"
+    )
+    return all_or(
+        problems, f"every score is the median over its seeds; {told}" if record.glue else NO_SCORES
+    )
 
 
 def _score_problems(entry: str, task: TaskScore, seeds: int) -> Iterator[str]:
@@ -169,7 +191,9 @@ def averages_complete(record: Record) -> Outcome:
     """Every average of the suite is there with its definition in words: the mean of all its entries, or null with the
     list of what is missing.
     """
-    problems = (p for init, section in record.glue.items() for p in _average_problems(init, section))
+    problems = (
+        p for init, section in record.glue.items() for p in _average_problems(init, section)
+    )
     return all_or(problems, "each average is the mean of all its entries, or not printed")
 
 
@@ -202,7 +226,9 @@ def subsets_marked(record: Record) -> Outcome:
         name = f"{init}/{entry}"
         for key, size in official_sizes(record, init, entry).items():
             if getattr(task, f"official_{key}") != size:
-                problems.append(f"{name}: official_{key} is {count_of(task, f'official_{key}')}, not {size}")
+                problems.append(
+                    f"{name}: official_{key} is {count_of(task, f'official_{key}')}, not {size}"
+                )
         if task.subset:
             marked.append(name)
         elif differs := other_sizes(record, init, entry, task):

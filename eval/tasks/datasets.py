@@ -65,7 +65,9 @@ class TaskData:
     @property
     def sha256(self) -> str:
         """Hash of everything a result depends on."""
-        return hashlib.sha256("".join(f"{s.source.entry}:{s.sha256}" for s in self.splits).encode()).hexdigest()
+        return hashlib.sha256(
+            "".join(f"{s.source.entry}:{s.sha256}" for s in self.splits).encode()
+        ).hexdigest()
 
 
 def examples_sha256(*splits: Split) -> str:
@@ -80,7 +82,9 @@ def in_one_order(data: TaskData) -> TaskData:
     """The training examples sorted by content, before a seed shuffles them: copies of a data set in another order train
     the same model."""
     train, rows = data.train, _rows_as_text(data.train)
-    order = sorted(range(len(train)), key=lambda i: (rows[i], [column[i] for column in train.texts]))
+    order = sorted(
+        range(len(train)), key=lambda i: (rows[i], [column[i] for column in train.texts])
+    )
     labels = None if train.labels is None else train.labels[order]
     texts = tuple([column[i] for i in order] for column in train.texts)
     return replace(data, train=replace(train, texts=texts, labels=labels))
@@ -88,7 +92,10 @@ def in_one_order(data: TaskData) -> TaskData:
 
 def _rows_as_text(split: Split) -> list[str]:
     labels = [0.0] * len(split) if split.labels is None else split.labels.tolist()
-    return ["\x1e".join([*map(_plain, texts), f"{label:.3f}"]) for *texts, label in zip(*split.texts, labels)]
+    return [
+        "\x1e".join([*map(_plain, texts), f"{label:.3f}"])
+        for *texts, label in zip(*split.texts, labels)
+    ]
 
 
 def seen_in_training(train: Split, split: Split) -> int:

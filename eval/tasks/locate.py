@@ -48,7 +48,10 @@ def find_suite(
     folder, sha256 = data_dir, None
     if source == "embedded":
         folder = corpus_folder(config) / TASK_FOLDER
-        require(folder.is_dir(), f"{folder}: no embedded tasks; run `cramming prepare` first, or give eval=glue_sane")
+        require(
+            folder.is_dir(),
+            f"{folder}: no embedded tasks; run `cramming prepare` first, or give eval=glue_sane",
+        )
         sha256 = _corpus_with(folder)
     if folder is None:
         raise UserError(
@@ -63,7 +66,10 @@ def find_tasks(names: Sequence[str], table: Mapping[str, Task] = GLUE) -> list[T
     wanted = {name.lower() for name in names}
     chosen = [task for task in table.values() if wanted & {task.name, task.title.lower()}]
     unknown = wanted - {alias for task in chosen for alias in (task.name, task.title.lower())}
-    require(not unknown, f"eval.tasks: unknown task {', '.join(sorted(unknown))}; the tasks are: {', '.join(table)}")
+    require(
+        not unknown,
+        f"eval.tasks: unknown task {', '.join(sorted(unknown))}; the tasks are: {', '.join(table)}",
+    )
     return chosen
 
 
@@ -82,7 +88,10 @@ def tasks_in_folder(
         reason = f"no such task folder in {folder}"
     expected = ", ".join(f"{task.train.folder}/" for task in table.values())
     title = SUITES[suite].title
-    require(tasks, f"eval.data_dir={folder}: no {title} task found; expected a folder with one or more of {expected}")
+    require(
+        tasks,
+        f"eval.data_dir={folder}: no {title} task found; expected a folder with one or more of {expected}",
+    )
     return tasks, _others(table, tasks, reason)
 
 
@@ -99,12 +108,17 @@ def read_task(folder: Path, task: Task) -> TaskData:
     there = [s for s in (task.train, *task.scored, *task.blind) if (folder / s.path).is_file()]
     scored = [source for source in task.scored if source in there]
     for source, found in ((task.train, task.train in there), (task.scored[0], scored)):
-        require(found, f"{folder / source.path}: no such file; {task.title} needs a training and a dev file")
+        require(
+            found,
+            f"{folder / source.path}: no such file; {task.title} needs a training and a dev file",
+        )
     return TaskData(
         task,
         read_file(folder / task.train.path, task, task.train, labelled=True),
         tuple(read_file(folder / s.path, task, s, labelled=True) for s in scored),
-        tuple(read_file(folder / s.path, task, s, labelled=False) for s in task.blind if s in there),
+        tuple(
+            read_file(folder / s.path, task, s, labelled=False) for s in task.blind if s in there
+        ),
         {s.entry: f"{s.path} is not in the data folder" for s in task.scored if s not in there},
     )
 
@@ -115,6 +129,10 @@ def _corpus_with(tasks: Path) -> str:
     known = corpus.manifest.hashes()
     for file in sorted(tasks.rglob("[!.]*.*")):
         name = file.relative_to(tasks.parent).as_posix()
-        if problem := damage(file, known[name]) if name in known else f"{file}: no file of this corpus":
+        if (
+            problem := damage(file, known[name])
+            if name in known
+            else f"{file}: no file of this corpus"
+        ):
             raise UserError(f"{problem}; delete the folder and run `cramming prepare` again")
     return corpus.manifest_sha256

@@ -52,7 +52,11 @@ def f1(predictions: np.ndarray, labels: np.ndarray) -> float:
     """F1 of class 1, as GLUE scores MRPC and QQP; NaN where neither labels nor predictions have that class."""
     from sklearn.metrics import f1_score
 
-    return float(f1_score(labels == 1, predictions == 1, zero_division=np.nan)) if labels.size else math.nan
+    return (
+        float(f1_score(labels == 1, predictions == 1, zero_division=np.nan))
+        if labels.size
+        else math.nan
+    )
 
 
 def f1_macro(predictions: np.ndarray, labels: np.ndarray) -> float:
@@ -114,7 +118,10 @@ def mean_of(values: Sequence[float | None]) -> float | None:
 
 def score(names: Sequence[str], predictions: np.ndarray, labels: np.ndarray) -> Scores:
     """The named metrics of `predictions` [N] against `labels` [N]: class numbers, or real numbers for regression."""
-    assert predictions.shape == labels.shape and predictions.ndim == 1, (predictions.shape, labels.shape)
+    assert predictions.shape == labels.shape and predictions.ndim == 1, (
+        predictions.shape,
+        labels.shape,
+    )
     bad = int((~np.isfinite(predictions)).sum())
     if bad:
         reason = f"{bad} of {predictions.size} predictions are not finite"
@@ -127,7 +134,9 @@ def score(names: Sequence[str], predictions: np.ndarray, labels: np.ndarray) -> 
     ]
     undefined = [name for name, value in values.items() if math.isnan(value)]
     problems = (
-        [f"{', '.join(undefined)} undefined: {' and '.join(constant) or 'too few examples'}"] if undefined else []
+        [f"{', '.join(undefined)} undefined: {' and '.join(constant) or 'too few examples'}"]
+        if undefined
+        else []
     )
     return Scores(values, problems, [] if undefined else constant)
 
@@ -141,7 +150,9 @@ def spread(values: Sequence[float | None]) -> dict[str, Any]:
     complete = len(known) == len(values)
     mean = statistics.fmean(known) if complete else None
     std = statistics.stdev(known) if complete and len(known) > 1 else None
-    half = float(stdtrit(len(known) - 1, 0.975)) * std / len(known) ** 0.5 if std is not None else None
+    half = (
+        float(stdtrit(len(known) - 1, 0.975)) * std / len(known) ** 0.5 if std is not None else None
+    )
     return {
         "per_seed": list(values),
         "median": statistics.median(known) if complete else None,

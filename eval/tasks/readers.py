@@ -29,11 +29,15 @@ def read_file(path: Path, task: Task, source: ExampleFile, labelled: bool) -> Sp
         lines = content.decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         line, byte = content[: error.start].count(b"\n") + 1, content[error.start]
-        raise UserError(f"{path}:{line}: not UTF-8 (byte 0x{byte:02x}); save the file as UTF-8") from None
+        raise UserError(
+            f"{path}:{line}: not UTF-8 (byte 0x{byte:02x}); save the file as UTF-8"
+        ) from None
     whole = lines[-1] == ""
     if whole:
         del lines[-1]
-    split = (_read_jsonl if path.suffix == ".jsonl" else _read_tsv)(path, lines, task, source, labelled)
+    split = (_read_jsonl if path.suffix == ".jsonl" else _read_tsv)(
+        path, lines, task, source, labelled
+    )
     require(len(split) > 0, f"{path}: no examples in this file; {task.title} has {source.examples}")
     require(
         whole or len(split) >= source.examples,
@@ -43,13 +47,18 @@ def read_file(path: Path, task: Task, source: ExampleFile, labelled: bool) -> Sp
     return split
 
 
-def _read_tsv(path: Path, lines: list[str], task: Task, source: ExampleFile, labelled: bool) -> Split:
+def _read_tsv(
+    path: Path, lines: list[str], task: Task, source: ExampleFile, labelled: bool
+) -> Split:
     """One file of GLUE."""
     columns, first = list(task.headerless), 0
     if not (columns and labelled):
         columns, first = (lines or [""])[0].rstrip("\r").split("\t"), 1
         expected = [*task.text, task.label] if labelled else task.text
-        require(set(expected) <= set(columns), f"{path}:1: expected a header with the columns {', '.join(expected)}")
+        require(
+            set(expected) <= set(columns),
+            f"{path}:1: expected a header with the columns {', '.join(expected)}",
+        )
     text_at = [columns.index(name) for name in task.text]
     label_at = columns.index(task.label) if labelled else 0
     id_at = next((columns.index(name) for name in ID_COLUMNS if name in columns), None)
@@ -65,14 +74,22 @@ def _read_tsv(path: Path, lines: list[str], task: Task, source: ExampleFile, lab
         rows.append([fields[i] for i in text_at])
         if labelled:
             labels.append(_label(task, fields[label_at], place))
-        elif id_at is not None:  # test files must be in the official order: answers are handed in by position
+        elif (
+            id_at is not None
+        ):  # test files must be in the official order: answers are handed in by position
             ordered = fields[id_at].isdecimal() and int(fields[id_at]) > (ids[-1] if ids else -1)
-            require(ordered, f"{place}: example number {fields[id_at]!r} is not in the official order")
+            require(
+                ordered, f"{place}: example number {fields[id_at]!r} is not in the official order"
+            )
             ids.append(int(fields[id_at]))
-    return Split(source, _columns(rows), _numbers(task, labels) if labelled else None, ids or None, skipped)
+    return Split(
+        source, _columns(rows), _numbers(task, labels) if labelled else None, ids or None, skipped
+    )
 
 
-def _read_jsonl(path: Path, lines: list[str], task: Task, source: ExampleFile, labelled: bool) -> Split:
+def _read_jsonl(
+    path: Path, lines: list[str], task: Task, source: ExampleFile, labelled: bool
+) -> Split:
     """One file of SuperGLUE."""
     assert labelled, "SuperGLUE's test files are not read"
     rows, labels = list[tuple[str, ...]](), list[float]()
@@ -80,11 +97,19 @@ def _read_jsonl(path: Path, lines: list[str], task: Task, source: ExampleFile, l
         place = f"{path}:{number}"
         try:
             row = json.loads(line)
-            label = str(row["label"]).lower() if isinstance(row["label"], bool) else str(row["label"])
-            texts = TEXTS[task.name](row) if task.name in TEXTS else tuple(row[name] for name in task.text)
+            label = (
+                str(row["label"]).lower() if isinstance(row["label"], bool) else str(row["label"])
+            )
+            texts = (
+                TEXTS[task.name](row)
+                if task.name in TEXTS
+                else tuple(row[name] for name in task.text)
+            )
             "".join(texts).encode()  # every one a text, and none with half a character
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise UserError(f"{place}: no example of {task.title} ({type(error).__name__}: {error})") from None
+            raise UserError(
+                f"{place}: no example of {task.title} ({type(error).__name__}: {error})"
+            ) from None
         rows.append(texts)
         labels.append(_label(task, label, place))
     return Split(source, _columns(rows), _numbers(task, labels))
@@ -93,14 +118,20 @@ def _read_jsonl(path: Path, lines: list[str], task: Task, source: ExampleFile, l
 def _label(task: Task, text: str, place: str) -> float:
     """The class number or score that this label stands for."""
     if task.score_range is None:
-        require(text in task.labels, f"{place}: {task.label} {text!r} is not one of {', '.join(task.labels)}")
+        require(
+            text in task.labels,
+            f"{place}: {task.label} {text!r} is not one of {', '.join(task.labels)}",
+        )
         return task.labels.index(text)
     low, high = task.score_range
     try:
         value = float(text)
     except ValueError:
         value = float("nan")
-    require(low <= value <= high, f"{place}: {task.label} {text!r} is not a number from {low:g} to {high:g}")
+    require(
+        low <= value <= high,
+        f"{place}: {task.label} {text!r} is not a number from {low:g} to {high:g}",
+    )
     return value
 
 
@@ -117,7 +148,9 @@ def _wsc(row: Mapping[str, Any]) -> tuple[str, str]:
     words, target = row["text"].split(" "), row["target"]
     place, size = int(target["span2_index"]), len(target["span2_text"].split(" "))
     if not 0 <= place <= len(words) - size:
-        raise IndexError(f"span2_index {place} with {size} words lies outside the text's {len(words)} words")
+        raise IndexError(
+            f"span2_index {place} with {size} words lies outside the text's {len(words)} words"
+        )
     words[place : place + size] = [target["span1_text"]]
     return row["text"], " ".join(words)
 
@@ -143,7 +176,10 @@ def _hub_split(task: Task, source: ExampleFile, labelled: bool) -> Split:
     where = f"{HUB_DATASET} ({source.hub_config}, {source.hub_split})"
     try:
         rows: Any = datasets.load_dataset(HUB_DATASET, source.hub_config, split=source.hub_split)
-    except (OSError, ValueError) as error:  # ConnectionError, LocalEntryNotFoundError, missing cache entry
+    except (
+        OSError,
+        ValueError,
+    ) as error:  # ConnectionError, LocalEntryNotFoundError, missing cache entry
         reason = " ".join(str(error).split())[:150]
         hint = "without a network give eval.data_dir=<folder with CoLA/, SST-2/, ...>"
         raise UserError(f"eval=hub: cannot load {where}: {reason}; {hint}") from None

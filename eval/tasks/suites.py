@@ -14,8 +14,11 @@ from cramming.data.task_files import GLUE, SUPERGLUE, Task
 SuiteName = Literal["glue", "embedded", "superglue"]
 SourceName = Literal["local", "hub", "embedded", "superglue"]
 SUITE_OF: dict[SourceName, SuiteName] = {
-    "local": "glue", "hub": "glue", "embedded": "embedded", "superglue": "superglue",
-}  # fmt: skip
+    "local": "glue",
+    "hub": "glue",
+    "embedded": "embedded",
+    "superglue": "superglue",
+}
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,9 @@ SUITES: dict[SuiteName, Suite] = {
         GLUE,
         {
             "avg9": Average(
-                _NINE, "mean of nine entries: " + _METRICS.format(mnli="MNLI-m and MNLI-mm as two entries")
+                _NINE,
+                "mean of nine entries: "
+                + _METRICS.format(mnli="MNLI-m and MNLI-mm as two entries"),
             ),
             "avg8": Average(_EIGHT, "mean of eight entries: " + _METRICS.format(mnli="MNLI-m")),
         },
@@ -84,4 +89,6 @@ SUITES: dict[SuiteName, Suite] = {
     ),
 }
 
-AVERAGES: dict[str, dict[str, Average]] = {name: s.averages for name, s in SUITES.items() if s.ranked}
+AVERAGES: dict[str, dict[str, Average]] = {
+    name: s.averages for name, s in SUITES.items() if s.ranked
+}

@@ -23,11 +23,15 @@ def needed(names: tuple[str, ...]) -> dict[str, list[Path]]:
         name = left.pop()
         try:
             one = distribution(name)
-        except PackageNotFoundError:  # not on this platform, or not installed: no Triton beside torch for CPUs
+        except (
+            PackageNotFoundError
+        ):  # not on this platform, or not installed: no Triton beside torch for CPUs
             continue
         if one.name in found:
             continue
-        tops = {Path(str(file)).parts[0] for file in one.files or () if not str(file).startswith("..")}
+        tops = {
+            Path(str(file)).parts[0] for file in one.files or () if not str(file).startswith("..")
+        }
         found[one.name] = [Path(str(one.locate_file(top))) for top in sorted(tops)]
         for text in one.requires or ():
             requirement = Requirement(text)
@@ -49,17 +53,25 @@ def bare_environment(folder: Path) -> Path:
 
 def write_text(folder: Path) -> tuple[Path, Path]:
     """Some text, and three tasks of a few examples."""
-    lines = "\n\n".join(f"The {i}th day was like the day before it, said number {i * 7}." * 4 for i in range(4000))
+    lines = "\n\n".join(
+        f"The {i}th day was like the day before it, said number {i * 7}." * 4 for i in range(4000)
+    )
     (folder / "text.txt").write_text(lines)
-    headers = {"RTE": "index\tsentence1\tsentence2\tlabel", "MRPC": "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"}
+    headers = {
+        "RTE": "index\tsentence1\tsentence2\tlabel",
+        "MRPC": "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String",
+    }
     for task in ("RTE", "MRPC", "CoLA"):
         (folder / "glue" / task).mkdir(parents=True)
         for name, count in (("train.tsv", 64), ("dev.tsv", 16)):
             rows = {
-                "RTE": [f"{i}\tIt was day {i}.\tDay {i}.\t{'not_' * (i % 2)}entailment" for i in range(count)],
+                "RTE": [
+                    f"{i}\tIt was day {i}.\tDay {i}.\t{'not_' * (i % 2)}entailment"
+                    for i in range(count)
+                ],
                 "MRPC": [f"{i % 2}\t{i}\t{i}\tIt was day {i}.\tDay {i}." for i in range(count)],
                 "CoLA": [f"x\t{i % 2}\t\tIt was day {i}." for i in range(count)],
-            }[task]  # fmt: skip
+            }[task]
             text = "\n".join(filter(None, [headers.get(task), *rows])) + "\n"
             (folder / "glue" / task / name).write_text(text)
     return folder / "text.txt", folder / "glue"
@@ -90,17 +102,44 @@ def test_the_suite_runs_from_the_bundle_alone(tmp_path: Path) -> None:
     made = subprocess.run(command, capture_output=True, text=True)
     assert made.returncode == 0, made.stderr
     assert python("import hydra", bare).returncode != 0
-    assert {path.name for path in bundle.iterdir()} == {".gitignore", "bundle.json", "corpus", "glue", "wheels"}
-    for stage, names in ((1, ["ceilings", "ours bert-base 16"]), (2, ["lever: fp8 by rows"]),
-                         (3, ["killed", "fine-tuning", "trick: accumulation"]),
-                         (4, ["minutes: best", "scores: best"])):  # fmt: skip
-        command = [bare, FOLDER / "run.py", "--stage", str(stage), "--out", tmp_path / "out", "--bundle", bundle,
-                   "--work", tmp_path / "work", "--scale", "tiny", "--device", "cpu", "--only", *names]  # fmt: skip
+    assert {path.name for path in bundle.iterdir()} == {
+        ".gitignore",
+        "bundle.json",
+        "corpus",
+        "glue",
+        "wheels",
+    }
+    for stage, names in (
+        (1, ["ceilings", "ours bert-base 16"]),
+        (2, ["lever: fp8 by rows"]),
+        (3, ["killed", "fine-tuning", "trick: accumulation"]),
+        (4, ["minutes: best", "scores: best"]),
+    ):
+        command = [
+            bare,
+            FOLDER / "run.py",
+            "--stage",
+            str(stage),
+            "--out",
+            tmp_path / "out",
+            "--bundle",
+            bundle,
+            "--work",
+            tmp_path / "work",
+            "--scale",
+            "tiny",
+            "--device",
+            "cpu",
+            "--only",
+            *names,
+        ]
         ran = subprocess.run(command, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"})
         lines = (tmp_path / "out" / f"stage{stage}.jsonl").read_text()
         assert ran.returncode == 0, (ran.stdout, ran.stderr, lines)
         found = {row["row"]: row for row in map(json.loads, lines.splitlines()) if "result" in row}
-        assert len(found) == len(names) and not any("refused" in row["result"] for row in found.values())
+        assert len(found) == len(names) and not any(
+            "refused" in row["result"] for row in found.values()
+        )
 
 
 def test_what_is_bundled_has_the_versions_of_the_project(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,15 +10,40 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "gpu"
 KERNELS = [
-    {"name": "aten.mm", "kind": "product", "backward": False, "launches": 4, "bytes": 1e6, "flops": 1e12,
-     "registers": 0, "spilled": 0},
-    {"name": "triton_per_fused_native_layer_norm_0", "kind": "triton", "backward": True, "launches": 2, "bytes": 4e9,
-     "flops": 0, "registers": 72, "spilled": 8},
-]  # fmt: skip
+    {
+        "name": "aten.mm",
+        "kind": "product",
+        "backward": False,
+        "launches": 4,
+        "bytes": 1e6,
+        "flops": 1e12,
+        "registers": 0,
+        "spilled": 0,
+    },
+    {
+        "name": "triton_per_fused_native_layer_norm_0",
+        "kind": "triton",
+        "backward": True,
+        "launches": 2,
+        "bytes": 4e9,
+        "flops": 0,
+        "registers": 72,
+        "spilled": 8,
+    },
+]
 ROW = {
-    "part": "compiled", "architecture": "sm_90", "model": "bert-base", "name": "", "length": 128, "tokens": 65536,
-    "parameters": 10**8, "flops_per_token": 6e8, "graphs": 1, "breaks": 0, "kernels": KERNELS,
-}  # fmt: skip
+    "part": "compiled",
+    "architecture": "sm_90",
+    "model": "bert-base",
+    "name": "",
+    "length": 128,
+    "tokens": 65536,
+    "parameters": 10**8,
+    "flops_per_token": 6e8,
+    "graphs": 1,
+    "breaks": 0,
+    "kernels": KERNELS,
+}
 
 
 @pytest.fixture
@@ -38,7 +63,9 @@ def test_time_is_operations_or_bytes_whichever_takes_longer(report: Any) -> None
     assert slower.tokens_per_second < report.Reckoning(ROW, "H200").tokens_per_second
 
 
-def test_the_section_is_replaced_and_the_rest_of_the_page_stays(report: Any, tmp_path: Path) -> None:
+def test_the_section_is_replaced_and_the_rest_of_the_page_stays(
+    report: Any, tmp_path: Path
+) -> None:
     raw, docs = tmp_path / "raw.jsonl", tmp_path / "tricks.md"
     training = {
         "part": "training",
@@ -59,7 +86,11 @@ def test_without_the_cuda_build_it_says_so_in_one_line(tmp_path: Path) -> None:
     if missing() is None:
         pytest.skip("it is there")
     found = dry_run(tmp_path, "modern")
-    assert found.returncode == 1 and found.stderr.startswith("dry_run: ") and len(found.stderr.splitlines()) == 1
+    assert (
+        found.returncode == 1
+        and found.stderr.startswith("dry_run: ")
+        and len(found.stderr.splitlines()) == 1
+    )
 
 
 @pytest.mark.slow
@@ -68,13 +99,17 @@ def test_a_step_on_fake_tensors(tmp_path: Path) -> None:
         pytest.skip(reason)
     found = dry_run(tmp_path, '"finetuning", "model": "bert-base", "mode": "bf16"')
     (row,) = map(json.loads, (tmp_path / "raw.jsonl").read_text().splitlines())
-    assert len(row["outcomes"]) == 4 and all(o.startswith("ok") for o in row["outcomes"].values()), (row, found.stderr)
+    assert len(row["outcomes"]) == 4 and all(
+        o.startswith("ok") for o in row["outcomes"].values()
+    ), (row, found.stderr)
 
 
 def missing() -> str | None:
     """Why the dry run cannot run with this Python."""
     code = "import fake_card; print(fake_card.missing() or '')"
-    found = subprocess.run([sys.executable, "-c", code], cwd=FOLDER, capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=FOLDER, capture_output=True, text=True, check=True
+    )
     return found.stdout.strip() or None
 
 

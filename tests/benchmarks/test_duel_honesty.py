@@ -24,4 +24,6 @@ def test_the_report_says_what_was_counted(honesty: Any) -> None:
     rows = np.random.default_rng(3).normal(0.0, 0.1, (40, 4)).tolist()
     text, raw = honesty.report(rows, 2, 1.0)
     assert "2 ended with a winner (5.0%)" in text and raw["planted"]["duels"] == 20
-    assert 0.04 < raw["normal_with_a_winner"] < 0.06 and raw["sd_nats"] == pytest.approx(0.1, rel=0.2)
+    assert 0.04 < raw["normal_with_a_winner"] < 0.06 and raw["sd_nats"] == pytest.approx(
+        0.1, rel=0.2
+    )

@@ -60,7 +60,9 @@ def states(file: Path) -> dict[str, str]:
     rows: dict[str, str] = {}
     for line in file.read_text().splitlines():
         row = json.loads(line)
-        rows[row["row"]] = next(key for key in ("result", "error", "skipped", "begun", "again") if key in row)
+        rows[row["row"]] = next(
+            key for key in ("result", "error", "skipped", "begun", "again") if key in row
+        )
     return rows
 
 
@@ -68,7 +70,10 @@ def ends(process: int) -> bool:
     """Within ten seconds; what nobody waits for may stay in the table of processes."""
     until = time.monotonic() + 10
     while time.monotonic() < until:
-        if not psutil.pid_exists(process) or psutil.Process(process).status() == psutil.STATUS_ZOMBIE:
+        if (
+            not psutil.pid_exists(process)
+            or psutil.Process(process).status() == psutil.STATUS_ZOMBIE
+        ):
             return True
         time.sleep(0.05)
     return False
@@ -77,7 +82,17 @@ def ends(process: int) -> bool:
 def start(folder: Path, *more: str) -> "subprocess.Popen[str]":
     (folder / "run.py").write_text((FOLDER / "run.py").read_text())
     (folder / "stage.py").write_text(STAGE)
-    command = [sys.executable, folder / "run.py", "--stage", "1", "--out", folder, "--work", folder / "work", *more]
+    command = [
+        sys.executable,
+        folder / "run.py",
+        "--stage",
+        "1",
+        "--out",
+        folder,
+        "--work",
+        folder / "work",
+        *more,
+    ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -91,13 +106,20 @@ def test_a_package_that_the_bundle_does_not_bring_is_named(
     missing: str,
 ) -> None:
     lacks = ("sklearn", missing)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in lacks else object())
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name in lacks else object()
+    )
     with pytest.raises(SystemExit):
         gpu.run.main(["--stage", stage, "--out", str(tmp_path / "out")])
-    assert f"has no {missing}; install that first" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert (
+        f"has no {missing}; install that first" in capsys.readouterr().err
+        and not (tmp_path / "out").exists()
+    )
 
 
-def test_a_row_that_dies_or_hangs_is_named_and_the_rest_goes_on_after_a_kill_too(tmp_path: Path) -> None:
+def test_a_row_that_dies_or_hangs_is_named_and_the_rest_goes_on_after_a_kill_too(
+    tmp_path: Path,
+) -> None:
     file, first = tmp_path / "stage1.jsonl", start(tmp_path)
     while not (file.exists() and '"slow"' in file.read_text()):
         assert first.poll() is None
@@ -114,7 +136,9 @@ def test_a_row_that_dies_or_hangs_is_named_and_the_rest_goes_on_after_a_kill_too
     again = start(tmp_path)
     said, _ = again.communicate(timeout=60)
     assert again.returncode == 1
-    assert "dies: the process ended with signal 11" in said and "hangs: took longer than 0 s" in said
+    assert (
+        "dies: the process ended with signal 11" in said and "hangs: took longer than 0 s" in said
+    )
     lines = [line for line in file.read_text().splitlines() if "torn" not in line]
     file.write_text("\n".join(lines))
     assert states(file) == known | {"slow": "result", "last": "result"}
@@ -132,18 +156,27 @@ def test_a_failure_leaves_its_traceback_and_nothing_else(gpu: Any, tmp_path: Pat
         raise ValueError("broken")
 
     def refuses() -> dict[str, Any]:
-        assert functorch.activation_memory_budget == budget and torch.get_float32_matmul_precision() == precision
+        assert (
+            functorch.activation_memory_budget == budget
+            and torch.get_float32_matmul_precision() == precision
+        )
         raise UserError("not here")
 
-    rows = [gpu.lab.Row("fails", 1, fails), gpu.lab.Row("refuses", 1, refuses), gpu.lab.Row("long", 1e5, fails),
-            gpu.lab.Row("good", 1, lambda: {"a": 1})]  # fmt: skip
+    rows = [
+        gpu.lab.Row("fails", 1, fails),
+        gpu.lab.Row("refuses", 1, refuses),
+        gpu.lab.Row("long", 1e5, fails),
+        gpu.lab.Row("good", 1, lambda: {"a": 1}),
+    ]
     file, scale = tmp_path / "rows.jsonl", gpu.lab.SCALES["full"]
     lab = gpu.lab.Lab(scale, torch.device("cpu"), tmp_path, tmp_path, None, time.time() + 1000)
     for _ in range(2):
         gpu.stage.measure_all(lab, rows, file)
     found = gpu.run.rows_of(file)
     assert "ValueError: broken" in found["fails"]["error"]
-    assert found["refuses"]["result"] == {"refused": "not here"} and found["good"]["result"] == {"a": 1}
+    assert found["refuses"]["result"] == {"refused": "not here"} and found["good"]["result"] == {
+        "a": 1
+    }
     assert "100000 s" in found["long"]["skipped"]
     assert file.read_text().count("begun") == 3  # once each
 
@@ -214,9 +247,18 @@ gpu_tests.run(SimpleNamespace(out=gpu_tests.TESTS, device=SimpleNamespace(type="
     file = tmp_path / "tests.jsonl"
     with file.open("a") as stream:
         stream.write('{"row": "test_it.py::te')  # as a kill may leave it
-    about = {"date": "2026-11-22 10:00:00", "commit": "abc", "name": "a", "python": "3.12", "versions": {}}
+    about = {
+        "date": "2026-11-22 10:00:00",
+        "commit": "abc",
+        "name": "a",
+        "python": "3.12",
+        "versions": {},
+    }
     (tmp_path / "stage1.jsonl").write_text(
-        json.dumps({"about": about, "scale": "full"}) + "\n" + json.dumps({"row": "tests", "begun": 1.0}) + "\n"
+        json.dumps({"about": about, "scale": "full"})
+        + "\n"
+        + json.dumps({"row": "tests", "begun": 1.0})
+        + "\n"
     )
     assert "1 of 2 tests passed, 0 failed, 1 were skipped." in gpu.write.report(tmp_path)[1]
 
@@ -224,14 +266,24 @@ gpu_tests.run(SimpleNamespace(out=gpu_tests.TESTS, device=SimpleNamespace(type="
     subprocess.run([sys.executable, "-c", code], cwd=FOLDER, check=True)
     found = {name.split("::")[1]: row["outcome"] for name, row in gpu.run.rows_of(file).items()}
     assert found == {
-        "test_passes": "passed", "test_hangs": "skipped", "test_breaks_the_device": "failed", "test_next": "passed",
-        "test_dies": "failed", "test_dies_not": "passed", "test_last": "skipped",
-    }  # fmt: skip
+        "test_passes": "passed",
+        "test_hangs": "skipped",
+        "test_breaks_the_device": "failed",
+        "test_next": "passed",
+        "test_dies": "failed",
+        "test_dies_not": "passed",
+        "test_last": "skipped",
+    }
     text = "\n".join(gpu.write.report(tmp_path)[1])
-    assert "3 of 7 tests passed, 2 failed, 2 were skipped." in text and "- test_it.py::test_dies: " in text
+    assert (
+        "3 of 7 tests passed, 2 failed, 2 were skipped." in text
+        and "- test_it.py::test_dies: " in text
+    )
 
 
-def test_where_it_was_measured_is_told_without_git(gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_it_was_measured_is_told_without_git(
+    gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     lab = gpu.lab.Lab(gpu.lab.SCALES["tiny"], torch.device("cpu"), tmp_path, tmp_path, None, 0.0)
     where = gpu.stage.about(lab, 1)["about"]
@@ -255,7 +307,9 @@ def test_fine_tuning_compares_the_same_seeds_and_a_failure_keeps_the_other_side(
     import glue
     import stage3
 
-    lab = gpu.lab.Lab(gpu.lab.SCALES["tiny"], torch.device("cpu"), tmp_path, tmp_path, tmp_path, 0.0)
+    lab = gpu.lab.Lab(
+        gpu.lab.SCALES["tiny"], torch.device("cpu"), tmp_path, tmp_path, tmp_path, 0.0
+    )
     with pytest.raises(AssertionError, match="the row 'run killed and resumed' makes it"):
         stage3.fine_tuned(lab)
     (tmp_path / "runs" / stage3.NAME / "final").mkdir(parents=True)
@@ -280,18 +334,36 @@ def test_a_side_of_fine_tuning_that_fails_says_why(gpu: Any) -> None:
 
     arguments = glue.parser().parse_args(["--model", "a", "--data", "b"])
     arguments.precision = "fp7"
-    with pytest.raises(RuntimeError, match=r"(?s)trainer ended with code 2: .*invalid choice: 'fp7'"):
+    with pytest.raises(
+        RuntimeError, match=r"(?s)trainer ended with code 2: .*invalid choice: 'fp7'"
+    ):
         glue.measure("trainer", arguments, [0])
 
 
 def test_two_candidates_in_one_process_keep_their_precision(gpu: Any, compose: Any) -> None:
-    small = ["model.hidden_size=16", "model.num_layers=1", "model.num_heads=2", "model.intermediate_size=16"]
+    small = [
+        "model.hidden_size=16",
+        "model.num_layers=1",
+        "model.num_heads=2",
+        "model.intermediate_size=16",
+    ]
     spec = {"name": "ours", "vocab_size": 64, "device": "cpu"}
-    sizes = ["train.batch_size=2", "train.micro_batch=2", "train.sequence_length=16", "precision=fp32"]
-    specs = [spec | {"settings": compose(*small, *sizes, f"precision.tf32={tf32}")} for tf32 in ("true", "false")]
+    sizes = [
+        "train.batch_size=2",
+        "train.micro_batch=2",
+        "train.sequence_length=16",
+        "precision=fp32",
+    ]
+    specs = [
+        spec | {"settings": compose(*small, *sizes, f"precision.tf32={tf32}")}
+        for tf32 in ("true", "false")
+    ]
     with gpu.in_process.InProcess(specs[0]) as one, gpu.in_process.InProcess(specs[1]) as other:
         for candidate, precision in ((one, "high"), (other, "highest"), (one, "high")):
-            assert len(candidate.run(0, 2).losses) == 2 and torch.get_float32_matmul_precision() == precision
+            assert (
+                len(candidate.run(0, 2).losses) == 2
+                and torch.get_float32_matmul_precision() == precision
+            )
 
 
 def test_a_wheel_that_is_installed_in_a_fit_version_stays_packed(gpu: Any, tmp_path: Path) -> None:
@@ -309,7 +381,10 @@ def test_a_wheel_that_is_installed_in_a_fit_version_stays_packed(gpu: Any, tmp_p
     (tmp_path / "bundle.json").write_text(json.dumps({"wheels": wheels}))
     for _ in range(2):
         gpu.run.unpack(tmp_path, tmp_path / "site")
-    assert {p.name for p in (tmp_path / "site").glob("*.py")} == {"from_torch_other.py", "from_new.py"}
+    assert {p.name for p in (tmp_path / "site").glob("*.py")} == {
+        "from_torch_other.py",
+        "from_new.py",
+    }
 
 
 def test_the_lines_become_a_devices_section_which_is_replaced(
@@ -317,25 +392,55 @@ def test_the_lines_become_a_devices_section_which_is_replaced(
 ) -> None:
     import write
 
-    about = {"date": "2026-11-22 10:00:00", "commit": "abc", "name": "NVIDIA H200", "python": "3.12", "versions": {}}
-    ours = {"flops_per_token": 5e8, "tokens_per_second": 6e5, "peak_tflops": 989.0, "peak_bytes": 5e10,
-            "first_steps_seconds": [40.0, 0.1], "plan": {"peak_bytes": 4.9e10, "tokens_per_second": 7e5}}  # fmt: skip
+    about = {
+        "date": "2026-11-22 10:00:00",
+        "commit": "abc",
+        "name": "NVIDIA H200",
+        "python": "3.12",
+        "versions": {},
+    }
+    ours = {
+        "flops_per_token": 5e8,
+        "tokens_per_second": 6e5,
+        "peak_tflops": 989.0,
+        "peak_bytes": 5e10,
+        "first_steps_seconds": [40.0, 0.1],
+        "plan": {"peak_bytes": 4.9e10, "tokens_per_second": 7e5},
+    }
     lines: list[dict[str, Any]] = [
         {"about": about, "scale": "full"},
         {"row": "ours bert-base 128", "result": ours},
-        {"row": "ceilings", "error": "Traceback\n  /a/b/site-packages/torch/x.py\nRuntimeError: /a/b/build/x"},
-        {"row": "tests", "result": {"passed": 1, "tests": 2, "failed": 1, "texts": {"failed": {"t": "E  assert 1"}}}},
+        {
+            "row": "ceilings",
+            "error": "Traceback\n  /a/b/site-packages/torch/x.py\nRuntimeError: /a/b/build/x",
+        },
+        {
+            "row": "tests",
+            "result": {
+                "passed": 1,
+                "tests": 2,
+                "failed": 1,
+                "texts": {"failed": {"t": "E  assert 1"}},
+            },
+        },
         {"row": "lever: fp8", "begun": 1.0},
-    ]  # fmt: skip
+    ]
     (tmp_path / "stage1.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     docs = tmp_path / "tricks.md"
     docs.write_text("# Measured\n\n## A GPU, measured: NVIDIA H200\n\nold\n\n## after\n\nlast\n")
     for _ in range(2):
         write.main([str(tmp_path), "--results", str(tmp_path), "--docs", str(docs)])
     text = docs.read_text()
-    assert text.count("## A GPU, measured: NVIDIA H200\n") == 1 and "old" not in text and "## after\n\nlast" in text
+    assert (
+        text.count("## A GPU, measured: NVIDIA H200\n") == 1
+        and "old" not in text
+        and "## after\n\nlast" in text
+    )
     assert "| bert-base 128 | 600,000 | – | 30% | 700,000 | 50.00 | 49.00 | 40 |" in text
     assert "1 of 2 tests passed, 1 failed" in text and "- t: E  assert 1" in text
-    assert "- ceilings: RuntimeError: build/x" in text and "- lever: fp8: under way when all ended" in text
+    assert (
+        "- ceilings: RuntimeError: build/x" in text
+        and "- lever: fp8: under way when all ended" in text
+    )
     raw = (tmp_path / "gpu_nvidia-h200_2026-11-22.md").read_text()
     assert '"tokens_per_second": 600000.0' in raw and "/a/b/" not in raw

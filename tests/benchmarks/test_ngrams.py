@@ -39,7 +39,11 @@ def neighbours(ngrams: Any) -> Any:
     ],
 )
 def test_a_mistake_is_no_traceback(
-    ngrams: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], says: str
+    ngrams: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    says: str,
 ) -> None:
     monkeypatch.setattr("sys.argv", ["ngrams.py", *words])
     with pytest.raises(SystemExit) as ended:
@@ -48,18 +52,29 @@ def test_a_mistake_is_no_traceback(
 
 
 def test_no_more_tokens_are_counted_than_there_are(
-    ngrams: Any, tiny_corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ngrams: Any,
+    tiny_corpus: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     there = f"{Corpus.open(tiny_corpus).stream('train').num_tokens:,}"
-    for words, counted in (([], there), (["--tokens", "1e3"], "1,000"), (["--tokens", "1e99"], there)):
-        monkeypatch.setattr("sys.argv", ["ngrams.py", str(tiny_corpus), "--validation-tokens", "64", *words])
+    for words, counted in (
+        ([], there),
+        (["--tokens", "1e3"], "1,000"),
+        (["--tokens", "1e99"], there),
+    ):
+        monkeypatch.setattr(
+            "sys.argv", ["ngrams.py", str(tiny_corpus), "--validation-tokens", "64", *words]
+        )
         ngrams.main()
         assert capsys.readouterr().out.startswith(f"{counted} tokens counted")
 
 
 @pytest.mark.parametrize("window", [[1, 2, MASK, 4, 5], [5, MASK, MASK, MASK, 1], [4, 1, 3, 2, 2]])
 def test_losses_are_of_probabilities(neighbours: Any, window: list[int]) -> None:
-    found = [neighbours.losses(np.array(window), target, MASK, PINNED) for target in range(VOCABULARY)]
+    found = [
+        neighbours.losses(np.array(window), target, MASK, PINNED) for target in range(VOCABULARY)
+    ]
     for used in found[0]:
         assert sum(math.exp(-losses[used]) for losses in found) == pytest.approx(1.0)
 
@@ -70,4 +85,6 @@ def test_what_was_seen_is_known_and_what_is_hidden_is_not_used(neighbours: Any) 
     hidden = neighbours.losses(np.array([1, MASK, MASK, MASK, 5]), 3, MASK, ALL_MASK)
     assert len(set(hidden.values())) == 1, "the unigram's"
     shown = neighbours.losses(np.array([MASK, MASK, 4, MASK, MASK]), 4, MASK, PINNED)
-    assert shown["both sides"] == pytest.approx(-math.log(0.5 + 0.5 * math.exp(-hidden["unigram"]) / 2), abs=0.01)
+    assert shown["both sides"] == pytest.approx(
+        -math.log(0.5 + 0.5 * math.exp(-hidden["unigram"]) / 2), abs=0.01
+    )

@@ -27,9 +27,14 @@ def gradient(task: Any, engine: Any, first: int, rows: int) -> torch.Tensor:
     return found
 
 
-def test_the_synchronous_server_takes_the_steps_of_one_process(bench: Any, tiny_corpus: Any) -> None:
+def test_the_synchronous_server_takes_the_steps_of_one_process(
+    bench: Any, tiny_corpus: Any
+) -> None:
     task, rows = bench.Task(tiny_corpus, samples=96), bench.ROWS
-    plain, server = build_engine(task.config, Mesh.solo(bench.DEVICE), bench.DEVICE), bench.Server(task, needed=2)
+    plain, server = (
+        build_engine(task.config, Mesh.solo(bench.DEVICE), bench.DEVICE),
+        bench.Server(task, needed=2),
+    )
     worker = build_engine(task.config, Mesh.solo(bench.DEVICE), bench.DEVICE)
     plain.model.load_state_dict(server.engine.model.state_dict())
     for first in (0, 2 * rows, 4 * rows):
@@ -40,11 +45,15 @@ def test_the_synchronous_server_takes_the_steps_of_one_process(bench: Any, tiny_
         late = server.push(gradients[1], server.updates)
         assert torch.equal(early.value()[0], late.value()[0])
         plain.step([task.source.batch(first + k * rows, rows) for k in range(2)], task.rate(first))
-    torch.testing.assert_close(server.weights(), parameters_to_vector(plain.parameters).detach(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        server.weights(), parameters_to_vector(plain.parameters).detach(), atol=1e-5, rtol=0
+    )
     assert server.ages == [0] * 6
 
 
-def test_the_asynchronous_server_answers_each_gradient_and_counts_its_age(bench: Any, tiny_corpus: Any) -> None:
+def test_the_asynchronous_server_answers_each_gradient_and_counts_its_age(
+    bench: Any, tiny_corpus: Any
+) -> None:
     server = bench.Server(bench.Task(tiny_corpus, samples=96), needed=1)
     push = torch.ones_like(server.weights())
     versions = [server.push(push, age_of).value()[1] for age_of in (0, 0, 2, 1)]
@@ -53,7 +62,9 @@ def test_the_asynchronous_server_answers_each_gradient_and_counts_its_age(bench:
 
 def test_the_server_sends_all_of_it_for_every_worker_and_the_ring_at_most_twice(bench: Any) -> None:
     for workers in (2, 4, 8):
-        (through, seconds), (ring, ring_seconds) = (bench.theory(m, workers, 1000, 8) for m in ("synchronous", "ring"))
+        (through, seconds), (ring, ring_seconds) = (
+            bench.theory(m, workers, 1000, 8) for m in ("synchronous", "ring")
+        )
         assert through == 8000 * workers and ring == 16000 * (workers - 1) / workers
         assert seconds / ring_seconds == pytest.approx(workers**2 / (workers - 1))
         assert bench.theory("asynchronous", workers, 1000, 8) == (through, seconds / 2)

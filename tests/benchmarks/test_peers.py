@@ -40,7 +40,9 @@ def test_peers_are_measured_against_ours(peers: Any, tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     rows = measured(peers, tmp_path / "out.md")
     ours = ("ours, eager", "ours, compiled")
-    assert [(r["peer"], r["name"]) for r in rows] == [(peer, name) for peer in peers.PEERS for name in ours]
+    assert [(r["peer"], r["name"]) for r in rows] == [
+        (peer, name) for peer in peers.PEERS for name in ours
+    ]
     assert all(r["speedup"] > 0 for r in rows)
 
 
@@ -51,7 +53,9 @@ def test_ours_computes_in_the_peers_number_format(peers: Any, overrides: list[st
     assert all(spec["settings"]["precision"] == peer["settings"]["precision"] for spec in ours)
 
 
-def test_the_other_trainer_gets_the_constants_of_ours(peers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_other_trainer_gets_the_constants_of_ours(
+    peers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("accelerate")
     from transformers import Trainer  # noqa: F401 - the first import of it puts another module in transformers' place
 
@@ -65,7 +69,12 @@ def test_the_other_trainer_gets_the_constants_of_ours(peers: Any, monkeypatch: p
             return SimpleNamespace(training_loss=1.0)
 
     monkeypatch.setattr("transformers.Trainer", Noted)
-    optim = ["optim.lr=0.01", "optim.lr_scale={rule: sqrt, base_batch: 1}", "optim.betas=[0.8, 0.9]", "optim.eps=1e-7"]
+    optim = [
+        "optim.lr=0.01",
+        "optim.lr_scale={rule: sqrt, base_batch: 1}",
+        "optim.betas=[0.8, 0.9]",
+        "optim.eps=1e-7",
+    ]
     spec, *_ = peers.specs_of("trainer", "32,2,2,4", torch.device("cpu"), optim)
     peers.candidate_of(spec, torch.device("cpu")).run(0, 1)
     (arguments,) = given

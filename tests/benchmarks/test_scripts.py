@@ -21,7 +21,10 @@ def imported() -> Iterator[tuple[str, str, str]]:
     for file in sorted(FOLDER.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in PACKAGES:
-                yield from ((str(file.relative_to(ROOT)), str(node.module), alias.name) for alias in node.names)
+                yield from (
+                    (str(file.relative_to(ROOT)), str(node.module), alias.name)
+                    for alias in node.names
+                )
 
 
 def exists(module: str, name: str) -> bool:
@@ -48,5 +51,7 @@ sys.path.insert(0, {str(FOLDER / "gpu")!r})
 sys.argv = ["{script}.py", "--help"]
 runpy.run_path({str(FOLDER / "gpu" / script)!r} + ".py", run_name="__main__")
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 0 and "usage: " in done.stdout, done.stderr

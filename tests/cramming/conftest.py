@@ -25,12 +25,20 @@ CPU = torch.device("cpu")
 def small_model() -> ModelConfig:
     """Four layers, so that every second can be treated otherwise, and dropout; the vocabulary of `tiny_source`."""
     return ModelConfig(
-        vocab_size=320, hidden_size=32, num_layers=4, num_heads=2, intermediate_size=32, max_length=32, dropout=0.1
+        vocab_size=320,
+        hidden_size=32,
+        num_layers=4,
+        num_heads=2,
+        intermediate_size=32,
+        max_length=32,
+        dropout=0.1,
     )
 
 
 @pytest.fixture
-def make_engine(compose: Callable[..., dict[str, Any]], small_model: ModelConfig) -> Callable[..., Engine]:
+def make_engine(
+    compose: Callable[..., dict[str, Any]], small_model: ModelConfig
+) -> Callable[..., Engine]:
     """`make_engine(model=..., mode=..., optim={...}, **memory)`: an engine with seeded weights."""
     plain = Config.of(compose("precision=fp32", "optim=adamw-tiny", "train.sequence_length=16"))
 
@@ -51,7 +59,9 @@ def make_engine(compose: Callable[..., dict[str, Any]], small_model: ModelConfig
             model=model,
             memory=replace(plain.memory, **memory),
             optim=choose(OPTIMIZERS, {**own, **(optim or {})}, "optim"),
-            precision=replace(plain.precision, mode=mode, emulate_fp8=mode == "fp8", residual=residual),
+            precision=replace(
+                plain.precision, mode=mode, emulate_fp8=mode == "fp8", residual=residual
+            ),
         )
         return build_engine(config, Mesh(plain.parallel, device), device)
 
@@ -63,7 +73,11 @@ def train_steps(engine: Engine, source: Any, steps: range, cut: int = 1) -> list
     for step in steps:
         torch.manual_seed(step)
         rows = 4 // cut
-        found.append(engine.step([source.batch(4 * step + rows * k, rows) for k in range(cut)], 1e-2 / (step + 1)))
+        found.append(
+            engine.step(
+                [source.batch(4 * step + rows * k, rows) for k in range(cut)], 1e-2 / (step + 1)
+            )
+        )
     return found
 
 
@@ -88,7 +102,11 @@ def host_reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object
         with monkeypatch.context() as patch:
             for name in ("item", "tolist", "__bool__", "__float__", "__int__"):
                 read = getattr(Tensor, name)
-                patch.setattr(Tensor, name, lambda self, read=read, name=name: (reads.append(name), read(self))[1])
+                patch.setattr(
+                    Tensor,
+                    name,
+                    lambda self, read=read, name=name: (reads.append(name), read(self))[1],
+                )
             work()
         return reads
 
@@ -96,7 +114,9 @@ def host_reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object
 
 
 @pytest.fixture
-def start(tmp_path: Path, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str]) -> Callable[..., Path]:
+def start(
+    tmp_path: Path, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str]
+) -> Callable[..., Path]:
     """`start("name=a", ...)` trains and returns the run folder."""
 
     def call(*overrides: str, runs: Path = tmp_path / "runs") -> Path:
@@ -109,7 +129,9 @@ def start(tmp_path: Path, compose: Callable[..., dict[str, Any]], tiny_overrides
 
 @pytest.fixture(scope="session")
 def unbroken(
-    tmp_path_factory: pytest.TempPathFactory, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str]
+    tmp_path_factory: pytest.TempPathFactory,
+    compose: Callable[..., dict[str, Any]],
+    tiny_overrides: list[str],
 ) -> Path:
     """The run that others are compared with; read-only."""
     runs = tmp_path_factory.mktemp("unbroken")
@@ -126,7 +148,16 @@ def losses() -> Callable[[Path], list[tuple[int, float]]]:
 @pytest.fixture(scope="session")
 def result() -> Callable[[Path], dict[str, Any]]:
     """`result(run)`: what must be the same in two runs that are the same."""
-    keys = ("status", "final_sha256", "steps", "tokens", "sequences", "exaflops", "train_loss", "validation")
+    keys = (
+        "status",
+        "final_sha256",
+        "steps",
+        "tokens",
+        "sequences",
+        "exaflops",
+        "train_loss",
+        "validation",
+    )
 
     def read(run: Path) -> dict[str, Any]:
         section = load_record(run)["pretrain"]

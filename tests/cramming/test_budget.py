@@ -37,7 +37,10 @@ def young(monkeypatch: pytest.MonkeyPatch) -> None:
         ({}, "exactly one limit counts, found none"),
         ({"hours": 1, "steps": 5}, "found hours=1 and steps=5"),
         *(({unit: value}, f"budget.{unit}={value}") for unit in UNITS for value in (0, -1)),
-        *(({"steps": 1, "heartbeat_seconds": seconds}, "heartbeat_seconds") for seconds in (0, -1, 5.1)),
+        *(
+            ({"steps": 1, "heartbeat_seconds": seconds}, "heartbeat_seconds")
+            for seconds in (0, -1, 5.1)
+        ),
     ],
 )
 def test_a_budget_has_one_limit_above_zero_and_a_heartbeat_of_at_most_five_seconds(
@@ -60,11 +63,16 @@ def test_the_cpu_clock_charges_work_and_no_waiting(tmp_path: Path) -> None:
         sum(range(1000))
     clock.close("finished")
     assert waited < 0.2 <= clock.elapsed_seconds() - began
-    assert clock.summary()["clock"] == "cpu" and read_journal(tmp_path / "budget.jsonl")[0]["clock"] == "cpu"
+    assert (
+        clock.summary()["clock"] == "cpu"
+        and read_journal(tmp_path / "budget.jsonl")[0]["clock"] == "cpu"
+    )
 
 
 class TestHeartbeat:
-    def test_heartbeats_come_in_time_while_the_process_is_busy(self, tmp_path: Path, young: None) -> None:
+    def test_heartbeats_come_in_time_while_the_process_is_busy(
+        self, tmp_path: Path, young: None
+    ) -> None:
         journal = tmp_path / "budget.jsonl"
         clock = BudgetClock(config(0.05, hours=1), journal)
         until = time.monotonic() + 0.6
@@ -95,7 +103,9 @@ class TestHeartbeat:
             raise OSError(number, os.strerror(number))
 
         monkeypatch.setattr(os, "fsync", refuse)
-        with pytest.raises(UserError, match=r"budget\.jsonl: this file system cannot sync.*runs=<folder>"):
+        with pytest.raises(
+            UserError, match=r"budget\.jsonl: this file system cannot sync.*runs=<folder>"
+        ):
             BudgetClock(config(1, hours=1), tmp_path / "budget.jsonl")
         assert read_journal(tmp_path / "budget.jsonl") == []
 
@@ -113,7 +123,10 @@ class TestHeartbeat:
         for _ in range(6):
             now[0] += 4
             clock.step_synchronised(0.1)
-            assert clock.work.last_step_seconds <= spent_seconds(read_journal(journal)) + MAX_HEARTBEAT_SECONDS
+            assert (
+                clock.work.last_step_seconds
+                <= spent_seconds(read_journal(journal)) + MAX_HEARTBEAT_SECONDS
+            )
         clock.close("finished")
 
     def test_a_step_that_ends_while_a_heartbeat_is_made_is_in_it_whole_or_not_at_all(
@@ -135,9 +148,14 @@ class TestHeartbeat:
         clock.close("finished")
         event = read_journal(tmp_path / "budget.jsonl")[1]
         assert 0 < event["steps"] < work.steps
-        assert (event["tokens"], event["charged_flops"]) == (8 * event["steps"], 16 * event["steps"])
+        assert (event["tokens"], event["charged_flops"]) == (
+            8 * event["steps"],
+            16 * event["steps"],
+        )
 
-    def test_a_heartbeat_that_is_made_while_a_step_is_counted_has_it_whole_or_not_at_all(self) -> None:
+    def test_a_heartbeat_that_is_made_while_a_step_is_counted_has_it_whole_or_not_at_all(
+        self,
+    ) -> None:
         work, seen, before = Work(), [], sys.gettrace()
 
         def look(*_: object) -> Any:
@@ -167,19 +185,27 @@ class TestClock:
     def test_room_is_counted_in_the_budgets_own_unit(
         self, tmp_path: Path, young: None, unit: str, limit: float, cost: dict[str, Any]
     ) -> None:
-        clock = BudgetClock(config(**{unit: limit if unit != "steps" else 2}), tmp_path / "budget.jsonl")
+        clock = BudgetClock(
+            config(**{unit: limit if unit != "steps" else 2}), tmp_path / "budget.jsonl"
+        )
         work = Work()
         clock.attach(work)
         done = 0
         while clock.has_room_for(**cost):
             if unit == "hours":
                 clock._began -= 0.99  # instead of waiting
-            work.add(Work(steps=1, sequences=1, tokens=cost.get("tokens", 1), flops=cost.get("flops", 1.0)))
+            work.add(
+                Work(
+                    steps=1, sequences=1, tokens=cost.get("tokens", 1), flops=cost.get("flops", 1.0)
+                )
+            )
             done += 1
         clock.close("finished")
         assert done == 2 if unit != "hours" else done in (1, 2)
         assert clock.spent() <= clock.config.limit
-        assert clock.progress() == pytest.approx(1.0 if unit != "hours" else 0.99 * done / 2, abs=0.1)
+        assert clock.progress() == pytest.approx(
+            1.0 if unit != "hours" else 0.99 * done / 2, abs=0.1
+        )
 
     def test_an_old_checkpoint_refunds_no_time(self, tmp_path: Path, young: None) -> None:
         journal = tmp_path / "budget.jsonl"
@@ -193,7 +219,9 @@ class TestClock:
             assert resumed.elapsed_seconds() >= 60
             resumed.close("failed")
 
-    def test_lost_compute_stays_charged_over_several_crashes(self, tmp_path: Path, young: None) -> None:
+    def test_lost_compute_stays_charged_over_several_crashes(
+        self, tmp_path: Path, young: None
+    ) -> None:
         """Each process does 60 exaFLOPs and dies with the last 10 of them not in its checkpoint."""
         journal, saved = tmp_path / "budget.jsonl", 0.0
         for process in range(4):
@@ -206,7 +234,9 @@ class TestClock:
             clock._write("heartbeat")
             clock.close("failed")
 
-    def test_the_progress_of_the_weights_is_without_lost_compute(self, tmp_path: Path, young: None) -> None:
+    def test_the_progress_of_the_weights_is_without_lost_compute(
+        self, tmp_path: Path, young: None
+    ) -> None:
         """A share of the budget that was reached in the lost part is reached again, and kept then."""
         clock = BudgetClock(config(5, exaflops=1000), tmp_path / "budget.jsonl")
         clock.attach(Work(steps=6, flops=600e18))
@@ -228,7 +258,9 @@ class TestClock:
         assert summary["spent"] == pytest.approx(summary["spent_seconds"] / 3600)
         assert summary["overrun_seconds"] == 0.0
 
-    @pytest.mark.parametrize(("unit", "limit", "kept"), [("hours", 1 / 3600, False), ("tokens", 5.0, True)])
+    @pytest.mark.parametrize(
+        ("unit", "limit", "kept"), [("hours", 1 / 3600, False), ("tokens", 5.0, True)]
+    )
     def test_a_step_that_ended_after_the_deadline_is_not_noted(
         self, tmp_path: Path, young: None, unit: str, limit: float, kept: bool
     ) -> None:
@@ -239,7 +271,10 @@ class TestClock:
         before = clock.work.last_step_seconds
         clock._began -= 3.0
         assert clock.step_synchronised(2.0) == kept
-        assert (clock.slowest_update_seconds, clock.work.last_step_seconds > before) == ((0.1, 2.0)[kept], kept)
+        assert (clock.slowest_update_seconds, clock.work.last_step_seconds > before) == (
+            (0.1, 2.0)[kept],
+            kept,
+        )
         clock.close("finished")
         assert clock.summary()["overrun_seconds"] == 0
 
@@ -257,7 +292,9 @@ class TestPace:
         assert 1.5 <= pace.step_seconds(1) < 2.0
         assert pace.update_seconds() == pytest.approx(0.4)
 
-    def test_a_resumed_runs_first_update_is_foretold_by_the_processes_before(self, tmp_path: Path, young: None) -> None:
+    def test_a_resumed_runs_first_update_is_foretold_by_the_processes_before(
+        self, tmp_path: Path, young: None
+    ) -> None:
         """The slowest counts, even if it came after the last checkpoint: like the time, it is the journal's."""
         for seconds in (3.0, 2.0):
             clock = BudgetClock(config(5, hours=1), tmp_path / "budget.jsonl")
@@ -292,7 +329,9 @@ class TestPace:
         for seconds in (1.0, 1.0, 1.2, 1.1, 900.0, 1.0):
             pace.note(1, seconds, seconds / 10, compiled=False)
         assert pace.update_seconds() == pytest.approx(0.24)
-        assert pace.step_seconds(1) == pytest.approx(1.32) and pace.validation_seconds(10) == pytest.approx(13.2)
+        assert pace.step_seconds(1) == pytest.approx(1.32) and pace.validation_seconds(
+            10
+        ) == pytest.approx(13.2)
         for _ in range(4):
             pace.note(1, 900.0, 0.1, compiled=False)
         assert pace.step_seconds(1) == pytest.approx(990), "it has become slow"
@@ -329,7 +368,11 @@ class TestEnded:
 def test_process_age_counts_from_the_start_of_the_interpreter() -> None:
     code = "import time; time.sleep(0.5); from cramming.budget import process_age_seconds as age; print(age())"
     began = time.monotonic()
-    age = float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    age = float(
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+    )
     assert 0.5 <= age <= time.monotonic() - began + 0.02
     first = process_age_seconds()
     time.sleep(0.1)

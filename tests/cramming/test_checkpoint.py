@@ -25,7 +25,14 @@ class State(Engine):
 
     def __init__(self, model: torch.nn.Module, steps: int):
         precision = Precision(PrecisionConfig("fp32", tf32=False), CPU)
-        super().__init__(model, torch.optim.AdamW(model.parameters(), lr=0.1), precision, None, Mesh.solo(CPU), CPU)
+        super().__init__(
+            model,
+            torch.optim.AdamW(model.parameters(), lr=0.1),
+            precision,
+            None,
+            Mesh.solo(CPU),
+            CPU,
+        )
         self.precision.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
         for step in range(steps):
             torch.manual_seed(step)
@@ -36,13 +43,20 @@ class State(Engine):
     def everything(self) -> list[Any]:
         state = self.optimizer.state_dict()
         tensors = [t for s in state["state"].values() for t in s.values()]
-        return [*self.model.state_dict().values(), *tensors, state["param_groups"], self.precision.scaler.state_dict()]
+        return [
+            *self.model.state_dict().values(),
+            *tensors,
+            state["param_groups"],
+            self.precision.scaler.state_dict(),
+        ]
 
     def save(self, folder: Path, steps: int, *, kept: bool = False) -> Path:
         def enter(sha256: str) -> None:
             KNOWN.append(Saved(steps, sha256))
 
-        return checkpoint.save(folder, self, Work(steps=steps, sequences=7 * steps), enter, kept=kept)
+        return checkpoint.save(
+            folder, self, Work(steps=steps, sequences=7 * steps), enter, kept=kept
+        )
 
     def load(self, folder: Path) -> Work | None:
         found = checkpoint.newest_of(folder, KNOWN)
@@ -50,7 +64,9 @@ class State(Engine):
 
 
 def same(a: list[Any], b: list[Any]) -> bool:
-    return len(a) == len(b) and all(torch.equal(x, y) if torch.is_tensor(x) else x == y for x, y in zip(a, b))
+    return len(a) == len(b) and all(
+        torch.equal(x, y) if torch.is_tensor(x) else x == y for x, y in zip(a, b)
+    )
 
 
 def test_roundtrip(tmp_path: Path, make_model: Callable[..., Any]) -> None:
@@ -144,7 +160,9 @@ def test_when_a_save_is_due() -> None:
     assert by_time.is_due(1, 30.0)
 
 
-def test_a_checkpoint_is_an_entry_before_it_has_its_name(tmp_path: Path, make_model: Callable[..., Any]) -> None:
+def test_a_checkpoint_is_an_entry_before_it_has_its_name(
+    tmp_path: Path, make_model: Callable[..., Any]
+) -> None:
     """Killed in between, a process leaves an entry without a file: harmless. The other way round is a foreign file."""
     state, seen = State(make_model(), 1), []
 
@@ -167,7 +185,9 @@ def test_a_save_reads_nothing_again(
     assert KNOWN[-1] == Saved(1, file_sha256(path))
 
 
-def test_a_checkpoint_that_is_no_entry_is_not_taken(tmp_path: Path, make_model: Callable[..., Any]) -> None:
+def test_a_checkpoint_that_is_no_entry_is_not_taken(
+    tmp_path: Path, make_model: Callable[..., Any]
+) -> None:
     """Another run's, whole, under the name of one of ours; and one of ours under another number."""
     ours, theirs = State(make_model(0), 1), State(make_model(1), 2)
     first, second = (ours.save(tmp_path / "ours", steps) for steps in (1, 2))

@@ -57,5 +57,7 @@ def test_a_child_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     with parent_of(code) as process:
         process.kill()
         process.wait(10)
-        assert process.stdout and process.stdout.read() == ""  # the pipe's other end is closed when the child has ended
+        assert (
+            process.stdout and process.stdout.read() == ""
+        )  # the pipe's other end is closed when the child has ended
     assert (tmp_path / "ended").exists()

@@ -68,20 +68,34 @@ def test_what_it_says_without_a_verb(run: Run) -> None:
     assert run("--version") == (0, __version__ + "\n", "")
 
 
-def test_an_unsupported_system_is_refused_at_the_start(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsupported_system_is_refused_at_the_start(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("platform.system", lambda: "Windows")
     ended = run("pretrain")
-    assert ended.code == 2 and is_one_line(ended.err) and "Windows: runs on Linux and macOS only" in ended.err
+    assert (
+        ended.code == 2
+        and is_one_line(ended.err)
+        and "Windows: runs on Linux and macOS only" in ended.err
+    )
 
 
 @pytest.mark.parametrize("verb", ["run", "glue", "report"])
-def test_what_is_one_process_says_so_under_torchrun(run: Run, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+def test_what_is_one_process_says_so_under_torchrun(
+    run: Run, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     ended = run(verb)
-    assert ended.code == 2 and is_one_line(ended.err) and f"torchrun: {verb} is one process" in ended.err
+    assert (
+        ended.code == 2
+        and is_one_line(ended.err)
+        and f"torchrun: {verb} is one process" in ended.err
+    )
 
 
-def test_a_verb_gets_the_whole_settings_as_plain_values(run: Run, verb_calls: list[dict[str, Any]]) -> None:
+def test_a_verb_gets_the_whole_settings_as_plain_values(
+    run: Run, verb_calls: list[dict[str, Any]]
+) -> None:
     assert run("pretrain", "name=42", "model.hidden_size=64", "optim.betas=[0.8,0.9]").code == 0
     (settings,) = verb_calls
     assert settings["name"] == 42
@@ -92,15 +106,29 @@ def test_a_verb_gets_the_whole_settings_as_plain_values(run: Run, verb_calls: li
     def plain(node: Any) -> bool:
         if isinstance(node, dict):
             return all(map(plain, node.values()))
-        return all(map(plain, node)) if type(node) is list else type(node) in (str, int, float, bool, type(None))
+        return (
+            all(map(plain, node))
+            if type(node) is list
+            else type(node) in (str, int, float, bool, type(None))
+        )
 
     assert plain(settings)
 
 
-def test_letters_beyond_ascii_and_a_home_folder_need_no_quotes(run: Run, verb_calls: list[dict[str, Any]]) -> None:
-    typed = ["data=text", "data.paths=[~/a.txt,ü.txt,~/wiki/*.xz,'~/c, ö.txt']", "runs=~/läufe x", "name=größe"]
+def test_letters_beyond_ascii_and_a_home_folder_need_no_quotes(
+    run: Run, verb_calls: list[dict[str, Any]]
+) -> None:
+    typed = [
+        "data=text",
+        "data.paths=[~/a.txt,ü.txt,~/wiki/*.xz,'~/c, ö.txt']",
+        "runs=~/läufe x",
+        "name=größe",
+    ]
     quoted = with_quotes([*typed, "~tokenizer.path"])
-    assert quoted[1:3] == ['data.paths=["~/a.txt","ü.txt","~/wiki/*.xz",\'~/c, ö.txt\']', 'runs="~/läufe x"']
+    assert quoted[1:3] == [
+        'data.paths=["~/a.txt","ü.txt","~/wiki/*.xz",\'~/c, ö.txt\']',
+        'runs="~/läufe x"',
+    ]
     assert with_quotes(quoted) == quoted and quoted[-1] == "~tokenizer.path"
     assert run("pretrain", *typed).code == 0
     assert verb_calls[0]["data"]["paths"] == ["~/a.txt", "ü.txt", "~/wiki/*.xz", "~/c, ö.txt"]
@@ -119,7 +147,10 @@ def test_letters_beyond_ascii_and_a_home_folder_need_no_quotes(run: Run, verb_ca
         (["pretrain", "a=["], ["a=["]),
         (["prepare", "data=text", "data.paths=[a=b.txt]"], ["""as in 'data.paths=["a=b.txt"]'"""]),
         (["prepare", "data=text", "data.paths={a: b}"], ["data.paths: a list", "mapping"]),
-        (["prepare", "data=text", "data.paths.x=3"], ["data.paths.x=3: one of these", "a list is set as a whole"]),
+        (
+            ["prepare", "data=text", "data.paths.x=3"],
+            ["data.paths.x=3: one of these", "a list is set as a whole"],
+        ),
         (["pretrain", "train=[1]"], ["train=[1]: one of these", "a group takes the name"]),
         (["pretrain", "name=a", "seed"], ["seed: a setting has a value, as in seed=..."]),
         (["pretrain", "experiment=null"], ["experiment/null", "bert-base-day"]),
@@ -134,7 +165,11 @@ def test_letters_beyond_ascii_and_a_home_folder_need_no_quotes(run: Run, verb_ca
     ],
 )
 def test_mistakes_are_one_line_and_code_2(
-    run: Run, verb_calls: list[dict[str, Any]], arguments: list[str], names: list[str], tmp_path: Path
+    run: Run,
+    verb_calls: list[dict[str, Any]],
+    arguments: list[str],
+    names: list[str],
+    tmp_path: Path,
 ) -> None:
     ended = run(*arguments)
     assert ended.code == 2
@@ -151,13 +186,22 @@ def test_mistakes_are_one_line_and_code_2(
         (UserError("model.x: is wrong"), 2, "model.x: is wrong"),
         (UserError("two\nlines"), 2, "two lines"),
         (UserError("a stranger's \x1b[2J"), 2, "a stranger's \ufffd[2J"),
-        (PermissionError(13, "Permission denied", "runs"), 2, "runs: Permission denied; get the right"),
+        (
+            PermissionError(13, "Permission denied", "runs"),
+            2,
+            "runs: Permission denied; get the right",
+        ),
         (NotADirectoryError(20, "Not a directory", "a.txt/b"), 2, "a.txt/b: Not a directory"),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
 )
 def test_how_a_verb_may_end(
-    run: Run, monkeypatch: pytest.MonkeyPatch, verb_calls: list[Any], error: BaseException, code: int, names: str
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    verb_calls: list[Any],
+    error: BaseException,
+    code: int,
+    names: str,
 ) -> None:
     def fail(settings: dict[str, Any]) -> None:
         raise error
@@ -184,7 +228,11 @@ def test_our_own_defects_keep_their_traceback(
 def test_a_verb_prints_its_settings_and_the_groups(run: Run, tmp_path: Path) -> None:
     ended = run("study", "data", "--cfg", "job", "name=shown")
     assert ended.code == 0
-    assert "name: shown" in ended.out and "what: data" in ended.out and "heartbeat_seconds" in ended.out
+    assert (
+        "name: shown" in ended.out
+        and "what: data" in ended.out
+        and "heartbeat_seconds" in ended.out
+    )
     helped = run("prepare", "--help")
     assert helped.code == 0 and "bert-base" in helped.out
     assert list(tmp_path.iterdir()) == []
@@ -204,7 +252,9 @@ class TestChildren:
         monkeypatch.setattr(children, "run_process", note)
         return started
 
-    def test_run_is_the_pipeline_with_the_same_overrides(self, run: Run, commands: list[list[str]]) -> None:
+    def test_run_is_the_pipeline_with_the_same_overrides(
+        self, run: Run, commands: list[list[str]]
+    ) -> None:
         assert run("run", "name=a", "seed=3").code == 0
         verbs = [[verb, "name=a", "seed=3"] for verb in ("prepare", "pretrain", "glue", "report")]
         assert commands == [["run", "name=a", "seed=3", "--check"], *verbs]
@@ -216,31 +266,45 @@ class TestChildren:
         assert run("run", f"name={name}").code == code
         assert [c[0] for c in commands] == ["run"]
 
-    def test_multirun_starts_one_process_per_job(self, run: Run, commands: list[list[str]], tmp_path: Path) -> None:
+    def test_multirun_starts_one_process_per_job(
+        self, run: Run, commands: list[list[str]], tmp_path: Path
+    ) -> None:
         assert run("run", "--multirun", "name=a,b", "model=tiny").code == 0
         assert commands == [["run", f"name={name}", "model=tiny"] for name in "ab"]
-        assert [path.name for path in tmp_path.iterdir()] == ["multirun"], "which .gitignore has: the checkout is clean"
+        assert [path.name for path in tmp_path.iterdir()] == ["multirun"], (
+            "which .gitignore has: the checkout is clean"
+        )
 
-    def test_a_mistake_in_any_point_is_found_before_the_first_begins(self, run: Run, commands: list[list[str]]) -> None:
+    def test_a_mistake_in_any_point_is_found_before_the_first_begins(
+        self, run: Run, commands: list[list[str]]
+    ) -> None:
         ended = run("pretrain", "-m", "name=a,b", "budget.steps=5", "train.micro_batch=8,3")
         assert ended.code == 2 and is_one_line(ended.err) and not commands
-        assert ended.err.startswith("cramming: name=a train.micro_batch=3: train.batch_size"), "only what varies"
+        assert ended.err.startswith("cramming: name=a train.micro_batch=3: train.batch_size"), (
+            "only what varies"
+        )
 
     @pytest.mark.parametrize("status", ["diverged", "exhausted"])
     def test_a_point_that_left_no_model_does_not_hold_up_the_others(
         self, run: Run, commands: list[list[str]], tmp_path: Path, status: str
     ) -> None:
         """Once they are to go on; `glue` has nothing to score of it."""
-        write_record_section(tmp_path / "runs" / "a", pretrain={"status": status}, config=compose(["name=a"]))
+        write_record_section(
+            tmp_path / "runs" / "a", pretrain={"status": status}, config=compose(["name=a"])
+        )
         ended = run("pretrain", "-m", "name=a,b")
         assert ended.code == 2 and ended.err.startswith("cramming: name=a: ") and not commands
         for words in (["pretrain", "resume=true"], ["run", "resume=true"], ["glue"]):
             ended = run(*words, "-m", "name=a,b")
-            assert ended.code == 0 and f"name=a: its run ended without a model ({status})" in ended.out
+            assert (
+                ended.code == 0 and f"name=a: its run ended without a model ({status})" in ended.out
+            )
             assert [(command[0], command[-1]) for command in commands] == [(words[0], "name=b")]
             commands.clear()
         other = run("pretrain", "resume=true", "-m", "name=a,b", "optim.lr=1")
-        assert other.code == 2 and other.err.startswith("cramming: name=a: "), "of other settings it is another run's"
+        assert other.code == 2 and other.err.startswith("cramming: name=a: "), (
+            "of other settings it is another run's"
+        )
 
     @pytest.mark.parametrize("flag", ["--config-dir=my", "hydra.searchpath=[file://my]"])
     def test_children_find_what_is_in_a_folder_of_the_users(
@@ -248,18 +312,27 @@ class TestChildren:
     ) -> None:
         (tmp_path / "my" / "experiment").mkdir(parents=True)
         (tmp_path / "my" / "experiment" / "mine.yaml").write_text("# @package _global_\nseed: 5\n")
-        for words, verbs in ((["run"], ["run", *cli.PIPELINE]), (["pretrain", "-m", "name=a,b"], ["pretrain"] * 2)):
+        for words, verbs in (
+            (["run"], ["run", *cli.PIPELINE]),
+            (["pretrain", "-m", "name=a,b"], ["pretrain"] * 2),
+        ):
             assert run(*words, flag, "experiment=mine").code == 0
             assert [command[0] for command in commands] == verbs
             for command in commands:
                 assert compose(word for word in command[1:] if word != "--check")["seed"] == 5
             commands.clear()
 
-    def test_a_file_of_the_users_that_ours_would_hide_is_refused(self, run: Run, tmp_path: Path) -> None:
+    def test_a_file_of_the_users_that_ours_would_hide_is_refused(
+        self, run: Run, tmp_path: Path
+    ) -> None:
         (tmp_path / "my" / "model").mkdir(parents=True)
         (tmp_path / "my" / "model" / "tiny.yaml").touch()
         ended = run("pretrain", "--config-dir", "my", "--check")
-        assert ended.code == 2 and is_one_line(ended.err) and "my: model/tiny.yaml is in conf/ too" in ended.err
+        assert (
+            ended.code == 2
+            and is_one_line(ended.err)
+            and "my: model/tiny.yaml is in conf/ too" in ended.err
+        )
 
     def test_two_points_of_one_name_are_refused_before_the_first_begins(
         self, run: Run, commands: list[list[str]]
@@ -269,11 +342,15 @@ class TestChildren:
         assert "'name=lr-${optim.lr}'" in ended.err
         assert run("pretrain", "-m", "name=lr-${optim.lr}", "optim.lr=1e-3,2e-3").code == 0
         assert [command[-1] for command in commands] == ["optim.lr=0.001", "optim.lr=0.002"]
-        assert run("glue", "-m", "eval.hyperparameters.epochs=1,2").code == 0  # a grid of one run's fine-tuning
+        assert (
+            run("glue", "-m", "eval.hyperparameters.epochs=1,2").code == 0
+        )  # a grid of one run's fine-tuning
 
     def test_a_multirun_is_not_printed(self, run: Run, commands: list[list[str]]) -> None:
         ended = run("pretrain", "-m", "name=a,b", "--cfg", "job")
-        assert ended.code == 2 and "not allowed with argument --multirun" in ended.err and not commands
+        assert (
+            ended.code == 2 and "not allowed with argument --multirun" in ended.err and not commands
+        )
 
     def test_a_job_that_fails_ends_the_multirun(self, run: Run, commands: list[list[str]]) -> None:
         assert run("pretrain", "-m", "name=bad,b").code == 3
@@ -287,16 +364,25 @@ class TestCheck:
         ("arguments", "names"),
         [
             (["eval=glue_sane"], ["eval.data_dir is not set"]),
-            (["eval=glue_sane", "eval.data_dir=/nowhere/GLUE"], ["eval.data_dir=/nowhere/GLUE: no GLUE task found"]),
+            (
+                ["eval=glue_sane", "eval.data_dir=/nowhere/GLUE"],
+                ["eval.data_dir=/nowhere/GLUE: no GLUE task found"],
+            ),
             (["report.each_run=perhaps"], ["report.each_run='perhaps'"]),
             (["eval.tasks=[kola]"], ["eval.tasks", "kola", "cola"]),
-            (["model=bert-base", "eval.hyperparameters.max_length=4096"], ["max_length=4096", "512 positions"]),
+            (
+                ["model=bert-base", "eval.hyperparameters.max_length=4096"],
+                ["max_length=4096", "512 positions"],
+            ),
             (["optim.lr=-1"], ["optim"]),
             (["forced=[gibberish]"], ["forced=['gibberish']: the tricks are:"]),
             (["name=a/b"], ["name='a/b'"]),
             (["train.sequence_length=100000"], ["train.sequence_length=100000"]),
             (["data=text", "data.paths=[nowhere.txt]"], ["nowhere.txt"]),
-            (["train.validation_corpus=/nowhere"], ["train.validation_corpus=/nowhere: no corpus there"]),
+            (
+                ["train.validation_corpus=/nowhere"],
+                ["train.validation_corpus=/nowhere: no corpus there"],
+            ),
         ],
     )
     def test_of_a_run_finds_the_mistake_of_any_verb(
@@ -307,33 +393,46 @@ class TestCheck:
         assert all(name in str(caught.value) for name in names), caught.value
 
     def test_names_a_place_where_nothing_can_be_made(
-        self, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str], tmp_path: Path,
+        self,
+        compose: Callable[..., dict[str, Any]],
+        tiny_overrides: list[str],
+        tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
-    ) -> None:  # fmt: skip
+    ) -> None:
         places = {"prepare": "corpora", "pretrain": "runs", "run": "runs"}
         (tmp_path / "file").touch()
         for verb, place in places.items():
             with pytest.raises(UserError, match=f"nothing can be made in {tmp_path}/file;"):
                 cli.check(verb, compose(f"{place}={tmp_path}/file/b"))
-        monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root may write everywhere
+        monkeypatch.setattr(
+            os, "access", lambda path, mode: path != tmp_path
+        )  # root may write everywhere
         for verb, place in places.items():
-            with pytest.raises(UserError, match=f"{tmp_path}/a/b/.*: nothing can be made in {tmp_path};"):
+            with pytest.raises(
+                UserError, match=f"{tmp_path}/a/b/.*: nothing can be made in {tmp_path};"
+            ):
                 cli.check(verb, compose(f"{place}={tmp_path}/a/b"))
         there = Path(compose(*tiny_overrides)["data"]["corpus"])
         monkeypatch.setattr(os, "access", lambda path, mode: path not in (there, there.parent))
         cli.check("prepare", compose(*tiny_overrides))  # it is finished, so nothing is made
 
     def test_leaves_a_corpus_to_prepare(
-        self, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str], tmp_path: Path,
+        self,
+        compose: Callable[..., dict[str, Any]],
+        tiny_overrides: list[str],
+        tmp_path: Path,
         capsys: pytest.CaptureFixture[str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`study` checks with `pretrain --check` before it prepares, whether that was interrupted before or not."""
         settings = compose(*tiny_overrides, f"data.corpus={tmp_path / 'c'}", f"runs={tmp_path}")
         for _ in ("no folder", "half-written"):
             cli.check("run", settings)
             assert not capsys.readouterr().err
             cli.check("pretrain", settings)
-            assert "c: no finished corpus yet, so what it holds was not checked" in capsys.readouterr().err
+            assert (
+                "c: no finished corpus yet, so what it holds was not checked"
+                in capsys.readouterr().err
+            )
             (tmp_path / "c").mkdir(exist_ok=True)
         cli.check("pretrain", compose(f"corpora={tmp_path}"))  # none is named, and none made yet
         assert not capsys.readouterr().err
@@ -341,8 +440,14 @@ class TestCheck:
     @pytest.mark.parametrize(
         ("overrides", "message"),
         [
-            (["train.order=sentence_length"], r"train\.order=sentence_length: .* has no such order file"),
-            (["train.sequence_length=2048", "model.max_length=2048"], r"validation split: \d+ tokens are fewer"),
+            (
+                ["train.order=sentence_length"],
+                r"train\.order=sentence_length: .* has no such order file",
+            ),
+            (
+                ["train.sequence_length=2048", "model.max_length=2048"],
+                r"validation split: \d+ tokens are fewer",
+            ),
             (["model.vocab_size=64"], r"model\.vocab_size=64: the tokenizer of .* has 300 entries"),
             (["train.validation_corpus={other}"], r"it has another tokenizer than"),
             (["data.corpus={cut}"], r"train-00001\.bin: 0 bytes, should have \d+ bytes"),
@@ -350,10 +455,19 @@ class TestCheck:
     )
     @pytest.mark.parametrize("verb", ["run", "pretrain"])
     def test_opens_a_corpus_as_the_run_does(
-        self, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str], make_corpus: Callable[..., Path],
-        tmp_path: Path, verb: str, overrides: list[str], message: str,
-    ) -> None:  # fmt: skip
-        other, cut = make_corpus(tmp_path / "other", spelling="<pad>"), make_corpus(tmp_path / "cut")
+        self,
+        compose: Callable[..., dict[str, Any]],
+        tiny_overrides: list[str],
+        make_corpus: Callable[..., Path],
+        tmp_path: Path,
+        verb: str,
+        overrides: list[str],
+        message: str,
+    ) -> None:
+        other, cut = (
+            make_corpus(tmp_path / "other", spelling="<pad>"),
+            make_corpus(tmp_path / "cut"),
+        )
         (cut / "train-00001.bin").write_bytes(b"")
         values = [override.format(other=other, cut=cut) for override in overrides]
         with pytest.raises(UserError, match=message):
@@ -366,7 +480,10 @@ class TestCheck:
                 ["parallel=zero1", "train.micro_batch=8", "optim=muon"],
                 "optim.name=muon: not where a process has a part of each weight",
             ),
-            (["train.batch_size=8", "train.micro_batch=8"], "is not a multiple of train.micro_batch=8 x 2 process(es)"),
+            (
+                ["train.batch_size=8", "train.micro_batch=8"],
+                "is not a multiple of train.micro_batch=8 x 2 process(es)",
+            ),
             (["parallel.dp=3"], "a mesh of 3 x 1 x 1 = 3 processes, and there are 2"),
         ],
     )
@@ -382,21 +499,29 @@ class TestCheck:
     def test_on_the_command_line(self, run: Run, tmp_path: Path) -> None:
         assert run("run", "--check") == (0, "", "")
         ended = run("run", "experiment=crammed-bert-day", "data=embedded", "--check")
-        assert ended.code == 2 and is_one_line(ended.err) and "eval.data_dir is not set" in ended.err
+        assert (
+            ended.code == 2 and is_one_line(ended.err) and "eval.data_dir is not set" in ended.err
+        )
         assert list(tmp_path.iterdir()) == []
         assert "--check: is for the verbs run, prepare" in run("plan", "--check").err
 
     def test_a_model_from_elsewhere_is_for_glue_alone(self, run: Run) -> None:
-        assert "model_path=x: `run` scores the model that it trains" in run("run", "model_path=x").err
+        assert (
+            "model_path=x: `run` scores the model that it trains" in run("run", "model_path=x").err
+        )
 
 
-@pytest.mark.parametrize("name", ["lr=1/a", "a,b.record.zip", "b (1).record.zip", "${seed}.record.zip", "é'"])
+@pytest.mark.parametrize(
+    "name", ["lr=1/a", "a,b.record.zip", "b (1).record.zip", "${seed}.record.zip", "é'"]
+)
 def test_a_path_behind_a_verb_is_taken_as_it_is(name: str, run: Run, tmp_path: Path) -> None:
     (tmp_path / name).mkdir(parents=True)
     for verb in ("verify", "submit"):
         ended = run(verb, name)
         said = ended.out + ended.err
-        assert name in said and ("no such record" in said or "no finished corpus here" in said), ended
+        assert name in said and ("no such record" in said or "no finished corpus here" in said), (
+            ended
+        )
 
 
 def test_an_empty_word_behind_a_verb_names_nothing(run: Run) -> None:
@@ -437,8 +562,12 @@ DESTROYED = """
 """
 
 
-@pytest.mark.parametrize("work", [WRAPPED, DESTROYED], ids=["wrapped by a library", "in a destructor"])
-@pytest.mark.parametrize(("name", "code", "said"), [("SIGTERM", 143, "terminated"), ("SIGINT", 130, "interrupted")])
+@pytest.mark.parametrize(
+    "work", [WRAPPED, DESTROYED], ids=["wrapped by a library", "in a destructor"]
+)
+@pytest.mark.parametrize(
+    ("name", "code", "said"), [("SIGTERM", 143, "terminated"), ("SIGINT", 130, "interrupted")]
+)
 def test_an_interrupt_ends_the_verb_wherever_it_comes(
     tmp_path: Path, work: str, name: str, code: int, said: str
 ) -> None:
@@ -467,7 +596,9 @@ sys.meta_path.insert(0, Interrupting())
 from cramming.__main__ import main
 main()
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (130, "cramming: interrupted\n")
 
 
@@ -476,7 +607,11 @@ def test_completion_scripts_are_valid_shell() -> None:
         script = completion.script(shell, cli.VERBS)
         assert all(verb in script for verb in cli.VERBS)
     checked = subprocess.run(
-        ["bash", "-n"], input=completion.script("bash", cli.VERBS), text=True, capture_output=True, check=False
+        ["bash", "-n"],
+        input=completion.script("bash", cli.VERBS),
+        text=True,
+        capture_output=True,
+        check=False,
     )
     assert (checked.returncode, checked.stderr) == (0, "")
 
@@ -488,14 +623,22 @@ def test_completion_scripts_are_valid_shell() -> None:
         ("cramming study mask", {"masking"}),
         ("cramming study masking optim=mu", {"optim=muon"}),
         ("cramming duel lad", {"ladder"}),
-        ("cramming duel base='' candidate='optim.lr=1e-3 model.qk_norm=true' optim.lr_w", {"optim.lr_width="}),
+        (
+            "cramming duel base='' candidate='optim.lr=1e-3 model.qk_norm=true' optim.lr_w",
+            {"optim.lr_width="},
+        ),
         ("cramming duel base='' candidate='optim.lr=1e-3 optim=mu", {"optim=muon"}),
         ("cramming project runs project.h", {"project.hours="}),
         ("cramming pretrain budget.hours= optim=mu", {"optim=muon"}),
-        ("cramming pretrain --check precision=fp32 'name=a b' optim=sgd optim.mom", {"optim.momentum="}),
+        (
+            "cramming pretrain --check precision=fp32 'name=a b' optim=sgd optim.mom",
+            {"optim.momentum="},
+        ),
     ],
 )
-def test_a_shell_completes_whatever_stands_before(tmp_path: Path, line: str, offered: set[str]) -> None:
+def test_a_shell_completes_whatever_stands_before(
+    tmp_path: Path, line: str, offered: set[str]
+) -> None:
     script = f"""{completion.script("bash", cli.VERBS)}
 cramming() {{ {sys.executable} -m cramming "$@"; }}
 COMP_LINE=$1; COMP_WORDS=($1); COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 ))
@@ -503,7 +646,11 @@ _cramming
 printf '%s\\n' "${{COMPREPLY[@]}}"
 """
     done = subprocess.run(
-        ["bash", "-c", script, "bash", line], text=True, capture_output=True, check=True, cwd=tmp_path
+        ["bash", "-c", script, "bash", line],
+        text=True,
+        capture_output=True,
+        check=True,
+        cwd=tmp_path,
     )
     assert set(done.stdout.split()) == offered, done.stderr
 
@@ -549,9 +696,17 @@ def test_a_multirun_goes_with_hydras_launcher_plugins(tmp_path: Path) -> None:
     plugins.mkdir(parents=True)
     (plugins / "local_launcher.py").write_text(LAUNCHER, encoding="utf-8")
     words = ["pretrain", "-m", "hydra/launcher=local", "name=a,b", "device=cpu"]
-    environment, command = {**os.environ, "PYTHONPATH": str(plugins.parent)}, [sys.executable, "-c", PROGRAM, *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
-    jobs = [[f"launched name={name} device=cpu", f"child pretrain name={name} device=cpu"] for name in "ab"]
+    environment, command = (
+        {**os.environ, "PYTHONPATH": str(plugins.parent)},
+        [sys.executable, "-c", PROGRAM, *words],
+    )
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment
+    )
+    jobs = [
+        [f"launched name={name} device=cpu", f"child pretrain name={name} device=cpu"]
+        for name in "ab"
+    ]
     assert (done.returncode, done.stdout.splitlines()) == (0, [*jobs[0], *jobs[1]]), done.stderr
 
 

@@ -117,9 +117,12 @@ def test_one_and_true_are_not_the_same_choice() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "good", "bad"), [("count", [1, 9], [0, -1]), ("share", [0.0, 1.0], [-0.1, 1.1]), ("none", [None, 2], [0])]
+    ("name", "good", "bad"),
+    [("count", [1, 9], [0, -1]), ("share", [0.0, 1.0], [-0.1, 1.1]), ("none", [None, 2], [0])],
 )
-def test_a_number_keeps_to_the_range_of_its_type(name: str, good: list[Any], bad: list[Any]) -> None:
+def test_a_number_keeps_to_the_range_of_its_type(
+    name: str, good: list[Any], bad: list[Any]
+) -> None:
     @dataclass(frozen=True)
     class Ranges:
         count: Count = 1
@@ -129,13 +132,19 @@ def test_a_number_keeps_to_the_range_of_its_type(name: str, good: list[Any], bad
     for value in good:
         assert getattr(build(Ranges, {name: value}, "x"), name) == value
     for value in bad:
-        with pytest.raises(UserError, match=rf"^x\.{name}={value} must be (at least 1|from 0 to 1)$"):
+        with pytest.raises(
+            UserError, match=rf"^x\.{name}={value} must be (at least 1|from 0 to 1)$"
+        ):
             build(Ranges, {name: value}, "x")
 
 
 def test_unknown_keys_and_choices_list_the_known_ones() -> None:
     message = error_of({"colour": 1})
-    assert message.startswith("top.colour: unknown setting") and "count" in message and "rate" in message
+    assert (
+        message.startswith("top.colour: unknown setting")
+        and "count" in message
+        and "rate" in message
+    )
     assert "choose one of a, b" in error_of({"inner": {"size": 1, "kind": "c"}})
 
 
@@ -166,13 +175,25 @@ def test_what_is_shown_can_be_typed(compose: Callable[..., dict[str, Any]]) -> N
     assert shown(average) == "{start: 0.3, every: 0.1}"
     assert compose(f"train.average={shown(average)}")["train"]["average"] == asdict(average)
     values = (None, True, 3, 1e-5, 'é"', Path("a b"), (0.0, 0.5), ["a", None])
-    assert list(map(shown, values)) == ["null", "true", "3", "1e-05", 'é"', "a b", "[0.0, 0.5]", "[a, null]"]
+    assert list(map(shown, values)) == [
+        "null",
+        "true",
+        "3",
+        "1e-05",
+        'é"',
+        "a b",
+        "[0.0, 0.5]",
+        "[a, null]",
+    ]
 
 
 def test_settings_hash_ignores_order_and_sees_values() -> None:
     assert settings_hash({"a": 1, "b": [1, 2]}) == settings_hash({"b": [1, 2], "a": 1})
     assert len(settings_hash({})) == 12
-    different = [settings_hash(n) for n in ({"a": 1}, {"a": 2}, {"a": "1"}, {"a": [1]}, {"b": 1}, {"a": True})]
+    different = [
+        settings_hash(n)
+        for n in ({"a": 1}, {"a": 2}, {"a": "1"}, {"a": [1]}, {"b": 1}, {"a": True})
+    ]
     assert len(set(different)) == len(different)
     assert settings_hash({"a": 1}, {}) != settings_hash({"a": 1})
 
@@ -188,7 +209,9 @@ def test_settings_hash_ignores_order_and_sees_values() -> None:
         ({"colour": "red"}, "colour: unknown setting; the root has"),
     ],
 )
-def test_the_roots_own_settings(compose: Callable[..., dict[str, Any]], changes: dict[str, Any], names: str) -> None:
+def test_the_roots_own_settings(
+    compose: Callable[..., dict[str, Any]], changes: dict[str, Any], names: str
+) -> None:
     root = {key: value for key, value in compose().items() if not isinstance(value, dict)}
     build(RootConfig, root, "")
     with pytest.raises(UserError, match=f"^{names}"):

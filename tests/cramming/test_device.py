@@ -47,8 +47,12 @@ def test_training_on_a_cpu_takes_no_memory_of_a_gpu_that_is_there(
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
         MemoryError(),
-        RuntimeError("[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory"),
-        RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory"
+        ),
+        RuntimeError(
+            "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"
+        ),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
         RuntimeError("Triton Error [CUDA]: out of memory"),
@@ -64,7 +68,9 @@ def test_every_library_that_ran_out_of_memory_is_understood(error: Exception) ->
         RuntimeError("CUDA error: an illegal memory access was encountered"),
         RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`"),
         RuntimeError("Triton Error [CUDA]: invalid argument"),
-        UserError("cpu ran out of memory in training: CUDA error: out of memory"),  # has been explained already
+        UserError(
+            "cpu ran out of memory in training: CUDA error: out of memory"
+        ),  # has been explained already
         OSError("out of memory"),
     ],
 )
@@ -108,7 +114,10 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
 
 def test_killed_and_resumed_processes_are_summed_up(nvml: Nvml, tmp_path: Path) -> None:
     """Null where one process does not know: the driver does not tell, or was loaded anew and counts from zero."""
-    config, journal = BudgetConfig(1.0, None, None, None, heartbeat_seconds=5.0), tmp_path / "budget.jsonl"
+    config, journal = (
+        BudgetConfig(1.0, None, None, None, heartbeat_seconds=5.0),
+        tmp_path / "budget.jsonl",
+    )
     read = device.nvml_reader(GPU, "TotalEnergyConsumption")
     nvml.joules = 5e9  # more than 32 bits of millijoules
     killed = BudgetClock(config, journal, read)
@@ -129,7 +138,9 @@ def test_killed_and_resumed_processes_are_summed_up(nvml: Nvml, tmp_path: Path) 
         assert blind.energy() == {"energy_kwh": None, "energy_source": None}
 
 
-def test_the_power_of_a_gpu_is_its_limit_else_its_cards(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_power_of_a_gpu_is_its_limit_else_its_cards(
+    nvml: Nvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
     nvml.watts = 320
     assert power_of(GPU, "NVIDIA GeForce RTX 3090") == (320.0, "its power limit by NVML")
     nvml.watts = None
@@ -137,7 +148,9 @@ def test_the_power_of_a_gpu_is_its_limit_else_its_cards(nvml: Nvml, monkeypatch:
     assert power_of(None, "a card that nobody knows")[0] is None
 
 
-def test_without_nvml_or_without_this_gpu_nothing_is_known(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nvml_or_without_this_gpu_nothing_is_known(
+    nvml: Nvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
     nvml.watts = 320
     assert device.nvml_reader(torch.device("cpu"), "EnforcedPowerLimit")() is None
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="2222"))
@@ -148,7 +161,9 @@ def test_without_nvml_or_without_this_gpu_nothing_is_known(nvml: Nvml, monkeypat
 
 
 @pytest.mark.parametrize(("system", "unit"), [("linux", 1024), ("darwin", 1)])
-def test_peak_memory_is_in_the_systems_unit(monkeypatch: pytest.MonkeyPatch, system: str, unit: int) -> None:
+def test_peak_memory_is_in_the_systems_unit(
+    monkeypatch: pytest.MonkeyPatch, system: str, unit: int
+) -> None:
     resource = pytest.importorskip("resource")
     monkeypatch.setattr(sys, "platform", system)
     monkeypatch.setattr(resource, "getrusage", lambda _: SimpleNamespace(ru_maxrss=7))
@@ -173,7 +188,9 @@ print(faults() - before)
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="an option of glibc's malloc")
 def test_freed_memory_is_used_again() -> None:
     """20 blocks of 48 MB: without the option each is mapped anew, 12,288 pages a block."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
+    environment = {
+        k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_TUNABLES"))
+    }
     faults = {}
     for mode in ("keep", "default"):
         command = [sys.executable, "-c", FAULTS, mode]
@@ -195,7 +212,9 @@ print(cache_dir(), triton_cache_dir(0), found)
 
 
 @pytest.mark.parametrize("given", [(), CACHE_VARIABLES[:1], CACHE_VARIABLES[1:]])
-def test_compiled_code_is_the_runs_own_unless_the_user_says_otherwise(tmp_path: Path, given: tuple[str, ...]) -> None:
+def test_compiled_code_is_the_runs_own_unless_the_user_says_otherwise(
+    tmp_path: Path, given: tuple[str, ...]
+) -> None:
     """In a fresh process: importing torch's compiler sets the first variable, to a place that all runs share."""
     environment = {name: value for name, value in os.environ.items() if name not in CACHE_VARIABLES}
     environment |= {variable: str(tmp_path / variable) for variable in given}
@@ -219,7 +238,9 @@ cramming.children.run_process([sys.executable, "-c", "import cramming; print(cra
 def test_a_child_does_not_take_what_torch_has_set_for_the_users() -> None:
     """`--multirun` and `run` check the settings in the parent, with torch."""
     environment = {name: value for name, value in os.environ.items() if name not in CACHE_VARIABLES}
-    done = subprocess.run([sys.executable, "-c", CHILD], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD], env=environment, capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == ["{}"]
 
 
@@ -233,7 +254,10 @@ def test_the_record_says_where_compiled_code_was_kept_and_whether_there_is_any(
     run = start("name=a", "budget.steps=1", f"runtime.compile={how}")
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(run / "compile_cache")
     found = load_record(run)
-    assert (found["environment"]["compile_cache"], found["pretrain"]["compiled"]) == ("own", how == "blocks")
+    assert (found["environment"]["compile_cache"], found["pretrain"]["compiled"]) == (
+        "own",
+        how == "blocks",
+    )
     monkeypatch.setattr(device, "GIVEN_CACHES", {"TORCHINDUCTOR_CACHE_DIR": "/warm"})
     monkeypatch.setattr(device, "compiled_graphs", lambda: 1)
     found = load_record(start("name=b", "budget.steps=1", f"runtime.compile={how}"))
@@ -242,7 +266,9 @@ def test_the_record_says_where_compiled_code_was_kept_and_whether_there_is_any(
 
 
 @pytest.mark.parametrize("has_trained", [False, True])
-def test_compiled_code_that_no_step_on_record_has_paid_for_is_not_used(tmp_path: Path, has_trained: bool) -> None:
+def test_compiled_code_that_no_step_on_record_has_paid_for_is_not_used(
+    tmp_path: Path, has_trained: bool
+) -> None:
     """Copied there before the first process, or once it was killed; after a step it is the run's own."""
     copied = tmp_path / "compile_cache" / "fxgraph" / "copied"
     copied.parent.mkdir(parents=True)
@@ -255,7 +281,10 @@ def test_compiled_code_that_no_step_on_record_has_paid_for_is_not_used(tmp_path:
     [
         ({"prefetch": 0}, "runtime.prefetch=0 must be at least 1"),
         ({"tune": "max-autotune"}, "tune=max-autotune does nothing with compile=off"),
-        ({"cuda_graphs": True, "compile": "blocks"}, "cuda_graphs=true goes with compile=model, not blocks"),
+        (
+            {"cuda_graphs": True, "compile": "blocks"},
+            "cuda_graphs=true goes with compile=model, not blocks",
+        ),
     ],
 )
 def test_bad_values_are_refused(changes: dict[str, Any], says: str) -> None:
@@ -268,7 +297,11 @@ def test_bad_values_are_refused(changes: dict[str, Any], says: str) -> None:
 def test_kernels_of_a_gpu_are_not_asked_of_a_cpu(
     compose: Callable[..., dict[str, Any]], changes: dict[str, Any]
 ) -> None:
-    config = Config.of(compose("runtime.compile=model", *(f"runtime.{key}={value}" for key, value in changes.items())))
+    config = Config.of(
+        compose(
+            "runtime.compile=model", *(f"runtime.{key}={value}" for key, value in changes.items())
+        )
+    )
     with pytest.raises(UserError, match=rf"runtime\.{next(iter(changes))}=.*this is a CPU; set"):
         check(config, Place("cpu", "a CPU", "fp32"))
     check(config, Place("cuda", "a GPU", "bf16"))
@@ -277,7 +310,11 @@ def test_kernels_of_a_gpu_are_not_asked_of_a_cpu(
 def test_the_compiler_is_told_what_torch_means_by_the_same_names() -> None:
     from torch._inductor import list_mode_options
 
-    modes = {"coordinate-descent": None, "max-autotune": "max-autotune-no-cudagraphs", "off": "default"}
+    modes = {
+        "coordinate-descent": None,
+        "max-autotune": "max-autotune-no-cudagraphs",
+        "off": "default",
+    }
     assert modes.keys() == device.TUNING.keys()
     for tune, mode in modes.items():
         config = RuntimeConfig("model", False, 1, tune=tune)  # type: ignore[arg-type]
@@ -296,7 +333,9 @@ def test_more_variants_than_the_compiler_may_make_end_the_run_in_one_line(
     from torch._dynamo import config
 
     compiled = torch.nn.Module.compile
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: compiled(module, backend="eager"))
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", lambda module: compiled(module, backend="eager")
+    )
     with config.patch(recompile_limit=8, fail_on_recompile_limit_hit=False):
         start("name=a", "budget.steps=1", "runtime.compile=blocks")
         assert config.recompile_limit >= 32
@@ -309,11 +348,20 @@ def test_more_variants_than_the_compiler_may_make_end_the_run_in_one_line(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="torch's threads are libgomp's on Linux")
 @pytest.mark.parametrize(
-    ("given", "spins"), [({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "passive"}, "0")]
+    ("given", "spins"),
+    [({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "passive"}, "0")],
 )
-def test_threads_do_not_spin_for_long_unless_the_user_says_so(given: dict[str, str], spins: str) -> None:
+def test_threads_do_not_spin_for_long_unless_the_user_says_so(
+    given: dict[str, str], spins: str
+) -> None:
     """As libgomp itself tells, when it is loaded."""
-    own = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    }
     program = [sys.executable, "-c", "import cramming, torch"]
-    done = subprocess.run(program, env={**own, "OMP_DISPLAY_ENV": "verbose", **given}, capture_output=True, text=True)
+    done = subprocess.run(
+        program, env={**own, "OMP_DISPLAY_ENV": "verbose", **given}, capture_output=True, text=True
+    )
     assert f"GOMP_SPINCOUNT = '{spins}'" in done.stderr

@@ -35,7 +35,9 @@ def crash(*_: Any, **__: Any) -> None:
 
 @pytest.fixture(scope="module")
 def crashed_once(
-    tmp_path_factory: pytest.TempPathFactory, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str]
+    tmp_path_factory: pytest.TempPathFactory,
+    compose: Callable[..., dict[str, Any]],
+    tiny_overrides: list[str],
 ) -> Path:
     """The run that went down in step 9 of 12, with checkpoints of steps 3 and 6; read-only."""
     runs = tmp_path_factory.mktemp("crashed")
@@ -82,7 +84,9 @@ def test_what_a_process_forced_or_compiled_elsewhere_stays_on_record(
     found = load_record(start("name=a", "resume=true", EVERY))
     assert found["pretrain"]["forced"] == ["fp8"]
     caches = [process["compile_cache"] for process in (found["environment"], *found["resumed"])]
-    witnesses = {event["setup"] for event in read_journal(crashed / "budget.jsonl") if "setup" in event}
+    witnesses = {
+        event["setup"] for event in read_journal(crashed / "budget.jsonl") if "setup" in event
+    }
     assert caches == ["own", "given"] and len(witnesses) == 2
 
 
@@ -112,21 +116,28 @@ def test_the_log_knows_of_more_seconds_than_the_journal(crashed: Path, refused: 
 
 
 @pytest.mark.parametrize("left", ["nothing", "one row", "other seconds"])
-def test_a_log_that_does_not_know_of_the_checkpoint(crashed: Path, refused: Refused, left: str) -> None:
+def test_a_log_that_does_not_know_of_the_checkpoint(
+    crashed: Path, refused: Refused, left: str
+) -> None:
     """Rows that say when steps ended would else be no obstacle to a journal that says less."""
     log = crashed / "metrics.jsonl"
     rows = [{**row, "seconds": 0.5 * row["seconds"]} for row in load_metrics(crashed)]
-    log.write_text("".join(json.dumps(row) + "\n" for row in (rows if left == "other seconds" else rows[:1])))
+    log.write_text(
+        "".join(json.dumps(row) + "\n" for row in (rows if left == "other seconds" else rows[:1]))
+    )
     if left == "nothing":
         log.unlink()
     assert re.search(
-        r"metrics\.jsonl: no row of step 6 at .* s, at which its checkpoint", refused("resume=true", EVERY)
+        r"metrics\.jsonl: no row of step 6 at .* s, at which its checkpoint",
+        refused("resume=true", EVERY),
     )
 
 
 def test_another_runs_journal(crashed: Path, unbroken: Path, refused: Refused) -> None:
     shutil.copy(unbroken / "budget.jsonl", crashed)
-    assert "budget.jsonl: the journal is not the one that this run began with" in refused("resume=true", EVERY)
+    assert "budget.jsonl: the journal is not the one that this run began with" in refused(
+        "resume=true", EVERY
+    )
 
 
 @pytest.mark.parametrize("forged", [{"corpus": "0" * 64}, {}])
@@ -147,10 +158,14 @@ def test_another_runs_training_beside_a_record_that_lost_or_forged_its_beginning
     writer.close()
     record["pretrain"] = {**begun, "journal_start": train_state.first_line_sha256(journal)}
     (crashed / "record.json").write_text(json.dumps(record))
-    assert "budget.jsonl: a process of this journal read another corpus" in refused("resume=true", EVERY)
+    assert "budget.jsonl: a process of this journal read another corpus" in refused(
+        "resume=true", EVERY
+    )
 
 
-def test_a_later_checkpoint_of_another_run_is_refused(crashed: Path, unbroken: Path, refused: Refused) -> None:
+def test_a_later_checkpoint_of_another_run_is_refused(
+    crashed: Path, unbroken: Path, refused: Refused
+) -> None:
     shutil.copy(unbroken / "checkpoints" / "step-00000012.pt", crashed / "checkpoints")
     said = refused("resume=true", EVERY)
     assert "checkpoints: a checkpoint of step 12" in said and "another run's" in said
@@ -163,7 +178,10 @@ def test_another_runs_checkpoint_under_the_number_of_ours_is_not_taken(
     shutil.copy(foreign, crashed / "checkpoints" / "step-00000006.pt")
     assert result(start("name=a", "resume=true", EVERY)) == result(unbroken)
     said = " ".join(capsys.readouterr().out.split())
-    assert "step-00000006.pt: damaged checkpoint, or another run's" in said and "started at step 3" in said
+    assert (
+        "step-00000006.pt: damaged checkpoint, or another run's" in said
+        and "started at step 3" in said
+    )
 
 
 @pytest.mark.parametrize("resume", ["true", "false"])
@@ -177,12 +195,19 @@ def test_a_journal_without_its_record(crashed: Path, refused: Refused, resume: s
 def test_another_limit_than_the_processes_before(crashed: Path, refused: Refused) -> None:
     config = load_record(crashed)["config"]
     write_record_section(crashed, config={**config, "budget": {**config["budget"], "steps": 50}})
-    assert "has a process with a limit of 12 steps in budget.jsonl" in refused("resume=true", EVERY, "budget.steps=50")
+    assert "has a process with a limit of 12 steps in budget.jsonl" in refused(
+        "resume=true", EVERY, "budget.steps=50"
+    )
 
 
 @pytest.mark.parametrize("where", ["enter_checkpoint", "write_record_section", "BudgetClock"])
 def test_killed_at_the_worst_moment_a_run_goes_on_and_stays_charged(
-    start: Start, unbroken: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, result: Result, where: str
+    start: Start,
+    unbroken: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    result: Result,
+    where: str,
 ) -> None:
     """Between a checkpoint's entry and its name; before the record says that training began; before the journal."""
     with monkeypatch.context() as patch, pytest.raises(Crash):
@@ -196,14 +221,18 @@ def test_killed_at_the_worst_moment_a_run_goes_on_and_stays_charged(
 
             patch.setattr(BudgetClock, where, enter)
         else:
-            patch.setattr(BudgetClock, "_beat", lambda _: None)  # this process lives on, and so would its heartbeats
+            patch.setattr(
+                BudgetClock, "_beat", lambda _: None
+            )  # this process lives on, and so would its heartbeats
             patch.setattr(train_state, where, crash)
         start("name=a", EVERY)
     run = tmp_path / "runs" / "a"
     entered = steps_of(run)
     assert entered == ([3, 6] if where == "enter_checkpoint" else [])
     assert result(start("name=a", "resume=true", EVERY)) == result(unbroken)
-    assert len(processes_of(read_journal(run / "budget.jsonl"))) == (1 if where == "BudgetClock" else 2)
+    assert len(processes_of(read_journal(run / "budget.jsonl"))) == (
+        1 if where == "BudgetClock" else 2
+    )
     assert finding(run)[0]
 
 
@@ -219,7 +248,12 @@ class TestEnded:
         return tmp_path / "runs" / "a"
 
     def test_a_resume_completes_its_record_and_trains_no_more(
-        self, start: Start, ended: Path, unbroken: Path, monkeypatch: pytest.MonkeyPatch, result: Result
+        self,
+        start: Start,
+        ended: Path,
+        unbroken: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        result: Result,
     ) -> None:
         assert load_record(ended)["pretrain"]["status"] == "running"
         journal = (ended / "budget.jsonl").read_bytes()
@@ -228,15 +262,24 @@ class TestEnded:
         assert (ended / "budget.jsonl").read_bytes() == journal
         assert finding(ended)[0]
 
-    def test_it_does_not_go_on_from_an_older_checkpoint(self, ended: Path, refused: Refused) -> None:
+    def test_it_does_not_go_on_from_an_older_checkpoint(
+        self, ended: Path, refused: Refused
+    ) -> None:
         (ended / "checkpoints" / "step-00000012.pt").unlink()
         assert "no checkpoint there is as it was saved" in refused("resume=true", EVERY)
         shutil.rmtree(ended / "checkpoints")
-        assert "ended after 12 steps and its last checkpoint is gone" in refused("resume=true", EVERY)
+        assert "ended after 12 steps and its last checkpoint is gone" in refused(
+            "resume=true", EVERY
+        )
 
 
 def test_a_run_has_ended_once_its_last_checkpoint_is_saved(
-    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, unbroken: Path, result: Result, refused: Refused
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    unbroken: Path,
+    result: Result,
+    refused: Refused,
 ) -> None:
     """A full disk at the end must not cost the run."""
 

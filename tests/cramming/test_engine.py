@@ -15,7 +15,9 @@ from cramming.precision import Precision, PrecisionConfig
 CPU = torch.device("cpu")
 
 
-def engine(model: nn.Module, mode: str = "fp32", clip: float | None = None, kind: str = "sgd") -> Engine:
+def engine(
+    model: nn.Module, mode: str = "fp32", clip: float | None = None, kind: str = "sgd"
+) -> Engine:
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     if kind == "adamw":
         optimizer = torch.optim.AdamW(model.parameters(), lr=1.0)
@@ -32,11 +34,15 @@ def unchanged(model: nn.Module, before: list[torch.Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("cuts", [[8], [4, 4], [2] * 4, [1] * 8, [5, 3]])
-def test_micro_batches_equal_one_batch(make_model: Callable[..., Any], tiny_source: Any, cuts: list[int]) -> None:
+def test_micro_batches_equal_one_batch(
+    make_model: Callable[..., Any], tiny_source: Any, cuts: list[int]
+) -> None:
     reference, model = make_model(), make_model()
     whole = engine(reference).step([tiny_source.batch(0, 8)], 0.5)
     starts = [sum(cuts[:i]) for i in range(len(cuts))]
-    parts = engine(model).step([tiny_source.batch(first, rows) for first, rows in zip(starts, cuts)], 0.5)
+    parts = engine(model).step(
+        [tiny_source.batch(first, rows) for first, rows in zip(starts, cuts)], 0.5
+    )
     assert parts.loss == pytest.approx(whole.loss, rel=1e-6)
     assert parts.grad_norm == pytest.approx(whole.grad_norm, rel=1e-5)
     assert parts.accuracy == whole.accuracy
@@ -44,7 +50,9 @@ def test_micro_batches_equal_one_batch(make_model: Callable[..., Any], tiny_sour
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
 
 
-def test_rows_with_fewer_targets_do_not_count_more(make_model: Callable[..., Any], tiny_source: Any) -> None:
+def test_rows_with_fewer_targets_do_not_count_more(
+    make_model: Callable[..., Any], tiny_source: Any
+) -> None:
     """A mean of means would: here one micro-batch keeps two targets, the other all."""
     from dataclasses import replace
 
@@ -69,17 +77,22 @@ def test_clipping_bounds_the_update_and_reports_the_norm_before(
         model = make_model()
         before = weights(model)
         stats = engine(model, clip=clip).step([tiny_source.batch(0, 4)], 1.0)
-        moved = torch.cat([(a - b).reshape(-1) for a, b in zip(weights(model), before)]).norm().item()
+        moved = (
+            torch.cat([(a - b).reshape(-1) for a, b in zip(weights(model), before)]).norm().item()
+        )
         assert stats.grad_norm > 0.05
         assert moved == pytest.approx(stats.grad_norm if factor else 1e-3, rel=1e-3)
 
 
-def test_a_fused_update_clips_as_a_separate_pass_does(make_model: Callable[..., Any], tiny_source: Any) -> None:
+def test_a_fused_update_clips_as_a_separate_pass_does(
+    make_model: Callable[..., Any], tiny_source: Any
+) -> None:
     """AdamW's first step hardly knows how long a gradient is, so two of different lengths are taken."""
     for clip in (0.05, 1e9):
         found, expected = make_model(), make_model()
         optimizers = [
-            torch.optim.AdamW(m.parameters(), lr=1e-3, fused=fused) for m, fused in ((found, True), (expected, False))
+            torch.optim.AdamW(m.parameters(), lr=1e-3, fused=fused)
+            for m, fused in ((found, True), (expected, False))
         ]
         for model, optimizer in zip((found, expected), optimizers):
             precision = Precision(PrecisionConfig("fp32", False), CPU)
@@ -87,7 +100,9 @@ def test_a_fused_update_clips_as_a_separate_pass_does(make_model: Callable[..., 
             for rows in (1, 6):
                 one.step([tiny_source.batch(0, rows)], 1e-3)
         for name in ("exp_avg", "exp_avg_sq"):
-            moments = [[state[name] for state in optimizer.state.values()] for optimizer in optimizers]
+            moments = [
+                [state[name] for state in optimizer.state.values()] for optimizer in optimizers
+            ]
             torch.testing.assert_close(*moments, rtol=1e-4, atol=1e-9)
 
 
@@ -106,13 +121,20 @@ class Poisoned(nn.Module):
 
 
 def history(one: Engine) -> list[torch.Tensor]:
-    return [v.clone() for state in one.optimizer.state.values() for v in state.values() if torch.is_tensor(v)]
+    return [
+        v.clone()
+        for state in one.optimizer.state.values()
+        for v in state.values()
+        if torch.is_tensor(v)
+    ]
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 @pytest.mark.parametrize("mode", ["fp32", "fp16"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_gradient_that_is_not_finite_is_skipped(tiny_source: Any, kind: str, mode: str, value: float) -> None:
+def test_a_gradient_that_is_not_finite_is_skipped(
+    tiny_source: Any, kind: str, mode: str, value: float
+) -> None:
     model = Poisoned(lambda call: call == 1, value)
     one = engine(model, mode, clip=0.5, kind=kind)
     batch = tiny_source.batch(0, 1)
@@ -134,14 +156,18 @@ def test_a_gradient_that_is_not_finite_is_skipped(tiny_source: Any, kind: str, m
 def test_nothing_but_skipped_steps_ends_the_run(tiny_source: Any) -> None:
     one = engine(Poisoned(lambda call: call != 3))
     batch = tiny_source.batch(0, 1)
-    with pytest.raises(UserError, match=r"not finite in 50 steps in a row.*lower optim\.lr") as caught:
+    with pytest.raises(
+        UserError, match=r"not finite in 50 steps in a row.*lower optim\.lr"
+    ) as caught:
         for _ in range(4 + MAX_SKIPPED_IN_A_ROW):
             one.step([batch], 1e-3)
     assert one.model.calls == 4 + MAX_SKIPPED_IN_A_ROW  # the good step in between began a new row
     assert "\n" not in str(caught.value)
 
 
-def test_what_the_update_compiles_counts_as_well(tiny_source: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_update_compiles_counts_as_well(
+    tiny_source: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """torchao's optimizers compile themselves. The first update may; a skipped one, as fp16 begins, does not."""
     graphs = [0]
     monkeypatch.setattr("cramming.engine.compiled_graphs", lambda: graphs[0])
@@ -180,7 +206,9 @@ def test_a_discarded_step_leaves_everything_as_it_was(
     assert not one.step([tiny_source.batch(2, 2)], 1e-3).skipped
 
 
-def test_fp16_with_loss_scaling_is_close_to_fp32(make_model: Callable[..., Any], tiny_source: Any) -> None:
+def test_fp16_with_loss_scaling_is_close_to_fp32(
+    make_model: Callable[..., Any], tiny_source: Any
+) -> None:
     """Large scales overflow at first: those steps are skipped, the rest agrees."""
     found = {}
     for mode in ("fp32", "fp16"):
@@ -210,7 +238,10 @@ def test_evaluation_changes_nothing(make_model: Callable[..., Any], tiny_source:
 
 @pytest.mark.parametrize("rows", [[4], [2, 2]])
 def test_the_host_reads_once_before_the_update_and_never_in_it(
-    make_model: Callable[..., Any], tiny_source: Any, host_reads: Callable[..., list[str]], rows: list[int]
+    make_model: Callable[..., Any],
+    tiny_source: Any,
+    host_reads: Callable[..., list[str]],
+    rows: list[int],
 ) -> None:
     """Loss, hits and gradient norm together; an update only waits for its end."""
     one, batches = engine(make_model(), clip=1.0), [tiny_source.batch(0, n) for n in rows]

@@ -14,13 +14,19 @@ import pytest
 from cramming import environment
 
 
-def test_the_git_state_is_this_checkouts_or_null(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(environment, "__file__", str(tmp_path / "site-packages" / "cramming" / "environment.py"))
+def test_the_git_state_is_this_checkouts_or_null(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(
+        environment, "__file__", str(tmp_path / "site-packages" / "cramming" / "environment.py")
+    )
     assert environment.git_state() == dict.fromkeys(["commit", "dirty", "changed", "diff_sha256"])
 
 
 @pytest.mark.parametrize("silent", ["status", "ls-files"])
-def test_a_status_that_git_does_not_tell_is_not_a_clean_one(monkeypatch: pytest.MonkeyPatch, silent: str) -> None:
+def test_a_status_that_git_does_not_tell_is_not_a_clean_one(
+    monkeypatch: pytest.MonkeyPatch, silent: str
+) -> None:
     """git ends with an error or takes too long: rule 23 then does not hold."""
     answers = {"rev-parse": "0123", "diff-index": "", "status": "", "ls-files": ""} | {silent: None}
     monkeypatch.setattr(environment, "git", lambda verb, *_: answers[verb])
@@ -84,7 +90,10 @@ def test_a_changed_file_shows_whatever_git_was_told(checkout: Path, tmp_path: Pa
     changed = ["eval/__init__.py", "eval/more.py"]
     assert state_of(checkout)["changed"] == changed
     assert state_of(checkout, GIT_WORK_TREE=str(clean))["changed"] == changed
-    assert state_of(checkout, GIT_DIR=str(clean / ".git"), GIT_WORK_TREE=str(clean))["changed"] == changed
+    assert (
+        state_of(checkout, GIT_DIR=str(clean / ".git"), GIT_WORK_TREE=str(clean))["changed"]
+        == changed
+    )
     run_git(checkout, "config", "status.showUntrackedFiles", "no")
     run_git(checkout, "config", "core.worktree", str(clean))
     assert state_of(checkout)["changed"] == changed
@@ -94,7 +103,9 @@ def test_a_changed_file_shows_whatever_git_was_told(checkout: Path, tmp_path: Pa
 def test_a_file_that_git_does_not_look_at_is_no_clean_one(checkout: Path, flag: str) -> None:
     run_git(checkout, "update-index", flag, "eval/__init__.py")
     state = state_of(checkout)
-    assert state["dirty"] is True and state["changed"] == ["eval/__init__.py (git was told not to look at it)"]
+    assert state["dirty"] is True and state["changed"] == [
+        "eval/__init__.py (git was told not to look at it)"
+    ]
 
 
 def test_code_of_another_folder_is_not_of_this_commit(checkout: Path, tmp_path: Path) -> None:
@@ -130,7 +141,9 @@ def test_two_kinds_of_processor_have_two_names(
 def test_macos_tells_the_name_by_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     printing = subprocess.CompletedProcess([], 0, "Apple M3 Pro\n")
     monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr(subprocess, "run", lambda command, **_: printing if command[0] == "sysctl" else None)
+    monkeypatch.setattr(
+        subprocess, "run", lambda command, **_: printing if command[0] == "sysctl" else None
+    )
     assert environment.cpu_name() == "Apple M3 Pro"
 
 
@@ -140,7 +153,9 @@ def test_a_changed_file_in_another_encoding_is_told_as_well(checkout: Path) -> N
     assert state["changed"] == ["eval/__init__.py"] and state["diff_sha256"]
 
 
-@pytest.mark.parametrize(("release", "shown"), [("5.15.0-1034-host42", "Linux 5.15.0"), ("", "Linux")])
+@pytest.mark.parametrize(
+    ("release", "shown"), [("5.15.0-1034-host42", "Linux 5.15.0"), ("", "Linux")]
+)
 def test_of_the_system_the_name_and_the_number_are_told(
     monkeypatch: pytest.MonkeyPatch, release: str, shown: str
 ) -> None:

@@ -12,7 +12,16 @@ from typing import Any
 import pytest
 
 from cramming.config import UserError
-from cramming.files import ADVICE, LOCK, explained, lock, overwrite_atomically, release, sweep, write_atomically
+from cramming.files import (
+    ADVICE,
+    LOCK,
+    explained,
+    lock,
+    overwrite_atomically,
+    release,
+    sweep,
+    write_atomically,
+)
 
 NO_SUCH_CALL = [errno.ENOSYS, errno.ENOTSUP, errno.EINVAL]
 DEAD = 2**22 + 1  # above the largest id that Linux gives
@@ -47,7 +56,9 @@ class TestLock:
         with lock(folder, "at work"):
             (folder / "file").write_text("")
             with (
-                pytest.raises(UserError, match=r"another process is at work.*no flock.*delete .*a/\.lock"),
+                pytest.raises(
+                    UserError, match=r"another process is at work.*no flock.*delete .*a/\.lock"
+                ),
                 lock(folder, "at work"),
             ):
                 pass
@@ -67,7 +78,10 @@ class TestLock:
 
         monkeypatch.setattr(fcntl, "flock", refusing(errno.ENOSYS))
         monkeypatch.setattr("cramming.files.os.open", late)
-        with pytest.raises(UserError, match="another process is at work"), lock(tmp_path, "at work"):
+        with (
+            pytest.raises(UserError, match="another process is at work"),
+            lock(tmp_path, "at work"),
+        ):
             pass
         assert (tmp_path / LOCK).exists()
 
@@ -80,7 +94,9 @@ class TestLock:
         release(tmp_path)
         assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
-    def test_a_lock_of_a_removed_file_counts_for_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_lock_of_a_removed_file_counts_for_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """The holder ends, and removes the file, between our opening of it and our locking."""
         flock, ended = fcntl.flock, []
 
@@ -107,13 +123,19 @@ class TestLock:
 class TestSweep:
     def test_what_dead_processes_left_goes_and_nothing_else(self, tmp_path: Path) -> None:
         living = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-        dead = [f".final.{DEAD}.tmp/model", f".final.{DEAD}.old/model", f"glue/pieces/.a.json.{DEAD}.tmp"]
+        dead = [
+            f".final.{DEAD}.tmp/model",
+            f".final.{DEAD}.old/model",
+            f"glue/pieces/.a.json.{DEAD}.tmp",
+        ]
         alive = [f".record.json.{living.pid}.tmp", "final/model", f"a.{DEAD}.tmp", ".tmp", ".a.tmp"]
         for name in [*dead, *alive]:
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text("")
         sweep(tmp_path)
-        assert {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()} == set(alive)
+        assert {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()} == set(
+            alive
+        )
         assert not list(tmp_path.glob(".final*"))
         living.communicate(b"\n")
 
@@ -127,7 +149,9 @@ class TestSweep:
 
 
 @pytest.mark.parametrize("number", NO_SUCH_CALL)
-def test_a_file_that_cannot_be_synced_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_a_file_that_cannot_be_synced_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     monkeypatch.setattr(os, "fsync", refusing(number))
     write_atomically(tmp_path / "a", "whole")
     assert (tmp_path / "a").read_text() == "whole"
@@ -158,11 +182,17 @@ def test_a_sync_that_fails_is_an_error_of_the_file(
 )
 def test_each_error_of_the_system_has_its_own_advice(number: int, advice: str) -> None:
     told = str(explained(OSError(number, os.strerror(number)), "runs/a", "run again"))
-    assert told.startswith(f"runs/a: {os.strerror(number)}; ") and advice in told and told.endswith(", then run again")
+    assert (
+        told.startswith(f"runs/a: {os.strerror(number)}; ")
+        and advice in told
+        and told.endswith(", then run again")
+    )
     assert ("make room" in told) == (number in (errno.ENOSPC, errno.EDQUOT))
 
 
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system that makes no files")
+@pytest.mark.skipif(
+    not Path("/proc/self").exists(), reason="needs a file system that makes no files"
+)
 def test_a_place_where_nothing_can_be_made_is_named() -> None:
     """Its answer is that there is no such file, as if a file of ours were missing."""
     makes: list[Callable[[Path], object]] = [
@@ -173,9 +203,14 @@ def test_a_place_where_nothing_can_be_made_is_named() -> None:
         lambda place: overwrite_atomically(place / "a/b", Path.mkdir),
     ]
     for make in makes:
-        with pytest.raises(UserError, match=r"^/proc/x: nothing can be made here; give another place"):
+        with pytest.raises(
+            UserError, match=r"^/proc/x: nothing can be made here; give another place"
+        ):
             make(Path("/proc/x"))
-    with pytest.raises(UserError, match=r"^/proc: nothing can be made here"), lock(Path("/proc"), "at work"):
+    with (
+        pytest.raises(UserError, match=r"^/proc: nothing can be made here"),
+        lock(Path("/proc"), "at work"),
+    ):
         pass
 
 
@@ -200,7 +235,9 @@ while got < 300:
 
 def test_a_file_that_the_writer_misses_is_a_defect_of_ours(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        overwrite_atomically(tmp_path / "a", lambda temporary: (temporary / "no/such").write_text(""))
+        overwrite_atomically(
+            tmp_path / "a", lambda temporary: (temporary / "no/such").write_text("")
+        )
     with pytest.raises(FileNotFoundError):
         overwrite_atomically(tmp_path / "a", lambda temporary: (tmp_path / "b").read_text())
     with pytest.raises(FileNotFoundError):
@@ -213,7 +250,9 @@ def test_an_error_that_is_a_defect_of_ours_is_raised() -> None:
         explained(FileNotFoundError(errno.ENOENT, "ours"), "runs/a")
 
 
-def test_a_folder_that_cannot_be_exchanged_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_exchanged_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     overwrite_atomically(tmp_path / "model", _folder_of("old"))
     rename = Path.rename
 

@@ -12,7 +12,15 @@ from typing import Any
 import pytest
 
 from cramming.config import UserError
-from cramming.journal import Journal, Saved, checkpoints_of, ended_after, processes_of, read_journal, spent_seconds
+from cramming.journal import (
+    Journal,
+    Saved,
+    checkpoints_of,
+    ended_after,
+    processes_of,
+    read_journal,
+    spent_seconds,
+)
 
 
 def event(process: int, elapsed: float, kind: str = "heartbeat", **more: Any) -> dict[str, Any]:
@@ -28,10 +36,13 @@ def write(path: Path, *events: dict[str, Any]) -> Path:
 
 
 TWO = (
-    event(0, 1.0, "start"), event(0, 5.0, "checkpoint", sha256="ab"), event(0, 7.5),
-    event(1, 2.0, "start"), event(1, 4.0, "end", reason="stopped"),
+    event(0, 1.0, "start"),
+    event(0, 5.0, "checkpoint", sha256="ab"),
+    event(0, 7.5),
+    event(1, 2.0, "start"),
+    event(1, 4.0, "end", reason="stopped"),
     event(2, 0.5, "start"),
-)  # fmt: skip
+)
 
 
 @pytest.fixture
@@ -86,12 +97,23 @@ def test_a_line_that_was_changed_or_taken_out_is_found(journal: Path, row: int) 
 
 
 @pytest.mark.parametrize(
-    "damage", ["", "{}", "null", "7", '{"process": 0}', "\0\0\0", '{"event": "x", "process": 0, "elapsed": -5}',
-               '{"event": "x", "process": 0, "elapsed": NaN}', '{"process": 0, "elapsed": 1}',
-               '{"event": "x", "process": "0", "elapsed": 1}', '{"event": "x", "process": 0, "elapsed": Infinity}',
-               '{"event": "end", "process": 0, "elapsed": 1}',
-               '{"event": "x", "process": 0, "elapsed": 1, "steps": 1, "slowest_update_seconds": "1"}'],
-)  # fmt: skip
+    "damage",
+    [
+        "",
+        "{}",
+        "null",
+        "7",
+        '{"process": 0}',
+        "\0\0\0",
+        '{"event": "x", "process": 0, "elapsed": -5}',
+        '{"event": "x", "process": 0, "elapsed": NaN}',
+        '{"process": 0, "elapsed": 1}',
+        '{"event": "x", "process": "0", "elapsed": 1}',
+        '{"event": "x", "process": 0, "elapsed": Infinity}',
+        '{"event": "end", "process": 0, "elapsed": 1}',
+        '{"event": "x", "process": 0, "elapsed": 1, "steps": 1, "slowest_update_seconds": "1"}',
+    ],
+)
 def test_damage_ends_the_run(tmp_path: Path, damage: str) -> None:
     path = write(tmp_path / "budget.jsonl", TWO[0])
     if damage.startswith("{"):
@@ -131,12 +153,16 @@ def test_a_step_that_ended_later_than_its_own_line_is_damage(tmp_path: Path) -> 
 
 
 def test_nothing_follows_the_end_of_a_process(tmp_path: Path) -> None:
-    path = write(tmp_path / "budget.jsonl", TWO[0], event(0, 2.0, "end", reason="finished"), event(0, 3.0))
+    path = write(
+        tmp_path / "budget.jsonl", TWO[0], event(0, 2.0, "end", reason="finished"), event(0, 3.0)
+    )
     with pytest.raises(UserError, match=r"budget\.jsonl:3: damaged"):
         read_journal(path)
 
 
-def test_a_write_that_fails_leaves_nothing_behind(journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_leaves_nothing_behind(
+    journal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Half a line in the middle would be damage, and cost the run."""
     before, writer = journal.read_bytes(), Journal(journal)
 
@@ -161,8 +187,14 @@ def test_each_line_names_the_one_before_it(journal: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda text: text.replace(b"\n", b"\r\n"), r"budget\.jsonl:1: .* CRLF.*tr -d '\\r' < budget\.jsonl"),
-        (lambda text: text + b"\n", r"budget\.jsonl:7: .*an empty line, which no run writes; remove it"),
+        (
+            lambda text: text.replace(b"\n", b"\r\n"),
+            r"budget\.jsonl:1: .* CRLF.*tr -d '\\r' < budget\.jsonl",
+        ),
+        (
+            lambda text: text + b"\n",
+            r"budget\.jsonl:7: .*an empty line, which no run writes; remove it",
+        ),
     ],
 )
 def test_what_a_copy_did_to_it_is_named_with_its_cure(

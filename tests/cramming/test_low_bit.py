@@ -21,7 +21,10 @@ pytestmark = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is
 Make = Callable[..., Engine]
 Train = Callable[..., list[StepStats]]
 Weights = Callable[[Engine], list[Tensor]]
-LOW_BIT = pytest.param("adamw8bit", 0.02), pytest.param("adamw4bit", 0.2)  # relative, of the losses of five steps
+LOW_BIT = (
+    pytest.param("adamw8bit", 0.02),
+    pytest.param("adamw4bit", 0.2),
+)  # relative, of the losses of five steps
 MEMORY: dict[str, dict[str, Any]] = {
     "checkpoint": {"checkpoint_every": 1},
     "selective": {"checkpoint_every": 1, "checkpoint": "selective"},
@@ -46,7 +49,9 @@ def test_low_bit_states_are_near_and_resume_exactly(
     weights: Weights,
     small_model: ModelConfig,
 ) -> None:
-    wide = replace(small_model, hidden_size=64, intermediate_size=64, num_layers=1)  # smaller matrices stay fp32 there
+    wide = replace(
+        small_model, hidden_size=64, intermediate_size=64, num_layers=1
+    )  # smaller matrices stay fp32 there
     with torch.compiler.set_stance("force_eager"):
         unbroken, first, second, plain = (
             make_engine(seed, model=wide, optim={"name": kind})
@@ -82,7 +87,11 @@ def test_fp8_converts_the_blocks_only_and_exports_fp32(
     from safetensors.torch import load_file
 
     engine, plain = make_engine(mode="fp8"), make_engine()
-    kinds = {n: type(m).__name__ for n, m in engine.model.named_modules() if isinstance(m, torch.nn.Linear)}
+    kinds = {
+        n: type(m).__name__
+        for n, m in engine.model.named_modules()
+        if isinstance(m, torch.nn.Linear)
+    }
     assert {k for n, k in kinds.items() if ".blocks." in n} == {"Float8Linear"}
     assert {k for n, k in kinds.items() if ".blocks." not in n} == {"Linear"}
     found, expected = (train(e, tiny_source, range(3)) for e in (engine, plain))
@@ -92,7 +101,9 @@ def test_fp8_converts_the_blocks_only_and_exports_fp32(
     for one, folder in ((engine, tmp_path / "fp8"), (plain, tmp_path / "plain")):
         save_pretrained(one.model, folder, tiny_corpus / "tokenizer.json")  # type: ignore[arg-type]
         files.append(load_file(folder / "model.safetensors"))
-    assert [(k, v.dtype, v.shape) for k, v in files[0].items()] == [(k, v.dtype, v.shape) for k, v in files[1].items()]
+    assert [(k, v.dtype, v.shape) for k, v in files[0].items()] == [
+        (k, v.dtype, v.shape) for k, v in files[1].items()
+    ]
     assert {v.dtype for v in files[0].values()} == {torch.float32}
 
 
@@ -105,7 +116,9 @@ def test_fp8_multiplies_rounded_numbers(make_engine: Make) -> None:
         scale = torch.finfo(torch.float8_e4m3fn).max / t.abs().max()
         return (t * scale).to(torch.float8_e4m3fn).float() / scale
 
-    torch.testing.assert_close(layer(x), rounded(x) @ rounded(layer.weight).T + layer.bias, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        layer(x), rounded(x) @ rounded(layer.weight).T + layer.bias, rtol=1e-4, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "selective", "activations", "weights", "optimizer"])

@@ -31,7 +31,11 @@ TRICKS: dict[str, dict[str, Any]] = {
     "selective": {"checkpoint_every": 1, "checkpoint": "selective"},
     "activations": {"offload_activations": True},
     "activations, checkpoint 2nd": {"offload_activations": True, "checkpoint_every": 2},
-    "activations, selective": {"offload_activations": True, "checkpoint_every": 1, "checkpoint": "selective"},
+    "activations, selective": {
+        "offload_activations": True,
+        "checkpoint_every": 1,
+        "checkpoint": "selective",
+    },
     "weights": {"offload_weights": True},
     "weights, checkpoint": {"offload_weights": True, "checkpoint_every": 1},
     "weights, activations": {"offload_weights": True, "offload_activations": True},
@@ -41,7 +45,9 @@ TRICKS: dict[str, dict[str, Any]] = {
 
 
 def state(engine: Engine) -> list[Tensor]:
-    return [v for _, s in sorted(engine.optimizer.state_dict()["state"].items()) for v in s.values()]
+    return [
+        v for _, s in sorted(engine.optimizer.state_dict()["state"].items()) for v in s.values()
+    ]
 
 
 def equal(a: list[Tensor], b: list[Tensor]) -> bool:
@@ -51,11 +57,18 @@ def equal(a: list[Tensor], b: list[Tensor]) -> bool:
 @pytest.mark.parametrize("memory", TRICKS.values(), ids=TRICKS)
 @pytest.mark.parametrize("cut", [1, 2])
 def test_a_trick_changes_no_bit(
-    make_engine: Make, tiny_source: Any, memory: dict[str, Any], cut: int, train: Train, weights: Weights
+    make_engine: Make,
+    tiny_source: Any,
+    memory: dict[str, Any],
+    cut: int,
+    train: Train,
+    weights: Weights,
 ) -> None:
     ours, reference = make_engine(**memory), make_engine()
     found, expected = (train(e, tiny_source, range(4), cut) for e in (ours, reference))
-    assert [(s.loss, s.accuracy, s.skipped) for s in found] == [(s.loss, s.accuracy, s.skipped) for s in expected]
+    assert [(s.loss, s.accuracy, s.skipped) for s in found] == [
+        (s.loss, s.accuracy, s.skipped) for s in expected
+    ]
     assert [s.grad_norm for s in found] == pytest.approx([s.grad_norm for s in expected], rel=1e-5)
     assert equal(weights(ours), weights(reference))
     assert equal(state(ours), state(reference))
@@ -65,7 +78,12 @@ def test_a_trick_changes_no_bit(
 
 @pytest.mark.parametrize("memory", TRICKS.values(), ids=TRICKS)
 def test_resumed_equals_unbroken(
-    make_engine: Make, tiny_source: Any, tmp_path: Path, memory: dict[str, Any], train: Train, weights: Weights
+    make_engine: Make,
+    tiny_source: Any,
+    tmp_path: Path,
+    memory: dict[str, Any],
+    train: Train,
+    weights: Weights,
 ) -> None:
     unbroken, first, second = (make_engine(seed, **memory) for seed in (0, 0, 1))
     train(unbroken, tiny_source, range(5))
@@ -94,11 +112,18 @@ def test_a_checkpoint_fits_a_plain_run(
 
 @pytest.mark.parametrize("name", ["weights", "weights, activations", "weights, checkpoint"])
 def test_fetched_weights_are_lowered_as_autocast_lowers_them(
-    make_engine: Make, tiny_source: Any, name: str, train: Train, weights: Weights, small_model: ModelConfig
+    make_engine: Make,
+    tiny_source: Any,
+    name: str,
+    train: Train,
+    weights: Weights,
+    small_model: ModelConfig,
 ) -> None:
     small = replace(small_model, hidden_size=16, num_layers=2, intermediate_size=16)
     ours, plain = (make_engine(model=small, mode="bf16", **memory) for memory in (TRICKS[name], {}))
-    assert [s.loss for s in train(ours, tiny_source, range(2))] == [s.loss for s in train(plain, tiny_source, range(2))]
+    assert [s.loss for s in train(ours, tiny_source, range(2))] == [
+        s.loss for s in train(plain, tiny_source, range(2))
+    ]
     assert equal(weights(ours), weights(plain))
 
 
@@ -117,7 +142,9 @@ def test_any_optimizer_goes_with_it(
 @pytest.mark.parametrize("memory", TRICKS.values(), ids=TRICKS)
 def test_names_and_types_of_weights_stay(make_engine: Make, memory: dict[str, Any]) -> None:
     ours, plain = make_engine(**memory).model.state_dict(), make_engine().model.state_dict()
-    assert [(k, v.dtype, v.shape) for k, v in ours.items()] == [(k, v.dtype, v.shape) for k, v in plain.items()]
+    assert [(k, v.dtype, v.shape) for k, v in ours.items()] == [
+        (k, v.dtype, v.shape) for k, v in plain.items()
+    ]
     assert equal(list(ours.values()), list(plain.values()))
 
 
@@ -164,8 +191,12 @@ def test_nothing_is_read_before_its_copy_was_waited_for(
     ours = make_engine(**memory)
     for step in range(3):  # an evaluation between steps fetches weights too
         steps = range(step, step + 1)
-        assert [s.loss for s in train(ours, tiny_source, steps)] == [s.loss for s in train(plain, tiny_source, steps)]
-        assert ours.evaluate([tiny_source.batch(50, 3)]) == plain.evaluate([tiny_source.batch(50, 3)])
+        assert [s.loss for s in train(ours, tiny_source, steps)] == [
+            s.loss for s in train(plain, tiny_source, steps)
+        ]
+        assert ours.evaluate([tiny_source.batch(50, 3)]) == plain.evaluate(
+            [tiny_source.batch(50, 3)]
+        )
     assert equal(weights(ours), weights(plain))
     assert bool(Late.queue) == any(name.startswith("offload") for name in memory)
 

@@ -21,13 +21,17 @@ def test_a_closed_pipe_is_not_an_error() -> None:
 
 def test_a_closed_output_is_not_an_error() -> None:
     """As some daemons start a program."""
-    done = subprocess.run(["sh", "-c", f"{sys.executable} -m cramming help >&-"], capture_output=True, check=False)
+    done = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -m cramming help >&-"], capture_output=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_work_that_a_closed_pipe_ends_is_not_taken_for_done(tmp_path: Path) -> None:
     shell = f"set -o pipefail; {sys.executable} -m cramming prepare data.corpus={tmp_path}/c | true"
-    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False, cwd=tmp_path)
+    done = subprocess.run(
+        ["bash", "-c", shell], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
     assert done.returncode == 128 + signal.SIGPIPE
     assert done.stderr.count("\n") == 1 and "nobody reads the output any more" in done.stderr
 
@@ -35,19 +39,34 @@ def test_work_that_a_closed_pipe_ends_is_not_taken_for_done(tmp_path: Path) -> N
 def test_an_output_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-m", "cramming", "prepare", f"data.corpus={tmp_path}/c"]
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "standard output: No space left" in done.stderr
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=tmp_path
+        )
+    assert (
+        done.returncode == 2
+        and done.stderr.count("\n") == 1
+        and "standard output: No space left" in done.stderr
+    )
 
 
 def test_what_is_not_in_the_encoding_of_the_output_is_escaped(tmp_path: Path) -> None:
     """Texts, and names that are no text at all; the folder with such a name is one as any other."""
-    (tmp_path / "a.txt").write_text("\n\n".join(f"Ωμέγα {number} " + "word " * number for number in range(60)))
+    (tmp_path / "a.txt").write_text(
+        "\n\n".join(f"Ωμέγα {number} " + "word " * number for number in range(60))
+    )
     folder = os.fsdecode(b"caf\xe9")
 
     def said(*words: str) -> str:
         command = [sys.executable, "-m", "cramming", *words, f"data.corpus={folder}"]
         settings = {**os.environ, "PYTHONIOENCODING": "latin-1"}
-        done = subprocess.run(command, capture_output=True, encoding="latin-1", cwd=tmp_path, env=settings, check=False)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            encoding="latin-1",
+            cwd=tmp_path,
+            env=settings,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 

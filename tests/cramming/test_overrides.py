@@ -30,17 +30,32 @@ def test_the_budget_that_is_typed_wins_over_an_experiments(base: list[str], unit
 
 
 @pytest.mark.parametrize(
-    "value", ["a=b", "[a=b.txt]", "[a&b.txt,c;d.txt]", "a(1).txt", "[a (1).txt,b.txt]", "[a.txt", "a#b", "a>b", "é=è"]
+    "value",
+    [
+        "a=b",
+        "[a=b.txt]",
+        "[a&b.txt,c;d.txt]",
+        "a(1).txt",
+        "[a (1).txt,b.txt]",
+        "[a.txt",
+        "a#b",
+        "a>b",
+        "é=è",
+    ],
 )
 def test_text_that_needs_quotes_is_refused_with_the_way_to_quote_it(value: str) -> None:
     """What the message proposes, typed into a shell, is that text."""
     with pytest.raises(UserError) as error:
         compose(["data=text", f"data.paths={value}"])
     said = str(error.value)
-    assert said.startswith(f"data.paths={value}: cannot be read as one setting") and "\n" not in said
+    assert (
+        said.startswith(f"data.paths={value}: cannot be read as one setting") and "\n" not in said
+    )
     (word,) = shlex.split(said.partition(", as in ")[2])
     items = value.strip("[]").split(",")
-    assert compose(["data=text", word])["data"]["paths"] == (items if value.startswith("[") else items[0])
+    assert compose(["data=text", word])["data"]["paths"] == (
+        items if value.startswith("[") else items[0]
+    )
 
 
 def test_a_literal_is_read_back_as_it_is() -> None:
@@ -55,7 +70,9 @@ def test_a_literal_is_read_back_as_it_is() -> None:
 
 @pytest.mark.parametrize("second", ["budget.hours=1", "++budget.minutes=3"])
 def test_two_budgets_that_are_typed_are_refused(second: str) -> None:
-    with pytest.raises(UserError, match=r"budget: exactly one limit counts, found .*=.* and .*=.*; give one"):
+    with pytest.raises(
+        UserError, match=r"budget: exactly one limit counts, found .*=.* and .*=.*; give one"
+    ):
         budget_of("experiment=wiki-cpu", "budget.steps=3", second)
 
 
@@ -65,7 +82,8 @@ def test_what_says_no_budget_implies_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "mode", "tf32"), [("bf16", "bf16", True), ("auto", "auto", True), ("fp32", "fp32", False)]
+    ("typed", "mode", "tf32"),
+    [("bf16", "bf16", True), ("auto", "auto", True), ("fp32", "fp32", False)],
 )
 def test_a_precision_may_be_typed_by_its_mode(typed: str, mode: str, tf32: bool) -> None:
     found = compose([f"precision={typed}"])["precision"]
@@ -73,7 +91,9 @@ def test_a_precision_may_be_typed_by_its_mode(typed: str, mode: str, tf32: bool)
 
 
 @pytest.mark.parametrize("typed", ["eval.data_dir=x", "budget.steps=3"])
-@pytest.mark.parametrize("words", [["{}", "--cfg", "job"], ["--cfg", "job", "{}"], ["a=1", "--cfg", "job", "{}"]])
+@pytest.mark.parametrize(
+    "words", [["{}", "--cfg", "job"], ["--cfg", "job", "{}"], ["a=1", "--cfg", "job", "{}"]]
+)
 def test_flags_may_stand_anywhere(typed: str, words: list[str]) -> None:
     found = parse("glue", [word.format(typed) for word in words])
     assert found.flags == ["--cfg", "job"] and typed in found.overrides and len(found.overrides) > 1
@@ -82,10 +102,15 @@ def test_flags_may_stand_anywhere(typed: str, words: list[str]) -> None:
 @pytest.mark.parametrize("base", [[], *([f"experiment={name}"] for name in EXPERIMENTS)])
 @pytest.mark.parametrize(
     "typed",
-    [{"schedule": "linear", "optim": "sgd", "start": "cooccurrence"}, {"schedule": "triangle", "start": "random"}],
+    [
+        {"schedule": "linear", "optim": "sgd", "start": "cooccurrence"},
+        {"schedule": "triangle", "start": "random"},
+    ],
 )
 def test_a_choice_may_be_typed_by_its_name(base: list[str], typed: dict[str, str]) -> None:
-    config: Any = Config.of(compose([*base, *(f"{section}.name={name}" for section, name in typed.items())]))
+    config: Any = Config.of(
+        compose([*base, *(f"{section}.name={name}" for section, name in typed.items())])
+    )
     assert {section: getattr(config, section).name for section in typed} == typed
 
 
@@ -98,7 +123,10 @@ def test_a_compression_may_be_typed_by_its_name_and_brings_its_own_settings() ->
 
 def test_of_a_setting_that_is_given_twice_in_a_multirun_the_last_one_counts() -> None:
     """As for Hydra, which starts the jobs: no other points are checked than will run."""
-    assert points_of(["seed=1,2", "name=a,b", "seed=3"]) == [["seed=3", "name=a"], ["seed=3", "name=b"]]
+    assert points_of(["seed=1,2", "name=a,b", "seed=3"]) == [
+        ["seed=3", "name=a"],
+        ["seed=3", "name=b"],
+    ]
 
 
 def test_a_multirun_takes_the_files_of_a_group_by_a_pattern() -> None:

@@ -16,7 +16,9 @@ from cramming.config import UserError
 from cramming.process_pool import WorkerDiedError, process_pool
 
 DIED = "a worker died"
-LARGE = 1 << 20  # bytes: far more than a pipe holds, so that whoever is killed is killed while it writes
+LARGE = (
+    1 << 20
+)  # bytes: far more than a pipe holds, so that whoever is killed is killed while it writes
 
 
 def double(number: int) -> int:
@@ -108,7 +110,12 @@ def started(tmp_path: Path) -> Iterator[Started]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     command = [sys.executable, "program.py"]
     program = subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     assert program.stdout is not None and program.stdout.readline() == "ready\n"
     yield program, psutil.Process(program.pid).children(recursive=True)
@@ -146,5 +153,7 @@ def test_no_worker_sees_ctrl_c() -> None:
         "    with process_pool(1, 'died') as submit:\n"
         "        print(signal.SIGINT in submit(signal.pthread_sigmask, signal.SIG_BLOCK, ()).result())\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == ["True"]

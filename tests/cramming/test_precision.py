@@ -26,7 +26,9 @@ def test_an_explicit_mode_is_taken_as_it_is(mode: str, device: torch.device) -> 
     ("avx512_bf16", "amx", "mode"),
     [(False, False, "fp32"), (True, False, "bf16"), (False, True, "bf16"), (True, True, "bf16")],
 )
-def test_auto_on_a_cpu(monkeypatch: pytest.MonkeyPatch, avx512_bf16: bool, amx: bool, mode: str) -> None:
+def test_auto_on_a_cpu(
+    monkeypatch: pytest.MonkeyPatch, avx512_bf16: bool, amx: bool, mode: str
+) -> None:
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
     assert resolve("auto", CPU) == mode
@@ -35,14 +37,20 @@ def test_auto_on_a_cpu(monkeypatch: pytest.MonkeyPatch, avx512_bf16: bool, amx: 
 @pytest.mark.parametrize(("native", "mode"), [(True, "bf16"), (False, "fp16")])
 def test_auto_on_a_gpu(monkeypatch: pytest.MonkeyPatch, native: bool, mode: str) -> None:
     """Emulated bf16 (before Ampere) is slower than fp16, so it does not count."""
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: native or including_emulation)
+    monkeypatch.setattr(
+        torch.cuda,
+        "is_bf16_supported",
+        lambda including_emulation=True: native or including_emulation,
+    )
     assert resolve("auto", GPU) == mode
 
 
 @pytest.mark.parametrize(
     ("mode", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
 )
-def test_matrix_products_run_in_the_mode_and_weights_stay_fp32(mode: str, dtype: torch.dtype) -> None:
+def test_matrix_products_run_in_the_mode_and_weights_stay_fp32(
+    mode: str, dtype: torch.dtype
+) -> None:
     precision = Precision(PrecisionConfig(mode, False), CPU)  # type: ignore[arg-type]
     layer = torch.nn.Linear(2, 2)
     with precision.autocast():
@@ -54,7 +62,12 @@ def test_matrix_products_run_in_the_mode_and_weights_stay_fp32(mode: str, dtype:
 @pytest.mark.parametrize("lowbit", [False, True])
 @pytest.mark.parametrize(
     ("name", "capability", "accepted"),
-    [("a CPU", (0, 0), False), ("A100", (8, 0), False), ("RTX 3060", (8, 6), False), ("RTX 4090", (8, 9), True)],
+    [
+        ("a CPU", (0, 0), False),
+        ("A100", (8, 0), False),
+        ("RTX 3060", (8, 6), False),
+        ("RTX 4090", (8, 9), True),
+    ],
 )
 def test_fp8_names_what_it_needs(
     compose: Compose,
@@ -71,10 +84,18 @@ def test_fp8_names_what_it_needs(
         check(Config.of(compose("precision=fp8")), place)
 
 
-@pytest.mark.parametrize(("mode", "accepted"), [("fp32", False), ("fp16", False), ("bf16", True), ("fp8", True)])
-def test_a_residual_stream_in_bf16_goes_with_products_in_bf16(compose: Compose, mode: Any, accepted: bool) -> None:
+@pytest.mark.parametrize(
+    ("mode", "accepted"), [("fp32", False), ("fp16", False), ("bf16", True), ("fp8", True)]
+)
+def test_a_residual_stream_in_bf16_goes_with_products_in_bf16(
+    compose: Compose, mode: Any, accepted: bool
+) -> None:
     config = Config.of(compose("precision=auto", "precision.residual=bf16"))
-    with nullcontext() if accepted else pytest.raises(UserError, match=rf"residual=bf16.*they are in {mode}; set"):
+    with (
+        nullcontext()
+        if accepted
+        else pytest.raises(UserError, match=rf"residual=bf16.*they are in {mode}; set")
+    ):
         check(config, Place("cuda", "a GPU", mode, (9, 0)))
 
 

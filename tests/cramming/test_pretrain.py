@@ -54,21 +54,36 @@ def test_a_run_learns_and_leaves_everything_behind(unbroken: Path, losses: Losse
         "final",
         "record.json",
     } <= names
-    assert [saved.steps for saved in checkpoints_of(read_journal(unbroken / "budget.jsonl"))] == [3, 6, 9, 12]
+    assert [saved.steps for saved in checkpoints_of(read_journal(unbroken / "budget.jsonl"))] == [
+        3,
+        6,
+        9,
+        12,
+    ]
     assert len(list((unbroken / "checkpoints").iterdir())) == 2
-    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {p.name for p in (unbroken / "final").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
+        p.name for p in (unbroken / "final").iterdir()
+    }
     assert not [p for p in unbroken.rglob("*") if ".tmp" in p.name or ".old" in p.name]
     rates = [row["lr"] for row in load_metrics(unbroken) if "lr" in row]
     assert rates[0] == 0.0  # progress 0 of a schedule with warm-up
     assert max(rates) == pytest.approx(found["config"]["optim"]["lr"])
-    assert sum("validation_loss" in row for row in load_metrics(unbroken)) == 3 - 1  # half way, and the end
+    assert (
+        sum("validation_loss" in row for row in load_metrics(unbroken)) == 3 - 1
+    )  # half way, and the end
 
 
 def test_the_logs_last_row_has_all_of_the_last_validation(start: Start, unbroken: Path) -> None:
     for run in (unbroken, start("name=a", "objective=rtd", "budget.steps=2")):
         validation, last = load_record(run)["pretrain"]["validation"], load_metrics(run)[-1]
-        measured = {f"validation_{key}": value for key, value in validation.items() if key not in ("targets", "tokens")}
-        assert {key: value for key, value in last.items() if key.startswith("validation_")} == measured
+        measured = {
+            f"validation_{key}": value
+            for key, value in validation.items()
+            if key not in ("targets", "tokens")
+        }
+        assert {
+            key: value for key, value in last.items() if key.startswith("validation_")
+        } == measured
         assert {"validation_all_mask_loss", "validation_bits_per_byte"} <= measured.keys()
 
 
@@ -88,7 +103,9 @@ def test_each_phase_of_the_objective_has_its_own_number_of_targets(
     found, without = (load_record(folder)["pretrain"] for folder in (run, unbroken))
     assert found["validation"]["targets"] == without["validation"]["targets"]
     assert without["exaflops"] > found["exaflops"] > without["exaflops"] / 2
-    as_many = start("name=b", "objective.phases=[{at: 0.3, rate: 0.26}]", "checkpoint.every_steps=3")
+    as_many = start(
+        "name=b", "objective.phases=[{at: 0.3, rate: 0.26}]", "checkpoint.every_steps=3"
+    )
     assert result(as_many) == {**result(unbroken), "exaflops": result(as_many)["exaflops"]}
 
 
@@ -128,7 +145,9 @@ def test_special_tokens_spelled_otherwise_reach_the_exported_tokenizer(
     assert (saved["pad_token"], saved["mask_token"]) == ("<pad>", "<mask>")
 
 
-def test_files_that_the_run_did_not_make_outlive_a_budget_without_a_step(start: Start, tmp_path: Path) -> None:
+def test_files_that_the_run_did_not_make_outlive_a_budget_without_a_step(
+    start: Start, tmp_path: Path
+) -> None:
     folder = tmp_path / "runs" / "a"
     folder.mkdir(parents=True)
     (folder / "notes.txt").write_text("mine")
@@ -164,7 +183,9 @@ def test_a_run_says_at_its_start_what_keeps_it_out_of_the_closed_division(
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
     assert len(lines) == 2 and lines[0].endswith("R23: dirty") and "division=open" in lines[0]
     (record,) = seen
-    assert {"environment", "corpus", "config"} <= record.keys() and record["pretrain"]["devices"] == 1
+    assert {"environment", "corpus", "config"} <= record.keys() and record["pretrain"][
+        "devices"
+    ] == 1
     pretrain.main(compose(*overrides, "name=b", "division=open"), judge)
     assert "warning" not in capsys.readouterr().out and len(seen) == 1
 
@@ -185,7 +206,10 @@ def test_another_corpus_can_be_what_is_validated_on(
     start: Start, make_corpus: Callable[..., Path], unbroken: Path, losses: Losses, tmp_path: Path
 ) -> None:
     """Same training, other validation text (the first step has a learning rate of 0); the record names it."""
-    other, foreign = make_corpus(tmp_path / "other", seed=1), make_corpus(tmp_path / "foreign", spelling="<pad>")
+    other, foreign = (
+        make_corpus(tmp_path / "other", seed=1),
+        make_corpus(tmp_path / "foreign", spelling="<pad>"),
+    )
     assert losses(start("name=a", f"train.validation_corpus={other}")) == losses(unbroken)
     theirs = start("name=b", f"data.corpus={other}", "budget.steps=1")
     ours = start("name=c", f"train.validation_corpus={other}", "budget.steps=1")
@@ -196,20 +220,28 @@ def test_another_corpus_can_be_what_is_validated_on(
         "folder": str(other),
         "manifest_sha256": load_record(theirs)["corpus"]["manifest_sha256"],
     }
-    with pytest.raises(UserError, match=r"validation_corpus=.*foreign: it has another tokenizer .* tokenizer\.path="):
+    with pytest.raises(
+        UserError,
+        match=r"validation_corpus=.*foreign: it has another tokenizer .* tokenizer\.path=",
+    ):
         start("name=e", f"train.validation_corpus={foreign}")
     with pytest.raises(UserError, match=r"validation_corpus=.*nowhere: no corpus there"):
         start("name=e", f"train.validation_corpus={tmp_path / 'nowhere'}")
 
 
 @pytest.mark.parametrize(
-    ("steps", "says"), [(12, r"not finite after 12 steps.*lower optim.lr"), (60, r"not finite in 50 steps in a row")]
+    ("steps", "says"),
+    [(12, r"not finite after 12 steps.*lower optim.lr"), (60, r"not finite in 50 steps in a row")],
 )
 def test_a_diverged_run_is_no_result(start: Start, tmp_path: Path, steps: int, says: str) -> None:
     with pytest.raises(UserError, match=says):
         start("name=a", "optim.lr=1e30", "train.validations=0", f"budget.steps={steps}")
     section = load_record(tmp_path / "runs" / "a")["pretrain"]
-    assert section["status"] == "diverged" and 0 < section["steps"] <= steps and section["final_files"] is None
+    assert (
+        section["status"] == "diverged"
+        and 0 < section["steps"] <= steps
+        and section["final_files"] is None
+    )
     assert section["steps"] == read_journal(tmp_path / "runs" / "a" / "budget.jsonl")[-1]["steps"]
     assert not (tmp_path / "runs" / "a" / "final").exists()
     assert list(RecordedRun.read(tmp_path / "runs" / "a").contradictions()) == []
@@ -221,9 +253,16 @@ def test_a_diverged_run_is_no_result(start: Start, tmp_path: Path, steps: int, s
 
 @pytest.mark.parametrize(
     "setting",
-    ["memory.checkpoint_every=1", "memory=selective", "memory.offload_activations=true", "runtime.prefetch=1"],
+    [
+        "memory.checkpoint_every=1",
+        "memory=selective",
+        "memory.offload_activations=true",
+        "runtime.prefetch=1",
+    ],
 )
-def test_memory_settings_do_not_change_a_bit(start: Start, unbroken: Path, setting: str, result: Result) -> None:
+def test_memory_settings_do_not_change_a_bit(
+    start: Start, unbroken: Path, setting: str, result: Result
+) -> None:
     assert result(start("name=a", setting)) == result(unbroken)
 
 
@@ -231,19 +270,30 @@ def test_an_automatic_micro_batch_is_recorded_and_changes_nothing(
     start: Start, unbroken: Path, losses: Losses, result: Result
 ) -> None:
     """Here the whole batch of 8 fits: the same run, bit for bit, as with that number given."""
-    run, given = start("name=auto", "train.micro_batch=auto"), start("name=m8", "train.micro_batch=8")
+    run, given = (
+        start("name=auto", "train.micro_batch=auto"),
+        start("name=m8", "train.micro_batch=8"),
+    )
     assert result(run) == result(given)
     section = load_record(run)["pretrain"]
     assert section["micro_batch"] == 8
     assert section["micro_batch_found"].startswith("auto, predicted for cpu with ")
-    assert [loss for _, loss in losses(run)] == pytest.approx([loss for _, loss in losses(unbroken)], rel=1e-4)
+    assert [loss for _, loss in losses(run)] == pytest.approx(
+        [loss for _, loss in losses(unbroken)], rel=1e-4
+    )
 
 
 @pytest.mark.parametrize(
     ("budget", "steps"),
-    [([*TOKENS, "budget.tokens=1000"], 3), ([*TOKENS, "budget.tokens=1024"], 4), (["budget.steps=1"], 1)],
+    [
+        ([*TOKENS, "budget.tokens=1000"], 3),
+        ([*TOKENS, "budget.tokens=1024"], 4),
+        (["budget.steps=1"], 1),
+    ],
 )
-def test_budgets_in_tokens_and_steps_are_never_passed(start: Start, budget: list[str], steps: int) -> None:
+def test_budgets_in_tokens_and_steps_are_never_passed(
+    start: Start, budget: list[str], steps: int
+) -> None:
     section = load_record(start("name=a", *budget))["pretrain"]
     assert section["steps"] == steps
     assert section["tokens"] == steps * 8 * 32
@@ -260,13 +310,20 @@ def test_the_progress_line_has_speed_and_learning_rate(
 
 
 def test_a_validation_that_leaves_no_time_for_a_step_is_left_out(
-    start: Start, unbroken: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], losses: Losses
+    start: Start,
+    unbroken: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    losses: Losses,
 ) -> None:
     """The first of two is due at half the budget and would take longer than the rest of it."""
     monkeypatch.setattr("cramming.budget.Pace.validation_seconds", lambda *_: 1e6)
     monkeypatch.setattr("cramming.budget.BudgetClock.seconds_left", lambda *_: 40.0)
     run = start("name=a")
     said = capsys.readouterr().out
-    assert "no validation, which would take about 1000000 s of the 40 s left (train.validations" in said
+    assert (
+        "no validation, which would take about 1000000 s of the 40 s left (train.validations"
+        in said
+    )
     assert losses(run) == losses(unbroken)
     assert sum("validation_loss" in row for row in load_metrics(run)) == 1  # the end's

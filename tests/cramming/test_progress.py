@@ -9,8 +9,12 @@ from cramming import progress
 
 
 @pytest.mark.parametrize("width", [80, 140])
-def test_a_bar_shows_its_note_and_the_time_left(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
-    window = Console(file=io.StringIO(), force_terminal=True, width=width, soft_wrap=True, color_system=None)
+def test_a_bar_shows_its_note_and_the_time_left(
+    monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    window = Console(
+        file=io.StringIO(), force_terminal=True, width=width, soft_wrap=True, color_system=None
+    )
     monkeypatch.setattr(progress, "_console", window)
     note = "step 12000, loss 5.43, 125.3k tokens/s, lr 0.00097"
     with progress.Progress("pretrain", total=100.0, unit="%") as bar:
@@ -39,7 +43,9 @@ def test_without_a_terminal_the_lines_say_the_same(
     with progress.Progress("fine-tune", total=7, unit="examples") as bar:
         bar.note("lr 0.1")
         bar.advance(0)
-    assert capsys.readouterr().out.startswith("fine-tune: 0 examples of 7 examples (0%), 0 s, lr 0.1\n")
+    assert capsys.readouterr().out.startswith(
+        "fine-tune: 0 examples of 7 examples (0%), 0 s, lr 0.1\n"
+    )
 
 
 def test_the_remaining_time_goes_by_what_was_done_since_the_bar_began(
@@ -55,14 +61,27 @@ def test_the_remaining_time_goes_by_what_was_done_since_the_bar_began(
 
 
 def test_a_day_is_not_counted_in_seconds() -> None:
-    assert [progress.duration(seconds) for seconds in (45.3, 750, 79302)] == ["45 s", "12.5 min", "22.0 h"]
+    assert [progress.duration(seconds) for seconds in (45.3, 750, 79302)] == [
+        "45 s",
+        "12.5 min",
+        "22.0 h",
+    ]
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_what_is_said_is_one_line_that_steers_no_terminal(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+def test_what_is_said_is_one_line_that_steers_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
     """Text may come from a stranger; letters that are joined by an invisible sign stay so."""
-    window = Console(file=io.StringIO(), force_terminal=terminal, width=40, soft_wrap=True, highlight=False)
+    window = Console(
+        file=io.StringIO(), force_terminal=terminal, width=40, soft_wrap=True, highlight=False
+    )
     monkeypatch.setattr(progress, "_console", window)
-    progress.say("a\x1b[2J\nb: in order\r\u202e\ud800 \u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645")
+    progress.say(
+        "a\x1b[2J\nb: in order\r\u202e\ud800 \u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645"
+    )
     said = window.file.getvalue()  # type: ignore[attr-defined]
-    assert said == "a\ufffd[2J b: in order \ufffd\ufffd \u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645\n"
+    assert (
+        said
+        == "a\ufffd[2J b: in order \ufffd\ufffd \u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645\n"
+    )

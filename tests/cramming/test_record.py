@@ -24,12 +24,24 @@ from cramming.record import (
 from cramming.resume import changed_settings
 
 SETTINGS: dict[str, Any] = {
-    "name": "a", "seed": 0, "resume": False, "runs": "runs", "corpora": "corpora", "division": "closed",
-    "model": {"hidden_size": 32, "betas": [0.9, 0.95]}, "budget": {"hours": 1.0}, "eval": {"seeds": 3},
-    "checkpoint": {"every_steps": None}, "report": {"title": "x"}, "forced": [], "bench": {"out": "bench"},
-    "plan": {"json": None}, "inspect": {"document": None}, "data": {"workers": None, "source": "embedded"},
+    "name": "a",
+    "seed": 0,
+    "resume": False,
+    "runs": "runs",
+    "corpora": "corpora",
+    "division": "closed",
+    "model": {"hidden_size": 32, "betas": [0.9, 0.95]},
+    "budget": {"hours": 1.0},
+    "eval": {"seeds": 3},
+    "checkpoint": {"every_steps": None},
+    "report": {"title": "x"},
+    "forced": [],
+    "bench": {"out": "bench"},
+    "plan": {"json": None},
+    "inspect": {"document": None},
+    "data": {"workers": None, "source": "embedded"},
     "parallel": {"name": "zero2"},
-}  # fmt: skip
+}
 
 
 def changed(**sections: Any) -> dict[str, Any]:
@@ -64,9 +76,15 @@ def test_sections_are_merged_one_level_deep(tmp_path: Path) -> None:
 
 def test_a_number_that_is_none_is_null(tmp_path: Path) -> None:
     nan, inf = float("nan"), float("inf")
-    assert finite({"a": [nan, 1.0, (inf, -inf)], "b": {"c": nan}, "d": "nan", "e": 5, "f": True}) == {
-        "a": [None, 1.0, [None, None]], "b": {"c": None}, "d": "nan", "e": 5, "f": True,
-    }  # fmt: skip
+    assert finite(
+        {"a": [nan, 1.0, (inf, -inf)], "b": {"c": nan}, "d": "nan", "e": 5, "f": True}
+    ) == {
+        "a": [None, 1.0, [None, None]],
+        "b": {"c": None},
+        "d": "nan",
+        "e": 5,
+        "f": True,
+    }
     write_record_section(tmp_path, pretrain={"train_loss": nan, "validation": {"loss": inf}})
     text = (tmp_path / "record.json").read_text()
     assert "NaN" not in text
@@ -97,8 +115,12 @@ class TestRestart:
     def settings(self, tmp_path: Path, *, resume: bool) -> dict[str, Any]:
         return {"name": "a", "runs": str(tmp_path), "resume": resume}
 
-    @pytest.mark.parametrize("sections", [{"pretrain": {"status": s}} for s in ("running", "interrupted")] + [{}])
-    def test_an_unfinished_run_goes_on_only_with_resume(self, tmp_path: Path, sections: dict[str, Any]) -> None:
+    @pytest.mark.parametrize(
+        "sections", [{"pretrain": {"status": s}} for s in ("running", "interrupted")] + [{}]
+    )
+    def test_an_unfinished_run_goes_on_only_with_resume(
+        self, tmp_path: Path, sections: dict[str, Any]
+    ) -> None:
         write_record_section(tmp_path / "a", config=SETTINGS, **sections)
         with pytest.raises(UserError, match="resume=true"):
             refuse_finished_run(self.settings(tmp_path, resume=False))
@@ -115,8 +137,14 @@ class TestRestart:
         ("sections", "names"),
         [
             ({"pretrain": {"status": "diverged"}}, "diverged.*give another name"),
-            ({"pretrain": {"status": "exhausted"}}, "budget is spent, without a step that was kept; give another name"),
-            ({"config": {"model_path": "bert"}, "glue": {}}, "scores of model_path=bert; give another name"),
+            (
+                {"pretrain": {"status": "exhausted"}},
+                "budget is spent, without a step that was kept; give another name",
+            ),
+            (
+                {"config": {"model_path": "bert"}, "glue": {}},
+                "scores of model_path=bert; give another name",
+            ),
         ],
     )
     def test_what_cannot_go_on_keeps_its_name(
@@ -137,10 +165,16 @@ class TestRestart:
         ({"seed": 1}, "seed=1: the run in .* was started with seed=0"),
         ({"model": {"hidden_size": 64}}, r"model\.hidden_size=64.*=32"),
         ({"model": {"betas": [0.9, 0.99]}}, r"model\.betas"),
-        ({"model": {"extra": 1}}, r"model\.extra=1: .* was started without this setting; resume with"),
+        (
+            {"model": {"extra": 1}},
+            r"model\.extra=1: .* was started without this setting; resume with",
+        ),
         ({"budget": {"hours": 2.0}}, r"budget\.hours=2\.0"),
         ({"data": {"source": "text"}}, r"data\.source=text"),
-        ({"parallel": {"compression": {"name": "topk", "density": 0.1}}}, r"parallel\.compression\..*resume with the"),
+        (
+            {"parallel": {"compression": {"name": "topk", "density": 0.1}}},
+            r"parallel\.compression\..*resume with the",
+        ),
     ],
 )
 def test_a_resume_with_other_settings_names_the_first(changes: dict[str, Any], names: str) -> None:
@@ -149,7 +183,12 @@ def test_a_resume_with_other_settings_names_the_first(changes: dict[str, Any], n
 
 
 def test_places_and_what_comes_after_the_training_may_change() -> None:
-    after = {"eval": {"seeds": 5}, "bench": {"out": "x"}, "plan": {"json": "x"}, "inspect": {"document": 3}}
+    after = {
+        "eval": {"seeds": 5},
+        "bench": {"out": "x"},
+        "plan": {"json": "x"},
+        "inspect": {"document": 3},
+    }
     after |= {"data": {"workers": 4}, "checkpoint": {"every_steps": 3}}
     after |= {"parallel": {"name": "ddp", "compression": {"name": "none"}}}
     settings = changed(resume=True, runs="elsewhere", forced=["sdpa"], **after)
@@ -162,11 +201,17 @@ def test_a_resume_keeps_what_the_first_start_wrote(tmp_path: Path) -> None:
     assert {"config.yaml", "environment.json", "record.json"} <= before.keys()
     create_run_folder(tmp_path, changed(resume=True, division="open"), {"torch": "2"}, resume=True)
     after = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
-    record_before, record_after = (json.loads(files.pop("record.json")) for files in (before, after))
+    record_before, record_after = (
+        json.loads(files.pop("record.json")) for files in (before, after)
+    )
     assert after == before
     added = {"resumed": [{"torch": "2"}], "division_requested": "open"}
-    assert record_after == record_before | added  # a resume may run elsewhere, with other code: it must show
-    create_run_folder(tmp_path, changed(resume=True, division="closed"), {"torch": "3"}, resume=True)
+    assert (
+        record_after == record_before | added
+    )  # a resume may run elsewhere, with other code: it must show
+    create_run_folder(
+        tmp_path, changed(resume=True, division="closed"), {"torch": "3"}, resume=True
+    )
     assert load_record(tmp_path)["division_requested"] == "open"  # a claim that stays
 
 
@@ -175,7 +220,17 @@ class TestMetrics:
         ("written", "kept"),
         [
             # A resume goes on from an earlier step, and may have no time to come as far; then the end is validated.
-            (["1 loss", "2 loss", "2 validation_loss", "3 loss", "4 validation_loss", "2 validation_loss"], [0, 1, 5]),
+            (
+                [
+                    "1 loss",
+                    "2 loss",
+                    "2 validation_loss",
+                    "3 loss",
+                    "4 validation_loss",
+                    "2 validation_loss",
+                ],
+                [0, 1, 5],
+            ),
             # Killed behind step 60, which is done again: the first validation was of weights that are gone.
             (["50 loss", "60 loss", "60 validation_loss", "60 loss"], [0, 3]),
             # The last step is logged when training is over, if it is not one of every so many.
@@ -230,7 +285,10 @@ class TestMetrics:
         "line",
         [
             *(b"[1]", b'{"stip": 1}', b'{"step": "1"}', b"\xff\xfe", b'{"st\x8bp": 1}', b"null"),
-            *(b'{"step": 2, "each_progress": [' + each + b"]}" for each in (b'"a", null', b"{}, [1]", b"NaN, 1e999")),
+            *(
+                b'{"step": 2, "each_progress": [' + each + b"]}"
+                for each in (b'"a", null', b"{}, [1]", b"NaN, 1e999")
+            ),
         ],
     )
     def test_a_damaged_line_costs_no_other(self, tmp_path: Path, line: bytes) -> None:
@@ -246,7 +304,9 @@ class TestMetrics:
 
 
 class TestLock:
-    def test_a_second_process_is_refused_and_a_killed_one_holds_nothing(self, tmp_path: Path) -> None:
+    def test_a_second_process_is_refused_and_a_killed_one_holds_nothing(
+        self, tmp_path: Path
+    ) -> None:
         code = f"""
 import time
 from pathlib import Path
@@ -259,7 +319,10 @@ with run_lock(Path({str(tmp_path / "a")!r})):
         assert holder.stdout
         with holder.stdout:
             assert holder.stdout.readline() == "on\n"
-        with pytest.raises(UserError, match="another process is working on this run"), run_lock(tmp_path / "a"):
+        with (
+            pytest.raises(UserError, match="another process is working on this run"),
+            run_lock(tmp_path / "a"),
+        ):
             pass
         holder.kill()
         holder.wait()
@@ -267,7 +330,10 @@ with run_lock(Path({str(tmp_path / "a")!r})):
             pass
 
     def test_what_killed_processes_left_half_written_goes(self, tmp_path: Path) -> None:
-        for name in (".final.4194305.tmp/model.safetensors", "checkpoints/.step-00000002.pt.4194305.tmp"):
+        for name in (
+            ".final.4194305.tmp/model.safetensors",
+            "checkpoints/.step-00000002.pt.4194305.tmp",
+        ):
             (tmp_path / "a" / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / "a" / name).write_text("half")
         with run_lock(tmp_path / "a"):

@@ -28,17 +28,23 @@ def test_a_full_disk_before_the_first_step_leaves_the_name_free(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as a failed write says it: without a file
+        raise OSError(
+            errno.ENOSPC, os.strerror(errno.ENOSPC)
+        )  # as a failed write says it: without a file
 
     with monkeypatch.context() as patch:
         patch.setattr(train_state, "MetricsLog", full)
-        with pytest.raises(UserError, match=r"runs/a: No space left on device; make room there, then run again"):
+        with pytest.raises(
+            UserError, match=r"runs/a: No space left on device; make room there, then run again"
+        ):
             start("name=a")
     assert not (tmp_path / "runs" / "a").exists()
     start("name=a", "budget.steps=1")
 
 
-def test_a_linked_run_folder_stays_and_is_empty_after_a_mistake(start: Start, tmp_path: Path) -> None:
+def test_a_linked_run_folder_stays_and_is_empty_after_a_mistake(
+    start: Start, tmp_path: Path
+) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "a").symlink_to(tmp_path / "elsewhere")
@@ -48,7 +54,12 @@ def test_a_linked_run_folder_stays_and_is_empty_after_a_mistake(start: Start, tm
 
 
 @pytest.mark.parametrize(
-    "error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), RuntimeError("DefaultCPUAllocator: can't")]
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't"),
+    ],
 )
 def test_a_model_that_is_too_large_leaves_the_name_free(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
@@ -74,7 +85,9 @@ def test_another_runtime_error_is_our_own_defect_and_leaves_the_name_free(
     assert not (tmp_path / "runs" / "a").exists()
 
 
-def test_a_full_disk_later_on_keeps_the_run(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_later_on_keeps_the_run(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write = MetricsLog.write
 
     def full(self: MetricsLog, row: Mapping[str, Any]) -> None:
@@ -84,12 +97,16 @@ def test_a_full_disk_later_on_keeps_the_run(start: Start, tmp_path: Path, monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(MetricsLog, "write", full)
-        with pytest.raises(UserError, match=r"runs/a: No space left on device; .* with resume=true"):
+        with pytest.raises(
+            UserError, match=r"runs/a: No space left on device; .* with resume=true"
+        ):
             start("name=a")
     start("name=a", "resume=true")
 
 
-def test_a_flipped_byte_is_refused(start: Start, make_corpus: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_flipped_byte_is_refused(
+    start: Start, make_corpus: Callable[..., Path], tmp_path: Path
+) -> None:
     corpus = make_corpus(tmp_path / "corpus")
     shard = corpus / "train-00001.bin"
     content = bytearray(shard.read_bytes())
@@ -99,16 +116,18 @@ def test_a_flipped_byte_is_refused(start: Start, make_corpus: Callable[..., Path
         start("name=a", f"data.corpus={corpus}")
 
 
-def test_a_trick_that_failed_the_gate_here_is_refused_unless_forced(start: Start, tmp_path: Path) -> None:
+def test_a_trick_that_failed_the_gate_here_is_refused_unless_forced(
+    start: Start, tmp_path: Path
+) -> None:
     gates = tmp_path / "gates.json"
     where = gate.place(devices.describe(torch.device("cpu")).name, torch.__version__)
     gate.save(gates, where, [gate.Verdict("checkpoint all", False, None, 0.02, 10, 200, 1.0)])
     with pytest.raises(UserError, match="failed the correctness gate"):
         start("name=a", "memory.checkpoint_every=1", f"gates={gates}")
     assert not (tmp_path / "runs" / "a").exists()
-    section = load_record(start("name=a", "memory.checkpoint_every=1", f"gates={gates}", "forced=[checkpoint all]"))[
-        "pretrain"
-    ]
+    section = load_record(
+        start("name=a", "memory.checkpoint_every=1", f"gates={gates}", "forced=[checkpoint all]")
+    )["pretrain"]
     assert section["forced"] == ["checkpoint all"] and section["gate"]["checkpoint all"] == "forced"
 
 
@@ -120,9 +139,15 @@ def test_an_automatic_attention_kernel_hides_no_trick(
     where = gate.place(devices.describe(torch.device("cpu")).name, torch.__version__)
     gate.save(gates, where, [gate.Verdict("attention varlen", False, None, 0.05, 10, 200, 1.0)])
     monkeypatch.setattr(
-        tricks, "TRICKS", tuple(replace(t, device="any") if t.name == "attention varlen" else t for t in tricks.TRICKS)
+        tricks,
+        "TRICKS",
+        tuple(
+            replace(t, device="any") if t.name == "attention varlen" else t for t in tricks.TRICKS
+        ),
     )
-    assert load_record(start("name=a", f"gates={gates}"))["pretrain"]["attention_kernels"] == ["sdpa"]
+    assert load_record(start("name=a", f"gates={gates}"))["pretrain"]["attention_kernels"] == [
+        "sdpa"
+    ]
     monkeypatch.setattr(attention, "choose", lambda *_: "varlen")
     with pytest.raises(UserError, match=r"attention.kernel=varlen.*'attention varlen' failed"):
         start("name=b", f"gates={gates}")
@@ -131,9 +156,18 @@ def test_an_automatic_attention_kernel_hides_no_trick(
 @pytest.mark.parametrize(
     ("overrides", "names"),
     [
-        (["attention.kernel=varlen"], "attention.kernel=varlen: FlashAttention computes in 16 bits, not in float32"),
-        (["attention.kernel=varlen", "precision=bf16", "model.attention_dropout=0.1"], "model.attention_dropout=0.1"),
-        (["attention.kernel=flex", "model.attention_dropout=0.1"], "attention.kernel=flex: has no dropout"),
+        (
+            ["attention.kernel=varlen"],
+            "attention.kernel=varlen: FlashAttention computes in 16 bits, not in float32",
+        ),
+        (
+            ["attention.kernel=varlen", "precision=bf16", "model.attention_dropout=0.1"],
+            "model.attention_dropout=0.1",
+        ),
+        (
+            ["attention.kernel=flex", "model.attention_dropout=0.1"],
+            "attention.kernel=flex: has no dropout",
+        ),
         (["attention.kernel=varlen", "precision=bf16"], None),
         (["attention.kernel=flex"], None),
     ],
@@ -158,7 +192,9 @@ def test_a_missing_package_is_found_before_anything_is_written(
 ) -> None:
     monkeypatch.setattr(train_state, "create_run_folder", lambda *_, **__: pytest.fail("too late"))
     monkeypatch.setattr("cramming.checks.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"needs the package torchao; pip install 'cramming\[lowbit\]'"):
+    with pytest.raises(
+        UserError, match=r"needs the package torchao; pip install 'cramming\[lowbit\]'"
+    ):
         start("name=a", override)
     assert not (tmp_path / "runs" / "a").exists()
 
@@ -171,10 +207,19 @@ def test_a_missing_package_is_found_before_anything_is_written(
             ["train.batch_size=9"],
             "train.batch_size=9 is not a multiple of train.micro_batch=4 x 1 process(es); take train.batch_size=8 or",
         ),
-        (["attention.kernel=varlen"], "attention.kernel=varlen: runs on CUDA only; set it to auto, sdpa or padded"),
-        (["attention.kernel=flex"], "attention.kernel=flex: trains on CUDA only; set it to auto, sdpa or padded"),
+        (
+            ["attention.kernel=varlen"],
+            "attention.kernel=varlen: runs on CUDA only; set it to auto, sdpa or padded",
+        ),
+        (
+            ["attention.kernel=flex"],
+            "attention.kernel=flex: trains on CUDA only; set it to auto, sdpa or padded",
+        ),
         (["memory.offload_weights=true", "runtime.compile=model"], "runtime.compile=off"),
-        (["train.sequence_length=1024"], "train.sequence_length=1024 is above model.max_length=512"),
+        (
+            ["train.sequence_length=1024"],
+            "train.sequence_length=1024 is above model.max_length=512",
+        ),
         (["model.hidden_size=33"], "model: hidden_size=33 is not a multiple of num_heads=2"),
         (["model.vocab_size=100"], "model.vocab_size=100: the tokenizer of"),
         (["train.packing=tight"], "train.packing='tight': choose one of rows, documents"),
@@ -182,16 +227,31 @@ def test_a_missing_package_is_found_before_anything_is_written(
             ["train.batch_ramp={start: 0.25, until: 0.5}"],
             "train.micro_batch=4 x 1 process(es): train.batch_ramp lets the batch grow by a number",
         ),
-        (["objective=rtd", "model.tie_embeddings=false"], "model.tie_embeddings=false: the generator of objective=rtd"),
+        (
+            ["objective=rtd", "model.tie_embeddings=false"],
+            "model.tie_embeddings=false: the generator of objective=rtd",
+        ),
         (
             ["objective=rtd", "model.late_layers=2"],
             "model.late_layers=2: saves nothing in the encoder of objective=rtd",
         ),
         (["objective.name=xyz"], "objective.name='xyz': choose one of mlm, rtd"),
-        (["memory.checkpoint=selective"], "memory: checkpoint=selective does nothing with checkpoint_every=0"),
-        (["precision.residual=bf16"], "precision.residual=bf16: goes with products in bf16 or fp8, and they are"),
-        (["precision.fp8_scaling=rowwise"], "precision.fp8_scaling=rowwise does nothing with products in fp32"),
-        (["precision.emulate_fp8=true"], "precision.emulate_fp8=true does nothing with products in fp32"),
+        (
+            ["memory.checkpoint=selective"],
+            "memory: checkpoint=selective does nothing with checkpoint_every=0",
+        ),
+        (
+            ["precision.residual=bf16"],
+            "precision.residual=bf16: goes with products in bf16 or fp8, and they are",
+        ),
+        (
+            ["precision.fp8_scaling=rowwise"],
+            "precision.fp8_scaling=rowwise does nothing with products in fp32",
+        ),
+        (
+            ["precision.emulate_fp8=true"],
+            "precision.emulate_fp8=true does nothing with products in fp32",
+        ),
         (["precision=fp9"], "precision.mode='fp9': choose one of auto, fp32, bf16, fp16, fp8"),
         (["data.corpus=nowhere"], "nowhere: no corpus here"),
         (["name=a/b"], "name='a/b'"),
@@ -202,27 +262,39 @@ def test_a_missing_package_is_found_before_anything_is_written(
         ),
     ],
 )
-def test_one_line_and_nothing_is_left(tmp_path: Path, overrides: list[str], names: str, refused: Refused) -> None:
+def test_one_line_and_nothing_is_left(
+    tmp_path: Path, overrides: list[str], names: str, refused: Refused
+) -> None:
     assert names in refused(*overrides)
     assert not (tmp_path / "runs" / "a").exists()
 
 
-@pytest.mark.parametrize("override", ["runtime.compile=blocks", "optim=adamw8bit", "optim=adamw4bit"])
+@pytest.mark.parametrize(
+    "override", ["runtime.compile=blocks", "optim=adamw8bit", "optim=adamw4bit"]
+)
 def test_the_cpu_clock_refuses_what_compiles_in_other_processes(
     compose: Callable[..., dict[str, Any]], override: str
 ) -> None:
     """torchao's optimizers do without being asked."""
     place = Place("cpu", "a CPU", "fp32")
     check(Config.of(compose(override)), place)
-    with pytest.raises(UserError, match=r"budget\.clock=cpu: does not see the compiler's processes"):
+    with pytest.raises(
+        UserError, match=r"budget\.clock=cpu: does not see the compiler's processes"
+    ):
         check(Config.of(compose(override, "budget.clock=cpu")), place)
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 5])
-def test_a_batch_that_grows_is_cut_for_all_processes(compose: Callable[..., dict[str, Any]], processes: int) -> None:
+def test_a_batch_that_grows_is_cut_for_all_processes(
+    compose: Callable[..., dict[str, Any]], processes: int
+) -> None:
     """Of 120 sequences it grows by 12 at a time."""
     config = Config.of(
-        compose("train.batch_ramp={start: 0.1, until: 0.5}", "train.batch_size=120", "train.micro_batch=20")
+        compose(
+            "train.batch_ramp={start: 0.1, until: 0.5}",
+            "train.batch_size=120",
+            "train.micro_batch=20",
+        )
     )
     place = Place("cpu", "a CPU", "fp32", processes=processes)
     with pytest.raises(UserError, match=rf"20 x {processes} process\(es\)"):

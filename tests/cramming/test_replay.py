@@ -25,7 +25,12 @@ from tests.conftest import before_step
 
 Start = Callable[..., Path]
 Compose = Callable[..., dict[str, Any]]
-KEPT = ["budget.steps=8", "checkpoint.keep_at=[0,0.25,0.5,0.75]", "train.log_every=3", "train.validation_tokens=128"]
+KEPT = [
+    "budget.steps=8",
+    "checkpoint.keep_at=[0,0.25,0.5,0.75]",
+    "train.log_every=3",
+    "train.validation_tokens=128",
+]
 EVERYTHING = ["replay.segments=all", "replay.steps=all", "replay.json=true"]
 
 
@@ -41,7 +46,9 @@ def again(compose: Compose, capsys: pytest.CaptureFixture[str]) -> Callable[...,
         except SystemExit as ended:
             code = int(str(ended.code))
         found = json.loads(capsys.readouterr().out)
-        problems = [f"{one['what']}: {problem}" for one in found["outcomes"] for problem in one["problems"]]
+        problems = [
+            f"{one['what']}: {problem}" for one in found["outcomes"] for problem in one["problems"]
+        ]
         assert code == bool(problems)
         return problems
 
@@ -62,12 +69,20 @@ def stop_in_step(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
 
 RAMP = ["schedule=triangle", "train.batch_ramp={start: 0.5, until: 0.8}"]
 PHASES = "objective.phases=[{at: 0.2, rate: 0.15, causal: true}, {at: 0.7, rate: 0.05}]"
-BY_LOSS = ["objective=mlm-by-loss", "objective.by_loss.power=100", "train.average={start: 0.3, every: 0.1}"]
+BY_LOSS = [
+    "objective=mlm-by-loss",
+    "objective.by_loss.power=100",
+    "train.average={start: 0.3, every: 0.1}",
+]
 
 
 @pytest.mark.parametrize(
     "settings",
-    [[*RAMP, PHASES, "model.dropout=0.2", "train.packing=documents"], [*BY_LOSS, "optim=lamb"], ["objective=rtd"]],
+    [
+        [*RAMP, PHASES, "model.dropout=0.2", "train.packing=documents"],
+        [*BY_LOSS, "optim=lamb"],
+        ["objective=rtd"],
+    ],
 )
 def test_an_honest_run_that_was_stopped_and_resumed_gives_the_same_bits(
     start: Start, again: Callable[..., list[str]], settings: list[str]
@@ -99,11 +114,28 @@ def test_a_run_without_kept_checkpoints_is_replayed_from_its_seed(
     assert again(unbroken, "replay.steps=null", "replay.segments=2") == []
 
 
-def test_what_is_kept_stays_and_changes_no_number(start: Start, losses: Callable[[Path], Any]) -> None:
-    kept, plain = start("name=a", *KEPT, "checkpoint.every_steps=1"), start("name=b", *KEPT, "checkpoint.keep_at=[]")
-    names = ["kept-00000000.pt", "kept-00000002.pt", "kept-00000004.pt", "kept-00000006.pt", "step-00000007.pt"]
-    assert sorted(path.name for path in (kept / "checkpoints").iterdir()) == [*names, "step-00000008.pt"]
-    assert load_record(kept)["pretrain"]["final_sha256"] == load_record(plain)["pretrain"]["final_sha256"]
+def test_what_is_kept_stays_and_changes_no_number(
+    start: Start, losses: Callable[[Path], Any]
+) -> None:
+    kept, plain = (
+        start("name=a", *KEPT, "checkpoint.every_steps=1"),
+        start("name=b", *KEPT, "checkpoint.keep_at=[]"),
+    )
+    names = [
+        "kept-00000000.pt",
+        "kept-00000002.pt",
+        "kept-00000004.pt",
+        "kept-00000006.pt",
+        "step-00000007.pt",
+    ]
+    assert sorted(path.name for path in (kept / "checkpoints").iterdir()) == [
+        *names,
+        "step-00000008.pt",
+    ]
+    assert (
+        load_record(kept)["pretrain"]["final_sha256"]
+        == load_record(plain)["pretrain"]["final_sha256"]
+    )
 
 
 def test_a_validation_that_a_crash_threw_away_is_not_held_against_the_run(
@@ -139,7 +171,9 @@ def test_a_signal_ends_a_replay_wherever_it_comes(
 
 
 @pytest.fixture(scope="module")
-def honest(tmp_path_factory: pytest.TempPathFactory, compose: Compose, tiny_overrides: list[str]) -> Start:
+def honest(
+    tmp_path_factory: pytest.TempPathFactory, compose: Compose, tiny_overrides: list[str]
+) -> Start:
     """`honest(*overrides)`: a run that kept its checkpoints, made once for each set of overrides; read-only."""
     from cramming import pretrain
 
@@ -148,7 +182,9 @@ def honest(tmp_path_factory: pytest.TempPathFactory, compose: Compose, tiny_over
     def call(*overrides: str) -> Path:
         if overrides not in made:
             name = f"run{len(made)}"
-            pretrain.main(compose(*tiny_overrides, *KEPT, f"runs={runs}", f"name={name}", *overrides))
+            pretrain.main(
+                compose(*tiny_overrides, *KEPT, f"runs={runs}", f"name={name}", *overrides)
+            )
             made[overrides] = runs / name
         return made[overrides]
 
@@ -161,7 +197,9 @@ def rewrite_log(run: Path, change: Callable[[int, float], float | None]) -> None
     for row in rows:
         if "loss" in row:
             first = row["step"] - len(row["each_loss"]) + 1
-            row["each_loss"] = [change(step, loss) for step, loss in enumerate(row["each_loss"], first)]
+            row["each_loss"] = [
+                change(step, loss) for step, loss in enumerate(row["each_loss"], first)
+            ]
             row["loss"] = sum(row["each_loss"]) / len(row["each_loss"])
     write_log(run, rows)
 
@@ -220,7 +258,9 @@ def alter(run: Path, steps: int, change: Callable[[dict[str, Any]], Any]) -> Non
 def smuggle(run: Path, steps: int, other: Path, from_steps: int) -> None:
     """Weights and optimizer of another run's checkpoint, the counters and random states of this one's."""
     source = read(checkpoint_of(other, from_steps))
-    alter(run, steps, lambda state: state.update(model=source["model"], optimizer=source["optimizer"]))
+    alter(
+        run, steps, lambda state: state.update(model=source["model"], optimizer=source["optimizer"])
+    )
 
 
 def copy_steps(run: Path, other: Path, first: int, last: int) -> None:
@@ -255,7 +295,9 @@ def later_progress(row: dict[str, Any]) -> None:
 
 def twice_the_tokens(run: Path) -> None:
     change_rows(run, lambda row: row.update(tokens=2 * row["tokens"]))
-    edit_record(run, lambda record: record["pretrain"].update(tokens=2 * record["pretrain"]["tokens"]))
+    edit_record(
+        run, lambda record: record["pretrain"].update(tokens=2 * record["pretrain"]["tokens"])
+    )
 
 
 def more_steps(run: Path) -> None:
@@ -274,7 +316,9 @@ def final_of(run: Path, other: Path, steps: int) -> None:
     smuggle(run, 8, other, steps)
     section = load_record(other)["pretrain"]
     names = ("validation", "final_sha256", "final_files")
-    edit_record(run, lambda record: record["pretrain"].update({name: section[name] for name in names}))
+    edit_record(
+        run, lambda record: record["pretrain"].update({name: section[name] for name in names})
+    )
     shutil.rmtree(run / "final")
     shutil.copytree(other / "final", run / "final")
 
@@ -290,12 +334,20 @@ def edit_line(run: Path, number: int, without: str) -> None:
 SEED, RATE, LONG = ("seed=1",), ("optim.lr=0.01",), ("budget.steps=24",)
 Forge = Callable[[Path, Start], Any]
 FORGERIES: dict[str, Forge] = {
-    "the curve is one per cent lower": lambda run, other: rewrite_log(run, lambda step, loss: 0.99 * loss),
-    "the curve is 0.001 nats lower": lambda run, other: rewrite_log(run, lambda step, loss: loss - 1e-3),
-    "the second half of the curve is lower": lambda run, other: rewrite_log(run, lambda s, x: x - 0.1 * (s > 4)),
+    "the curve is one per cent lower": lambda run, other: rewrite_log(
+        run, lambda step, loss: 0.99 * loss
+    ),
+    "the curve is 0.001 nats lower": lambda run, other: rewrite_log(
+        run, lambda step, loss: loss - 1e-3
+    ),
+    "the second half of the curve is lower": lambda run, other: rewrite_log(
+        run, lambda s, x: x - 0.1 * (s > 4)
+    ),
     "the curve is shifted by a step": lambda run, other: rewrite_log(run, blurred(run, 1)),
     "the curve is smoothed": lambda run, other: rewrite_log(run, blurred(run, -1, 0, 1)),
-    "one step is edited": lambda run, other: rewrite_log(run, lambda step, loss: loss - 1e-6 * (step == 5)),
+    "one step is edited": lambda run, other: rewrite_log(
+        run, lambda step, loss: loss - 1e-6 * (step == 5)
+    ),
     "a row's mean is edited, not its steps": lambda run, other: change_rows(
         run, lambda row: row.update(loss=5.0) if row["step"] == 6 and "loss" in row else None
     ),
@@ -311,22 +363,33 @@ FORGERIES: dict[str, Forge] = {
     "each step's progress is later": lambda run, other: change_rows(run, later_progress),
     "a row that is no JSON any more": lambda run, other: edit_line(run, 1, "{"),
     "a row without its step": lambda run, other: edit_line(run, 1, "step"),
-    "rows are gone": lambda run, other: write_log(run, [row for row in load_metrics(run) if row["step"] > 3]),
+    "rows are gone": lambda run, other: write_log(
+        run, [row for row in load_metrics(run) if row["step"] > 3]
+    ),
     "more steps than there were": lambda run, other: more_steps(run),
     "more tokens than there were": lambda run, other: twice_the_tokens(run),
-    "the seed of the configuration": lambda run, other: edit_record(run, lambda r: r["config"].update(seed=1)),
+    "the seed of the configuration": lambda run, other: edit_record(
+        run, lambda r: r["config"].update(seed=1)
+    ),
     "the batch of the configuration": lambda run, other: set_in(run, "train.batch_size", 4),
-    "the sequence length of the configuration": lambda run, other: set_in(run, "train.sequence_length", 16),
+    "the sequence length of the configuration": lambda run, other: set_in(
+        run, "train.sequence_length", 16
+    ),
     "the learning rate of the configuration": lambda run, other: set_in(run, "optim.lr", 2e-3),
     "the schedule of the configuration": lambda run, other: set_in(run, "schedule.decay", 0.9),
-    "the share of targets of the configuration": lambda run, other: set_in(run, "objective.rate", 0.15),
-    "dropout that the configuration does not name": lambda run, other: set_in(run, "model.dropout", 0.1),
+    "the share of targets of the configuration": lambda run, other: set_in(
+        run, "objective.rate", 0.15
+    ),
+    "dropout that the configuration does not name": lambda run, other: set_in(
+        run, "model.dropout", 0.1
+    ),
     "trained weights before the first step": lambda run, other: smuggle(run, 0, run, 8),
     "more steps at a quarter": lambda run, other: smuggle(run, 2, other(*LONG), 18),
     "another learning rate at a half": lambda run, other: smuggle(run, 4, other(*RATE), 4),
     "another seed at three quarters": lambda run, other: smuggle(run, 6, other(*SEED), 6),
     "a checkpoint of another run as it is": lambda run, other: (
-        shutil.copy(checkpoint_of(other(*SEED), 4), checkpoint_of(run, 4)), reseal(run)
+        shutil.copy(checkpoint_of(other(*SEED), 4), checkpoint_of(run, 4)),
+        reseal(run),
     ),
     "a checkpoint that the journal does not have": lambda run, other: shutil.copy(
         checkpoint_of(other(*SEED), 4), checkpoint_of(run, 4)
@@ -341,11 +404,13 @@ FORGERIES: dict[str, Forge] = {
     "final/ without its checkpoint": lambda run, other: edit_record(
         run, lambda record: record["pretrain"].update(final_sha256="00" * 32)
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("forgery", FORGERIES)
-def test_a_forged_run_is_found(honest: Start, tmp_path: Path, again: Callable[..., list[str]], forgery: str) -> None:
+def test_a_forged_run_is_found(
+    honest: Start, tmp_path: Path, again: Callable[..., list[str]], forgery: str
+) -> None:
     run = tmp_path / "a"
     shutil.copytree(honest(), run)
     FORGERIES[forgery](run, honest)
@@ -354,13 +419,21 @@ def test_a_forged_run_is_found(honest: Start, tmp_path: Path, again: Callable[..
 
 @pytest.mark.parametrize("how", ["pretrained", "other data"])
 def test_a_run_that_went_on_honestly_from_what_was_smuggled_in_is_found(
-    start: Start, honest: Start, make_corpus: Start, tmp_path: Path, again: Callable[..., list[str]], how: str,
+    start: Start,
+    honest: Start,
+    make_corpus: Start,
+    tmp_path: Path,
+    again: Callable[..., list[str]],
+    how: str,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     """Only the beginning is false, and every file was made by training: pretrained weights at the start; or another
     corpus, which the record does not name."""
     if how == "pretrained":
-        trained, original = read(checkpoint_of(honest(*LONG), 24))["model"], train_state.start_engine
+        trained, original = (
+            read(checkpoint_of(honest(*LONG), 24))["model"],
+            train_state.start_engine,
+        )
 
         def start_engine(*arguments: Any) -> Any:
             engine, work = original(*arguments)
@@ -374,7 +447,12 @@ def test_a_run_that_went_on_honestly_from_what_was_smuggled_in_is_found(
         run = start("name=a", *KEPT, f"data.corpus={make_corpus(tmp_path / 'other', seed=1)}")
         claimed = load_record(honest())["corpus"]
         edit_record(run, lambda record: record.update(corpus=claimed))
-        reseal(run, lambda event: event.update(corpus=claimed["manifest_sha256"]) if "corpus" in event else None)
+        reseal(
+            run,
+            lambda event: (
+                event.update(corpus=claimed["manifest_sha256"]) if "corpus" in event else None
+            ),
+        )
     assert any("losses" in problem for problem in again(run))
 
 
@@ -392,15 +470,23 @@ def test_smuggled_at_a_quarter_and_trained_on_from_there(
     assert "from the seed" in problem and "kept-00000002.pt" in problem
 
 
-def test_elsewhere_a_tolerance_is_measured(honest: Start, tmp_path: Path, again: Callable[..., list[str]]) -> None:
+def test_elsewhere_a_tolerance_is_measured(
+    honest: Start, tmp_path: Path, again: Callable[..., list[str]]
+) -> None:
     """As on a machine with other threads: what is honest passes, a curve that is one per cent lower does not."""
     run = tmp_path / "a"
     shutil.copytree(honest(), run)
     edit_record(run, lambda record: record["environment"].update(threads=7))
     assert again(run) == []
     for more, found in ((1, True), (-1, False)):
-        alter(run, 4, lambda state, more=more: state["work"].update(tokens=state["work"]["tokens"] + more))
-        assert any("work.tokens" in problem for problem in again(run)) == found, "a count has no rounding"
+        alter(
+            run,
+            4,
+            lambda state, more=more: state["work"].update(tokens=state["work"]["tokens"] + more),
+        )
+        assert any("work.tokens" in problem for problem in again(run)) == found, (
+            "a count has no rounding"
+        )
     smuggle(run, 4, honest(*SEED), 4)
     assert any("kept-00000004.pt" in problem for problem in again(run))
     rewrite_log(run, lambda step, loss: 0.99 * loss)
@@ -415,13 +501,18 @@ def test_elsewhere_too_each_loss_of_the_last_validation_is_compared(
     shutil.copytree(honest(), run)
     was = load_record(run)["pretrain"]["validation"][name]
     for claimed, problems in ((was, 0), (0.99 * (was or 5.0), 1)):
-        edit_record(run, lambda record, claim={name: claimed}: record["pretrain"]["validation"].update(claim))
+        edit_record(
+            run,
+            lambda record, claim={name: claimed}: record["pretrain"]["validation"].update(claim),
+        )
         edit_record(run, lambda record: record["environment"].update(threads=7))
         (found,) = Replay.of(RecordedRun.read(run), compose("device=cpu")).end()
         assert found.allowed > 0 and len(found.problems) == problems, found.problems
 
 
-@pytest.mark.parametrize("where", ["memory.offload_optimizer=false", "memory.offload_optimizer=true"])
+@pytest.mark.parametrize(
+    "where", ["memory.offload_optimizer=false", "memory.offload_optimizer=true"]
+)
 def test_the_repetitions_that_a_tolerance_is_made_of_differ_in_every_step(
     honest: Start, tmp_path: Path, compose: Compose, where: str
 ) -> None:
@@ -429,7 +520,9 @@ def test_the_repetitions_that_a_tolerance_is_made_of_differ_in_every_step(
     run = tmp_path / "a"
     shutil.copytree(honest(), run)
     edit_record(run, lambda record: record["environment"].update(threads=7))
-    repeating = replace(Replay.of(RecordedRun.read(run), compose("device=cpu", where)), rounding=1e-2)
+    repeating = replace(
+        Replay.of(RecordedRun.read(run), compose("device=cpu", where)), rounding=1e-2
+    )
     once, twin = (repeating.repeat(Segment(None, 1, 3, None), number) for number in range(2))
     assert all(a != b for a, b in zip(once.losses, twin.losses, strict=True))
 
@@ -437,7 +530,11 @@ def test_the_repetitions_that_a_tolerance_is_made_of_differ_in_every_step(
 @pytest.mark.parametrize(
     ("settings", "change", "says"),
     [
-        (["parallel.compression=qsgd"], {"pretrain": {"devices": 2}}, "parallel.compression=qsgd on 2 processes"),
+        (
+            ["parallel.compression=qsgd"],
+            {"pretrain": {"devices": 2}},
+            "parallel.compression=qsgd on 2 processes",
+        ),
         (["model.dropout=0.2"], {"pretrain": {"devices": 2}}, "dropout on 2 processes"),
         (
             ["model.attention_dropout=0.2"],
@@ -449,15 +546,24 @@ def test_the_repetitions_that_a_tolerance_is_made_of_differ_in_every_step(
     ],
 )
 def test_a_run_with_numbers_that_one_process_here_does_not_have_is_refused_not_called_false(
-    honest: Start, tmp_path: Path, again: Callable[..., list[str]], settings: list[str], change: Any, says: str
+    honest: Start,
+    tmp_path: Path,
+    again: Callable[..., list[str]],
+    settings: list[str],
+    change: Any,
+    says: str,
 ) -> None:
     run = tmp_path / "a"
     shutil.copytree(honest(*settings), run)
-    edit_record(run, lambda record: [record[section].update(values) for section, values in change.items()])
+    edit_record(
+        run, lambda record: [record[section].update(values) for section, values in change.items()]
+    )
     if not says:
         assert again(run) == []
         return
-    with pytest.raises(UserError, match=f"{says}.* does not repeat, so a replay here cannot judge it"):
+    with pytest.raises(
+        UserError, match=f"{says}.* does not repeat, so a replay here cannot judge it"
+    ):
         again(run)
 
 
@@ -466,14 +572,21 @@ def test_random_numbers_are_drawn_as_the_run_drew_them_elsewhere_too(
 ) -> None:
     """How it is computed decides which numbers are drawn: it is the run's own, not this call's."""
     run = tmp_path / "a"
-    shutil.copytree(honest("model.attention_dropout=0.2", "train.packing=documents", "attention.kernel=padded"), run)
+    shutil.copytree(
+        honest("model.attention_dropout=0.2", "train.packing=documents", "attention.kernel=padded"),
+        run,
+    )
     edit_record(run, lambda record: record["environment"].update(threads=7))
     replay.main(compose("device=cpu", f"replay.run={run}", "attention.kernel=sdpa", *EVERYTHING))
     assert "within a measured tolerance" in capsys.readouterr().out
 
 
 def test_what_is_missing_is_said_in_one_line(
-    honest: Start, tmp_path: Path, compose: Compose, make_corpus: Start, capsys: pytest.CaptureFixture[str]
+    honest: Start,
+    tmp_path: Path,
+    compose: Compose,
+    make_corpus: Start,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     run = tmp_path / "a"
     shutil.copytree(honest(), run)

@@ -60,7 +60,10 @@ def break_run(start: Start) -> Break:
 
 RAMP = ["schedule=triangle", "train.batch_ramp={start: 0.5, until: 0.8}"]
 AVERAGE = "train.average={start: 0.3, every: 0.1}"
-BY_LOSS = ["objective=mlm-by-loss", "objective.by_loss.power=100"]  # a tiny model's losses differ little
+BY_LOSS = [
+    "objective=mlm-by-loss",
+    "objective.by_loss.power=100",
+]  # a tiny model's losses differ little
 PHASES = "objective.phases=[{at: 0.2, rate: 0.15, causal: true}, {at: 0.7, rate: 0.05}]"
 
 
@@ -75,7 +78,12 @@ PHASES = "objective.phases=[{at: 0.2, rate: 0.15, causal: true}, {at: 0.7, rate:
     ],
 )
 def test_stopped_and_resumed_equals_unbroken_bit_for_bit(
-    start: Start, unbroken: Path, break_run: Break, settings: list[str], losses: Losses, result: Result
+    start: Start,
+    unbroken: Path,
+    break_run: Break,
+    settings: list[str],
+    losses: Losses,
+    result: Result,
 ) -> None:
     """SIGTERM in step 5, SIGTERM again in the second process, then to the end. Also with a batch ramp, phases of the
     objective and dropout, our own optimizer, masks by loss, sampled replacements, and everything offloaded."""
@@ -84,11 +92,18 @@ def test_stopped_and_resumed_equals_unbroken_bit_for_bit(
         ended = break_run(5, "stop", "name=a", f"resume={resume}", *settings)
         assert isinstance(ended, SystemExit) and ended.code == 128 + signal.SIGTERM
     stopped = load_record(whole.parent.parent / "runs" / "a") if settings else None
-    assert stopped is None or (stopped["pretrain"]["status"], stopped["pretrain"]["steps"]) == ("interrupted", 8)
+    assert stopped is None or (stopped["pretrain"]["status"], stopped["pretrain"]["steps"]) == (
+        "interrupted",
+        8,
+    )
     run = start("name=a", "resume=true", *settings)
     assert losses(run) == losses(whole)
     assert result(run) == result(whole)
-    assert [p["ended"] for p in processes_of(read_journal(run / "budget.jsonl"))] == ["stopped", "stopped", "finished"]
+    assert [p["ended"] for p in processes_of(read_journal(run / "budget.jsonl"))] == [
+        "stopped",
+        "stopped",
+        "finished",
+    ]
 
 
 @pytest.mark.parametrize("log_every", [5, 50])
@@ -101,8 +116,20 @@ def test_rows_of_the_log_are_means_of_the_same_steps_after_a_resume(
         break_run(step, how, "name=a", f"resume={resume}", *settings)
     run = start("name=a", "resume=true", *settings)
     assert result(run) == result(whole)
-    same = ("step", "loss", "accuracy", "grad_norm", "lr", "each_progress", "each_loss", "each_accuracy")
-    logs = [[{key: row[key] for key in same} for row in load_metrics(r) if "loss" in row] for r in (run, whole)]
+    same = (
+        "step",
+        "loss",
+        "accuracy",
+        "grad_norm",
+        "lr",
+        "each_progress",
+        "each_loss",
+        "each_accuracy",
+    )
+    logs = [
+        [{key: row[key] for key in same} for row in load_metrics(r) if "loss" in row]
+        for r in (run, whole)
+    ]
     assert [row for row in logs[0] if row["step"] != 4] == logs[1]
 
 
@@ -117,7 +144,9 @@ def test_files_beside_the_record_are_witnesses_of_its_corpus_and_of_each_process
     record, events = load_record(run), read_journal(run / "budget.jsonl")
     environments = [record["environment"], *record["resumed"]]
     found = [event.get("setup") for event in events if event["event"] == "start"]
-    assert found == [setup_hash(environment) for environment in environments] and len(set(found)) == 2
+    assert (
+        found == [setup_hash(environment) for environment in environments] and len(set(found)) == 2
+    )
     assert Manifest.load(run / "corpus.json").sha256() == record["corpus"]["manifest_sha256"]
 
 
@@ -159,7 +188,11 @@ def test_ctrl_c_ends_in_order_and_a_second_one_at_once(
         start("name=a", "resume=true")
     run = start("name=a", "resume=true")
     assert result(run) == result(unbroken)
-    assert [p["ended"] for p in processes_of(read_journal(run / "budget.jsonl"))] == ["stopped", "failed", "finished"]
+    assert [p["ended"] for p in processes_of(read_journal(run / "budget.jsonl"))] == [
+        "stopped",
+        "failed",
+        "finished",
+    ]
 
 
 def test_stopped_before_the_first_step_the_name_is_free_again(
@@ -208,24 +241,37 @@ def test_a_resumes_first_update_is_not_foretold_shorter_than_earlier_ones_were(
         before_step(patch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
         start("name=a")
     monkeypatch.setattr(
-        BudgetClock, "has_room_for", lambda self, **cost: foretold.append(cost["seconds"]) or room(self, **cost)
+        BudgetClock,
+        "has_room_for",
+        lambda self, **cost: foretold.append(cost["seconds"]) or room(self, **cost),
     )
     start("name=a", "resume=true")
     step, update_of_step = foretold[:2]
     assert (step, update_of_step >= 0.3) == (0.0, True)
 
 
-def test_a_run_killed_at_its_last_checkpoint_has_a_loss(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_killed_at_its_last_checkpoint_has_a_loss(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No row of the log was due before it, and a resume finds no step left to do."""
-    settings = ("budget.steps=4", "checkpoint.every_steps=4", "train.log_every=20", "train.validations=0")
+    settings = (
+        "budget.steps=4",
+        "checkpoint.every_steps=4",
+        "train.log_every=20",
+        "train.validations=0",
+    )
     save = TrainState.save_checkpoint
     with monkeypatch.context() as patch, pytest.raises(Crash):
-        patch.setattr(TrainState, "save_checkpoint", lambda self, *kept: (save(self, *kept), crash()))
+        patch.setattr(
+            TrainState, "save_checkpoint", lambda self, *kept: (save(self, *kept), crash())
+        )
         start("name=a", *settings)
     run = start("name=a", "resume=true", *settings)
     assert load_record(run)["pretrain"]["train_loss"] is not None
     assert [row["step"] for row in load_metrics(run) if "loss" in row] == [4]
-    assert [saved.steps for saved in checkpoints_of(read_journal(run / "budget.jsonl"))] == [4]  # and not once more
+    assert [saved.steps for saved in checkpoints_of(read_journal(run / "budget.jsonl"))] == [
+        4
+    ]  # and not once more
 
 
 @pytest.fixture
@@ -260,7 +306,8 @@ def test_a_step_that_ended_after_the_deadline_is_not_in_the_weights(
     stall(9)
     run = start("name=a", "checkpoint.every_steps=3", *HOURS)
     assert re.search(
-        r"step 9 ended 8\d+\.\d s after the deadline, so it is not kept: back to step 6", capsys.readouterr().out
+        r"step 9 ended 8\d+\.\d s after the deadline, so it is not kept: back to step 6",
+        capsys.readouterr().out,
     )
     section = load_record(run)["pretrain"]
     assert (section["status"], section["steps"], section["tokens"]) == ("finished", 6, 6 * 8 * 32)
@@ -268,18 +315,28 @@ def test_a_step_that_ended_after_the_deadline_is_not_in_the_weights(
     rows = load_metrics(run)
     assert [row["step"] for row in rows if "loss" in row] == list(range(1, 7))
     assert section["train_loss"] == rows[-2]["loss"] and "validation_loss" in rows[-1]
-    whole = load_record(start("name=whole", "budget.steps=6", "schedule=constant", "schedule.warmup=0"))["pretrain"]
+    whole = load_record(
+        start("name=whole", "budget.steps=6", "schedule=constant", "schedule.warmup=0")
+    )["pretrain"]
     for key in ("final_sha256", "validation", "train_loss", "sequences", "exaflops"):
         assert section[key] == whole[key], key
     record = load_run(run).record
-    assert [f.rule for f in judge(record).findings if not f.ok and f.rule in ("R3", "R4", "R5", "R11")] == []
+    assert [
+        f.rule for f in judge(record).findings if not f.ok and f.rule in ("R3", "R4", "R5", "R11")
+    ] == []
 
 
 @pytest.mark.parametrize(
-    ("late", "said"), [(1, "budget: not one step"), (2, "there were steps, but no checkpoint to go back or on from")]
+    ("late", "said"),
+    [(1, "budget: not one step"), (2, "there were steps, but no checkpoint to go back or on from")],
 )
 def test_without_a_checkpoint_before_it_no_step_is_left(
-    start: Start, stall: Callable[[int], None], refused: Refused, tmp_path: Path, late: int, said: str
+    start: Start,
+    stall: Callable[[int], None],
+    refused: Refused,
+    tmp_path: Path,
+    late: int,
+    said: str,
 ) -> None:
     """A run that has made steps stays, with its journal."""
     stall(late)
@@ -311,11 +368,15 @@ def test_a_budget_of_hours_is_saved_shortly_before_its_end(
     assert sum(row["step"] == 6 and "validation_loss" in row for row in rows) == 2  # and at the end
 
 
-def test_the_last_update_leaves_a_share_of_the_budget_free(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_update_leaves_a_share_of_the_budget_free(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A process that stands still there for a moment would else end after the deadline. 0.36 s an hour."""
     room, foretold = BudgetClock.has_room_for, list[float]()
     monkeypatch.setattr(
-        BudgetClock, "has_room_for", lambda self, **cost: foretold.append(cost["seconds"]) or room(self, **cost)
+        BudgetClock,
+        "has_room_for",
+        lambda self, **cost: foretold.append(cost["seconds"]) or room(self, **cost),
     )
     before_step(monkeypatch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(SystemExit):
@@ -336,10 +397,14 @@ def test_crashed_and_resumed_equals_unbroken_bit_for_bit(
     assert losses(run) == losses(unbroken)
     assert result(run) == result(unbroken)
     lines = (run / "metrics.jsonl").read_text().splitlines()
-    assert sum(json.loads(line)["step"] == 5 for line in lines) == 2  # done twice; each reader counts it once
+    assert (
+        sum(json.loads(line)["step"] == 5 for line in lines) == 2
+    )  # done twice; each reader counts it once
     for rows in (load_run(run).metrics, list(RecordedRun.read(run).rows.values())):
         assert [row["step"] for row in rows if "loss" in row] == list(range(1, 13))
-    assert list(RecordedRun.read(run).steps) == list(range(1, 13)) and not list(RecordedRun.read(run).contradictions())
+    assert list(RecordedRun.read(run).steps) == list(range(1, 13)) and not list(
+        RecordedRun.read(run).contradictions()
+    )
 
 
 def test_a_crash_before_the_first_checkpoint_starts_again_but_stays_charged(
@@ -365,12 +430,18 @@ def test_a_resume_without_time_for_a_step_is_told_apart_from_a_run_that_goes_on(
     finding = next(rule for rule in RULES if rule.number == "R3")(read_record(record))
     assert not finding.ok and "the budget ended without a step that was kept" in finding.evidence
     assert read_record(record).problems == []
-    assert "budget is spent, without a step that was kept; give another name" in refused("resume=true", *HOURS)
+    assert "budget is spent, without a step that was kept; give another name" in refused(
+        "resume=true", *HOURS
+    )
 
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_shard_that_held_something_else_for_a_while_is_on_record(
-    start: Start, monkeypatch: pytest.MonkeyPatch, make_corpus: Callable[..., Path], tmp_path: Path, killed: bool
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    make_corpus: Callable[..., Path],
+    tmp_path: Path,
+    killed: bool,
 ) -> None:
     """Overwritten in step 2, put back in step 5, with or without a kill there: the checkpoint of step 3 has seen it."""
     corpus = make_corpus(tmp_path / "corpus", documents=100)
@@ -409,7 +480,12 @@ def run_out_of_memory_on_a_cpu() -> None:
 
 @pytest.mark.parametrize("step", [1, 5])
 def test_out_of_memory_with_an_automatic_micro_batch_resumes_with_less(
-    start: Start, unbroken: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refused: Refused, step: int
+    start: Start,
+    unbroken: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    refused: Refused,
+    step: int,
 ) -> None:
     auto = ["train.micro_batch=auto", "checkpoint.every_steps=3"]
     monkeypatch.setattr(micro_batch, "find_micro_batch", lambda *_: (8, "auto, as told"))
@@ -421,10 +497,15 @@ def test_out_of_memory_with_an_automatic_micro_batch_resumes_with_less(
             f"train.micro_batch={before}: cpu ran out of memory in training, though auto had found it to fit; go on"
             f" with resume=true, which takes {after}"
         )
-    assert [p["ended"] for p in processes_of(read_journal(tmp_path / "runs/a/budget.jsonl"))] == ["failed"] * 2
+    assert [p["ended"] for p in processes_of(read_journal(tmp_path / "runs/a/budget.jsonl"))] == [
+        "failed"
+    ] * 2
     section = load_record(start("name=a", "resume=true", *auto))["pretrain"]
     assert (section["status"], section["steps"], section["micro_batch"]) == ("finished", 12, 2)
-    assert section["micro_batch_found"] == "auto, as told; 8 did not fit in training; 4 did not fit in training"
+    assert (
+        section["micro_batch_found"]
+        == "auto, as told; 8 did not fit in training; 4 did not fit in training"
+    )
     whole = load_record(unbroken)["pretrain"]
     assert section["tokens"] == whole["tokens"]
     assert section["validation"]["loss"] == pytest.approx(whole["validation"]["loss"], rel=1e-4)
@@ -434,7 +515,11 @@ def test_out_of_memory_with_an_automatic_micro_batch_resumes_with_less(
     ("settings", "step", "says"),
     [
         ([], 1, "train.micro_batch=4: cpu ran out of memory in training; set train.micro_batch=2"),
-        ([], 5, "; set train.micro_batch=2 under another name, or go on with resume=true if something else had the"),
+        (
+            [],
+            5,
+            "; set train.micro_batch=2 under another name, or go on with resume=true if something else had the",
+        ),
         (["train.batch_size=9", "train.micro_batch=9"], 1, "; set train.micro_batch=3"),
         (["train.micro_batch=1"], 1, "; use memory.checkpoint_every=1 or a smaller model"),
     ],
@@ -475,12 +560,16 @@ def test_the_record_is_about_all_processes(start: Start, monkeypatch: pytest.Mon
     section = load_record(start("name=a", "resume=true"))["pretrain"]
     seconds = section["budget"]["spent_seconds"]
     assert section["tokens_per_second"] == pytest.approx(section["tokens"] / seconds)
-    assert section["recompilations"] == 3 + 7  # four steps, then eight, of which the first ones are no recompilations
+    assert (
+        section["recompilations"] == 3 + 7
+    )  # four steps, then eight, of which the first ones are no recompilations
     assert section["data_wait_share"] * seconds > 0.4  # of four steps with two batches of 0.1 s
     assert section["energy_kwh"] is section["energy_source"] is None  # a CPU's is not measured
 
 
-def test_a_resume_that_finds_nothing_says_so(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_resume_that_finds_nothing_says_so(
+    start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
     start("name=first")
     assert "no run" not in capsys.readouterr().out
     run = start("name=frist", "resume=true")
@@ -509,7 +598,9 @@ def test_a_journal_that_changed_since_the_end_is_said_at_once(
     assert "budget.jsonl: not as it was when the run ended" in capsys.readouterr().out
 
 
-def test_an_unfinished_run_and_a_resume_with_other_settings(refused: Refused, break_run: Break) -> None:
+def test_an_unfinished_run_and_a_resume_with_other_settings(
+    refused: Refused, break_run: Break
+) -> None:
     break_run(4, "crash", "name=a", "optim.lr=0.001")
     assert "resume=true" in refused()
     message = refused("resume=true", "optim.lr=0.5")
@@ -524,12 +615,19 @@ def test_a_resume_may_find_the_corpus_elsewhere(
     corpus = make_corpus(tmp_path / "corpus", documents=50)
     break_run(4, "crash", "name=a", f"data.corpus={corpus}")
     moved = corpus.rename(tmp_path / "moved")
-    assert load_record(start("name=a", "resume=true", f"data.corpus={moved}"))["pretrain"]["status"] == "finished"
+    assert (
+        load_record(start("name=a", "resume=true", f"data.corpus={moved}"))["pretrain"]["status"]
+        == "finished"
+    )
 
 
 @pytest.mark.parametrize("setting", ["data.corpus", "train.validation_corpus"])
 def test_a_resume_with_another_corpus_in_the_same_place(
-    make_corpus: Callable[..., Path], tmp_path: Path, refused: Refused, setting: str, break_run: Break
+    make_corpus: Callable[..., Path],
+    tmp_path: Path,
+    refused: Refused,
+    setting: str,
+    break_run: Break,
 ) -> None:
     corpus = make_corpus(tmp_path / "corpus", documents=50)
     break_run(4, "crash", "name=a", f"{setting}={corpus}")

@@ -8,27 +8,44 @@ from typing import Any
 import pytest
 
 from cramming.config import UserError, build
-from cramming.schedule import SCHEDULES, BatchRamp, Schedule, learning_rate_factor, ramp_step, sequences_per_step
+from cramming.schedule import (
+    SCHEDULES,
+    BatchRamp,
+    Schedule,
+    learning_rate_factor,
+    ramp_step,
+    sequences_per_step,
+)
 
 GRID = [i / 2000 for i in range(2001)]
-RAMPS = [BatchRamp(start, until) for start, until in ((0.1, 0.6), (0.125, 0.3), (0.5, 1.0), (0.8, 0.5))]
+RAMPS = [
+    BatchRamp(start, until) for start, until in ((0.1, 0.6), (0.125, 0.3), (0.5, 1.0), (0.8, 0.5))
+]
 
 
 def variants(name: str) -> list[Schedule]:
     """The schedule with all combinations of these values of its settings."""
     values: dict[str, tuple[Any, ...]] = {
-        "warmup": (0.0, 0.05, 0.3), "decay": (0.1, 0.3, 0.7), "decay_shape": ("linear", "sqrt"),
-        "start": (0.0, 0.25, 1.0), "final": (0.0, 0.1, 1.0),
-    }  # fmt: skip
+        "warmup": (0.0, 0.05, 0.3),
+        "decay": (0.1, 0.3, 0.7),
+        "decay_shape": ("linear", "sqrt"),
+        "start": (0.0, 0.25, 1.0),
+        "final": (0.0, 0.1, 1.0),
+    }
     own = [field.name for field in fields(SCHEDULES[name]) if field.name != "name"]
-    return [SCHEDULES[name](**dict(zip(own, chosen))) for chosen in product(*(values[setting] for setting in own))]
+    return [
+        SCHEDULES[name](**dict(zip(own, chosen)))
+        for chosen in product(*(values[setting] for setting in own))
+    ]
 
 
 ONE_PEAK = ("constant", "cosine", "linear", "triangle", "wsd")
 
 
 @pytest.mark.parametrize("name", ONE_PEAK)
-def test_every_shape_rises_once_and_falls_once_between_its_ends_and_the_peak_without_a_jump(name: str) -> None:
+def test_every_shape_rises_once_and_falls_once_between_its_ends_and_the_peak_without_a_jump(
+    name: str,
+) -> None:
     """The steepest shape here, sqrt decay over 10 %, moves by sqrt(step / 0.1) in one step of the grid."""
     bound = math.sqrt(1 / 2000 / 0.1) + 1e-9
     for variant in variants(name):
@@ -36,7 +53,9 @@ def test_every_shape_rises_once_and_falls_once_between_its_ends_and_the_peak_wit
         rises, final = getattr(variant, "warmup", 1.0) > 0, getattr(variant, "final", 1.0)
         assert values[0] == pytest.approx(variant.start if rises else 1.0)
         assert max(values) == pytest.approx(1.0) and values[-1] == pytest.approx(final, abs=1e-9)
-        assert min(values) >= max(0.0, min(variant.start, final) - 1e-12)  # exactly: an optimizer may refuse -1e-16
+        assert min(values) >= max(
+            0.0, min(variant.start, final) - 1e-12
+        )  # exactly: an optimizer may refuse -1e-16
         peak, steps = values.index(max(values)), [b - a for a, b in pairwise(values)]
         assert min(steps[:peak], default=0.0) >= -1e-12 and max(steps[peak:], default=0.0) <= 1e-12
         assert max(map(abs, steps)) <= bound, variant
@@ -60,7 +79,9 @@ def test_known_points() -> None:
 @pytest.mark.parametrize("ramp", RAMPS)
 def test_batch_ramp_grows_from_its_start_to_the_full_batch(size: int, ramp: BatchRamp) -> None:
     if ramp.start * size < 1 or round(ramp.start * size) == size:
-        with pytest.raises(ValueError, match=rf"batch_ramp.start={ramp.start} of {size} sequences is "):
+        with pytest.raises(
+            ValueError, match=rf"batch_ramp.start={ramp.start} of {size} sequences is "
+        ):
             ramp_step(ramp, size)
         return
     step = ramp_step(ramp, size)

@@ -17,8 +17,12 @@ from cramming.model.heads import MaskedLM
 from cramming.start import _decompose, count_pairs, start_from_text, word_vectors
 
 VOCAB, SPECIAL, CPU = 40, (0, 1, 2), torch.device("cpu")
-CONFIG = CooccurrenceStart("cooccurrence", window=2, max_tokens=1_000_000, embedding_std=0.1, decoder_std=0.05)
-MODEL = ModelConfig(VOCAB, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_length=64)
+CONFIG = CooccurrenceStart(
+    "cooccurrence", window=2, max_tokens=1_000_000, embedding_std=0.1, decoder_std=0.05
+)
+MODEL = ModelConfig(
+    VOCAB, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_length=64
+)
 
 
 def two_topics(tokens: int = 20_000) -> TokenStream:
@@ -26,14 +30,20 @@ def two_topics(tokens: int = 20_000) -> TokenStream:
     rng = np.random.default_rng(0)
     topics = rng.integers(0, 2, tokens // 10)
     ids = np.where(
-        topics[:, None] == 0, rng.integers(3, 20, (len(topics), 10)), rng.integers(20, 38, (len(topics), 10))
+        topics[:, None] == 0,
+        rng.integers(3, 20, (len(topics), 10)),
+        rng.integers(20, 38, (len(topics), 10)),
     )
-    return TokenStream.of_array(np.pad(ids, ((0, 0), (1, 0)), constant_values=1).reshape(-1), np.array([0]))
+    return TokenStream.of_array(
+        np.pad(ids, ((0, 0), (1, 0)), constant_values=1).reshape(-1), np.array([0])
+    )
 
 
 def test_pairs_are_counted_as_by_hand() -> None:
     ids = np.array([3, 4, 1, 4, 5, 3])
-    counts = count_pairs(TokenStream.of_array(ids, np.array([0])), 6, (1,), window=2, max_tokens=100).toarray()
+    counts = count_pairs(
+        TokenStream.of_array(ids, np.array([0])), 6, (1,), window=2, max_tokens=100
+    ).toarray()
     expected = np.zeros((6, 6))
     for first, a in enumerate(ids):
         for second, b in enumerate(ids):
@@ -46,15 +56,23 @@ def test_pairs_are_counted_as_by_hand() -> None:
 def test_a_bounded_count_reads_the_whole_stream_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cramming.start.CHUNK", 50)
     ids = np.arange(1000) % 500  # each pair of neighbours stands for its place
-    counts = count_pairs(TokenStream.of_array(ids, np.array([0])), 500, (), window=1, max_tokens=200)
+    counts = count_pairs(
+        TokenStream.of_array(ids, np.array([0])), 500, (), window=1, max_tokens=200
+    )
     assert counts.sum() == 2 * 4 * 49  # four stretches of 50 tokens
-    assert counts.diagonal(1).nonzero()[0].max() > 200 and counts.diagonal(1).nonzero()[0].min() == 0
+    assert (
+        counts.diagonal(1).nonzero()[0].max() > 200 and counts.diagonal(1).nonzero()[0].min() == 0
+    )
 
 
 def test_few_tokens_are_still_read_from_all_of_the_text() -> None:
     ids = np.repeat([3, 4], 100_000)  # another source's words in its second half
-    counts = count_pairs(TokenStream.of_array(ids, np.array([0])), 5, (), window=1, max_tokens=50_000).diagonal()
-    assert counts[3] == pytest.approx(counts[4], rel=0.05) and counts.sum() == pytest.approx(100_000, rel=0.01)
+    counts = count_pairs(
+        TokenStream.of_array(ids, np.array([0])), 5, (), window=1, max_tokens=50_000
+    ).diagonal()
+    assert counts[3] == pytest.approx(counts[4], rel=0.05) and counts.sum() == pytest.approx(
+        100_000, rel=0.01
+    )
 
 
 def test_words_of_one_topic_are_alike() -> None:
@@ -93,7 +111,9 @@ def test_the_factors_are_those_of_a_full_decomposition(width: int) -> None:
     found = _decompose(sparse.csr_array(matrix), width, 0, CPU)
     expected = left[:, :width] * np.geomspace(10, 1e-3, VOCAB)[:width] ** 0.25
     assert found.shape == (VOCAB, width)
-    torch.testing.assert_close(found @ found.T, torch.from_numpy(expected @ expected.T).float(), rtol=0, atol=0.02)
+    torch.testing.assert_close(
+        found @ found.T, torch.from_numpy(expected @ expected.T).float(), rtol=0, atol=0.02
+    )
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -102,13 +122,23 @@ def test_a_start_from_text_knows_the_words(tied: bool) -> None:
     model = MaskedLM(replace(MODEL, tie_embeddings=tied))
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     start_from_text(model, two_topics(), SPECIAL, CONFIG, 0, CPU)
-    changed = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
+    changed = {
+        name
+        for name, parameter in model.named_parameters()
+        if not torch.equal(parameter, before[name])
+    }
     decoder = set() if tied else {"decoder_weight", "decoder_bias"}
-    assert changed == {"encoder.embeddings.tokens.weight", "encoder.embeddings.token_types.weight"} | decoder
+    assert (
+        changed
+        == {"encoder.embeddings.tokens.weight", "encoder.embeddings.token_types.weight"} | decoder
+    )
     weight = model.encoder.embeddings.tokens.weight
     assert torch.allclose(weight.square().mean(1)[3:38].sqrt(), torch.tensor(0.1))
     if not tied:
-        assert model.decoder_bias is not None and model.decoder_bias.exp().sum().item() == pytest.approx(1.0)
+        assert (
+            model.decoder_bias is not None
+            and model.decoder_bias.exp().sum().item() == pytest.approx(1.0)
+        )
         assert model.decoder_bias[10] > model.decoder_bias[39]
 
 
@@ -126,5 +156,12 @@ def test_weights_counted_from_the_text_outlive_a_step_with_offloading(
 
 def test_an_empty_text_leaves_random_vectors() -> None:
     model = MaskedLM(MODEL)
-    start_from_text(model, TokenStream.of_array(np.ones(64, dtype=np.int64), np.array([0])), SPECIAL, CONFIG, 0, CPU)
+    start_from_text(
+        model,
+        TokenStream.of_array(np.ones(64, dtype=np.int64), np.array([0])),
+        SPECIAL,
+        CONFIG,
+        0,
+        CPU,
+    )
     assert all(parameter.isfinite().all() for parameter in model.parameters())

@@ -46,9 +46,12 @@ def test_training_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_tracker_that_fails_is_off_and_the_run_goes_on(
-    start: Callable[..., Path], unbroken: Path, losses: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch,
+    start: Callable[..., Path],
+    unbroken: Path,
+    losses: Callable[[Path], Any],
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     class Full(Held):
         def write(self, row: Mapping[str, float]) -> None:
             raise OSError("no room\nleft")
@@ -58,7 +61,9 @@ def test_a_tracker_that_fails_is_off_and_the_run_goes_on(
     monkeypatch.setattr(checks, "find_spec", lambda name: object())
     assert losses(start("trackers=[tensorboard]")) == losses(unbroken)
     warnings = [line for line in capsys.readouterr().out.splitlines() if "trackers" in line]
-    assert len(warnings) == 1 and warnings[0].startswith("warning: trackers=tensorboard: no room left; off")
+    assert len(warnings) == 1 and warnings[0].startswith(
+        "warning: trackers=tensorboard: no room left; off"
+    )
 
 
 def test_a_package_that_is_missing_is_said_before_the_run(
@@ -70,7 +75,9 @@ def test_a_package_that_is_missing_is_said_before_the_run(
     assert not (tmp_path / "runs" / "default" / "record.json").exists()
 
 
-def stopped_and_resumed(start: Callable[..., Path], *overrides: str, folder: Path | None = None) -> Path:
+def stopped_and_resumed(
+    start: Callable[..., Path], *overrides: str, folder: Path | None = None
+) -> Path:
     """Stopped after 7 steps. The checkpoint of that is lost in `folder`, so steps 6 and 7 are tracked twice."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
         before_step(patch, 8, lambda: os.kill(os.getpid(), signal.SIGTERM))
@@ -87,22 +94,33 @@ def test_tensorboard_has_the_rows_of_a_stopped_and_resumed_run(
 ) -> None:
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     run = stopped_and_resumed(start, "trackers=[tensorboard]", folder=tmp_path if loses else None)
-    events = reader.EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+    events = reader.EventAccumulator(
+        str(run / "tensorboard"), size_guidance={"scalars": 0}
+    ).Reload()
     rows = load_metrics(run)
-    numbers = {name for row in rows for name, value in row.items() if isinstance(value, int | float)}
+    numbers = {
+        name for row in rows for name, value in row.items() if isinstance(value, int | float)
+    }
     assert numbers - {"step"} == set(events.Tags()["scalars"])
     for name in ("loss", "lr", "validation_loss"):
-        expected = [(row["step"], pytest.approx(row[name], rel=1e-6)) for row in rows if name in row]
+        expected = [
+            (row["step"], pytest.approx(row[name], rel=1e-6)) for row in rows if name in row
+        ]
         assert [(event.step, event.value) for event in events.Scalars(name)] == expected, name
 
 
 @pytest.mark.slow
-def test_weights_and_biases_offline_has_one_run(start: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_and_biases_offline_has_one_run(
+    start: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("wandb")
     monkeypatch.delenv("WANDB_MODE", raising=False)
     run = stopped_and_resumed(start, "trackers=[wandb]")
     name = (first_line_sha256(run / "budget.jsonl") or "")[:32]
-    files = [file.read_bytes() for file in sorted((run / "wandb").glob(f"offline-run-*/run-{name}.wandb"))]
+    files = [
+        file.read_bytes()
+        for file in sorted((run / "wandb").glob(f"offline-run-*/run-{name}.wandb"))
+    ]
     assert len(files) == 2  # of one run, a file for each process
     for row in load_metrics(run):
         assert any(json.dumps(row["tokens"]).encode() in file for file in files)

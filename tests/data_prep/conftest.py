@@ -20,7 +20,10 @@ TOKENIZER = {"kind": "wordpiece", "vocab_size": 300}
 def made_up_documents(count: int, seed: int = 0, words: int = 60) -> list[str]:
     rng = random.Random(seed)
     lexicon = ["".join(rng.choices(SYLLABLES, k=rng.randint(1, 3))) for _ in range(400)]
-    return [" ".join(rng.choices(lexicon, k=rng.randint(5, 2 * words))).capitalize() + "." for _ in range(count)]
+    return [
+        " ".join(rng.choices(lexicon, k=rng.randint(5, 2 * words))).capitalize() + "."
+        for _ in range(count)
+    ]
 
 
 @pytest.fixture
@@ -33,7 +36,9 @@ def made_up() -> Callable[..., list[str]]:
 def text_file(tmp_path: Path) -> Path:
     """300 documents, one per block, with enough rare characters that some become unknown tokens."""
     path = tmp_path / "text.txt"
-    documents = [f"{text} {chr(0x4E00 + index // 3)}" for index, text in enumerate(made_up_documents(300))]
+    documents = [
+        f"{text} {chr(0x4E00 + index // 3)}" for index, text in enumerate(made_up_documents(300))
+    ]
     path.write_text("\n\n".join(documents), encoding="utf-8")
     return path
 
@@ -43,15 +48,23 @@ def text_config_in() -> Callable[..., dict[str, Any]]:
     """The root configuration with its `corpora` in this folder that reads these paths; keywords override `data`,
     `tokenizer={...}` the tokenizer."""
 
-    def make(folder: Path, *paths: Path | str, tokenizer: dict[str, Any] | None = None, **data: Any) -> dict[str, Any]:
+    def make(
+        folder: Path, *paths: Path | str, tokenizer: dict[str, Any] | None = None, **data: Any
+    ) -> dict[str, Any]:
         section = {"name": "test", "source": "text", **BASE, "paths": list(map(str, paths)), **data}
-        return {"corpora": str(folder / "corpora"), "data": section, "tokenizer": {**TOKENIZER, **(tokenizer or {})}}
+        return {
+            "corpora": str(folder / "corpora"),
+            "data": section,
+            "tokenizer": {**TOKENIZER, **(tokenizer or {})},
+        }
 
     return make
 
 
 @pytest.fixture
-def text_config(tmp_path: Path, text_config_in: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+def text_config(
+    tmp_path: Path, text_config_in: Callable[..., dict[str, Any]]
+) -> Callable[..., dict[str, Any]]:
     """The same in the test's folder."""
     return partial(text_config_in, tmp_path)
 
@@ -61,7 +74,11 @@ def decoded_documents(corpus: Corpus) -> list[str]:
 
     tokenizer = Tokenizer.from_file(str(corpus.tokenizer_file))
     streams = corpus.stream("train"), corpus.stream("validation")
-    return [tokenizer.decode(stream.document(n).tolist()) for stream in streams for n in range(stream.num_documents)]
+    return [
+        tokenizer.decode(stream.document(n).tolist())
+        for stream in streams
+        for n in range(stream.num_documents)
+    ]
 
 
 @pytest.fixture
@@ -86,6 +103,10 @@ def contents() -> Callable[[Path], dict[str, bytes]]:
     """`contents(folder)`: every file's bytes by its path in the folder."""
 
     def read(folder: Path) -> dict[str, bytes]:
-        return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+        return {
+            str(p.relative_to(folder)): p.read_bytes()
+            for p in sorted(folder.rglob("*"))
+            if p.is_file()
+        }
 
     return read

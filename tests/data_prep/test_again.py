@@ -34,21 +34,33 @@ def texts(made_up: MadeUp) -> list[str]:
 
 @pytest.mark.parametrize("planted", [0, 1, 20])
 def test_what_the_manifest_says_that_was_removed_is_found_in_the_corpus(
-    planted: int, tmp_path: Path, text_config: Config, made_up: MadeUp, run: Run, texts: list[str],
+    planted: int,
+    tmp_path: Path,
+    text_config: Config,
+    made_up: MadeUp,
+    run: Run,
+    texts: list[str],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     """Searched for other texts than the verifier's: one may come from anywhere, twenty contradict the manifest."""
     monkeypatch.setattr(again, "GROUP_TOKENS", 500)
     documents = [*made_up(100), *(f"Before. {text} After." for text in texts[:planted])]
     (tmp_path / "a.txt").write_text("\n\n".join(documents), encoding="utf-8")
     others = glue(tmp_path / "others", made_up(50, seed=9))
-    searched = {"decontaminate": {"tasks": str(others)}, "validation_fraction": 0.0, "shard_tokens": 1500}
+    searched = {
+        "decontaminate": {"tasks": str(others)},
+        "validation_fraction": 0.0,
+        "shard_tokens": 1500,
+    }
     corpus = run(text_config(tmp_path / "a.txt", **searched))
     assert len(corpus.manifest.splits["train"]) > 2
     tasks = glue(tmp_path / "glue", texts)
     problems, told = overlap(corpus.folder, tasks, 60)
     documents_read = sum(shard.documents for shard in corpus.manifest.splits["train"])
-    assert told.startswith(f"{documents_read:,} of {documents_read:,} documents") and f"SST-2 {planted} (" in told
+    assert (
+        told.startswith(f"{documents_read:,} of {documents_read:,} documents")
+        and f"SST-2 {planted} (" in told
+    )
     assert bool(problems) == (planted == 20)
     problems, told = overlap(corpus.folder, tasks, 0)
     assert not told.startswith(("0 of", f"{documents_read:,} of"))
@@ -60,7 +72,11 @@ def test_tasks_that_the_corpus_was_not_searched_for_contradict_nothing(
     documents = [*made_up(100), *(f"Before. {text} After." for text in texts)]
     (tmp_path / "a.txt").write_text("\n\n".join(documents), encoding="utf-8")
     others = glue(tmp_path / "others", made_up(50, seed=9))
-    corpus = run(text_config(tmp_path / "a.txt", decontaminate={"tasks": str(others)}, validation_fraction=0.0))
+    corpus = run(
+        text_config(
+            tmp_path / "a.txt", decontaminate={"tasks": str(others)}, validation_fraction=0.0
+        )
+    )
     (tmp_path / "glue" / "RTE").mkdir(parents=True)
     rows = "".join(f"{number}\t{text}\tNo.\tentailment\n" for number, text in enumerate(texts))
     header = "index\tsentence1\tsentence2\tlabel\n"

@@ -37,13 +37,16 @@ def by_workers(source: TextSource) -> list[Document]:
         for named, found in through_workers(READ, source.chunks(), workers):
             rows = enumerate(zip(found.contents, named.source_D.tolist(), named.part_D.tolist()))
             documents += [
-                named.others.get(n) or Document(text, named.name(n), named.sources[source], part=part)
+                named.others.get(n)
+                or Document(text, named.name(n), named.sources[source], part=part)
                 for n, (text, source, part) in rows
             ]
     return documents
 
 
-BLOCKS = "\n\n".join(f"text {n} é " + "word " * (n % 7) + "\nand a line " * (n % 3) for n in range(40))
+BLOCKS = "\n\n".join(
+    f"text {n} é " + "word " * (n % 7) + "\nand a line " * (n % 3) for n in range(40)
+)
 RECORDS = "\n".join(json.dumps({"text": f"record {n}\n{'x ' * n}"}) for n in range(30))
 FILES: dict[str, tuple[bytes, dict[str, Any]]] = {
     "a.txt": (BLOCKS.encode(), {}),
@@ -65,8 +68,14 @@ FILES: dict[str, tuple[bytes, dict[str, Any]]] = {
     "html.jsonl": (RECORDS.replace("record 9", "<doc id=9>").encode(), {}),
     "a.csv": (b'id,text\n1,"two\nlines"\n2,one\n', {}),
     "long.csv": (b"id,text\n" + b'1,"two\n\nlines"\n' * 90, {}),
-    "wiki_00": (b"".join(b'<doc id="%d" title="a">\nA\n\nquay.\n</doc>\n' % n for n in range(40)), {}),
-    "late.txt": (BLOCKS.encode() + b'\n\n<doc id="1" title="a">\nno article\n\n' + BLOCKS.encode(), {}),
+    "wiki_00": (
+        b"".join(b'<doc id="%d" title="a">\nA\n\nquay.\n</doc>\n' % n for n in range(40)),
+        {},
+    ),
+    "late.txt": (
+        BLOCKS.encode() + b'\n\n<doc id="1" title="a">\nno article\n\n' + BLOCKS.encode(),
+        {},
+    ),
 }
 
 
@@ -91,13 +100,21 @@ def test_no_process_but_a_worker_reads_text_of_which_the_pieces_are_known(
     names = ("a.txt", "a.txt.xz", "a.jsonl", "html.jsonl")
     for name in (*names, "whole.txt"):
         (tmp_path / name).write_bytes(FILES[name][0])
-    monkeypatch.setattr(TextSource, "documents_of", lambda *_: pytest.fail("read from its beginning"))
+    monkeypatch.setattr(
+        TextSource, "documents_of", lambda *_: pytest.fail("read from its beginning")
+    )
     assert len(by_workers(source_of(*(tmp_path / name for name in names)))) == 140
     assert len(by_workers(source_of(tmp_path / "whole.txt", documents="file"))) == 1
 
 
-def test_what_a_process_of_its_own_unpacks_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    packed = {"a.xz": lzma.compress, "b.gz": gzip.compress, "c.xz": lambda data: lzma.compress(data)[:-40]}
+def test_what_a_process_of_its_own_unpacks_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = {
+        "a.xz": lzma.compress,
+        "b.gz": gzip.compress,
+        "c.xz": lambda data: lzma.compress(data)[:-40],
+    }
     for name, pack in packed.items():
         (tmp_path / name).write_bytes(pack(BLOCKS.encode() * 50))
     (tmp_path / "plain.txt").write_bytes(BLOCKS.encode())
@@ -106,14 +123,20 @@ def test_what_a_process_of_its_own_unpacks_is_the_same(tmp_path: Path, monkeypat
     monkeypatch.setattr(text, "UNPACKED_HERE", 0)
     read_here = plain_text.blocks_of
     monkeypatch.setattr(
-        plain_text, "blocks_of", lambda path: read_here(path) if path.suffix == ".txt" else pytest.fail(str(path))
+        plain_text,
+        "blocks_of",
+        lambda path: read_here(path) if path.suffix == ".txt" else pytest.fail(str(path)),
     )
     assert by_workers(source_of(*paths, format="txt")) == expected and len(expected) > 3900
-    with pytest.raises(UserError, match=r"c\.xz: cannot be read as \.xz: .*; is it whole\? get it anew"):
+    with pytest.raises(
+        UserError, match=r"c\.xz: cannot be read as \.xz: .*; is it whole\? get it anew"
+    ):
         by_workers(source_of(*paths, tmp_path / "c.xz", format="txt"))
 
 
-def test_an_unpacker_that_died_is_no_damage_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unpacker_that_died_is_no_damage_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def died(*_: object) -> Iterator[plain_text.Block]:
         yield BLOCKS[:100].encode(), 10
         raise WorkerDiedError(text.UNPACKER_DIED)
@@ -159,10 +182,17 @@ def test_the_corpus_is_that_of_one_reader(
 ) -> None:
     """With a limit on documents the text is read by the main process from its beginning."""
     corpora = [
-        run(text_config(text_file, corpus=str(tmp_path / str(limit)), shard_tokens=3000, max_documents=limit))
+        run(
+            text_config(
+                text_file, corpus=str(tmp_path / str(limit)), shard_tokens=3000, max_documents=limit
+            )
+        )
         for limit in (None, 1_000_000)
     ]
-    by_name = [{name: data for name, data in contents(corpus.folder).items() if "." in name} for corpus in corpora]
+    by_name = [
+        {name: data for name, data in contents(corpus.folder).items() if "." in name}
+        for corpus in corpora
+    ]
     for files in by_name:
         del files["manifest.json"], files["corpus_card.md"]  # they name the settings
     assert by_name[0] == by_name[1] and len(by_name[0]) > 6

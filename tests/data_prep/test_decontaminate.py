@@ -35,12 +35,39 @@ def glue(tmp_path: Path) -> Path:
     """Four tasks in the layouts of the official files."""
     folder = tmp_path / "glue"
     write(folder, "CoLA", "dev.tsv", f"gj04\t1\t\t{SHORT}", f"gj04\t0\t*\t{TINY}")
-    write(folder, "CoLA", "test.tsv", "index\tsentence", "0\tThe ship that we saw at noon has left the harbour.")
-    write(folder, "CoLA", "train.tsv", "gj04\t1\t\tOnly the training file speaks of a very small blue whale.")
+    write(
+        folder,
+        "CoLA",
+        "test.tsv",
+        "index\tsentence",
+        "0\tThe ship that we saw at noon has left the harbour.",
+    )
+    write(
+        folder,
+        "CoLA",
+        "train.tsv",
+        "gj04\t1\t\tOnly the training file speaks of a very small blue whale.",
+    )
     write(folder, "SST-2", "dev.tsv", "sentence\tlabel", f"{PARSED}\t1")
-    write(folder, "QNLI", "dev.tsv", "index\tquestion\tsentence\tlabel", f"0\t{TINY}\t{LONG}\tentailment")
-    header = "index\t" + "\t".join(f"c{number}" for number in range(7)) + "\tsentence1\tsentence2\tgold_label"
-    write(folder, "MNLI", "dev_matched.tsv", header, f"0{8 * chr(9)}{LONG}\tThe harbour is new.\tcontradiction")
+    write(
+        folder,
+        "QNLI",
+        "dev.tsv",
+        "index\tquestion\tsentence\tlabel",
+        f"0\t{TINY}\t{LONG}\tentailment",
+    )
+    header = (
+        "index\t"
+        + "\t".join(f"c{number}" for number in range(7))
+        + "\tsentence1\tsentence2\tgold_label"
+    )
+    write(
+        folder,
+        "MNLI",
+        "dev_matched.tsv",
+        header,
+        f"0{8 * chr(9)}{LONG}\tThe harbour is new.\tcontradiction",
+    )
     write(folder, "MNLI", "dev_mismatched.tsv", header, f"0{8 * chr(9)}Yes. {SHORT}\tNo.\tneutral")
     return folder
 
@@ -60,7 +87,9 @@ def test_a_run_of_thirteen_words_is_found_for_every_task_that_has_it(found: Deco
 
 def test_case_punctuation_and_the_treebanks_spelling_do_not_matter(found: Decontaminator) -> None:
     assert tasks_in(found, LONG.upper().replace(",", " —")) == ("MNLI", "QNLI")
-    natural = "It doesn't take a sailor to see that this film’s boats (and its sea) are made of card."
+    natural = (
+        "It doesn't take a sailor to see that this film’s boats (and its sea) are made of card."
+    )
     assert tasks_in(found, natural) == ("SST-2",)
 
 
@@ -69,18 +98,26 @@ def test_a_treebank_corpus_is_read_as_the_tasks_are() -> None:
     for task, corpus in permutations(
         ["He doesn't want to leave (yet).", "he does n't want to leave -lrb- yet -rrb- ."]
     ):
-        assert tasks_in(Decontaminator({"SST-2": [task]}, CONFIG), f"{FILLER}{corpus} {FILLER}") == ("SST-2",)
+        assert tasks_in(
+            Decontaminator({"SST-2": [task]}, CONFIG), f"{FILLER}{corpus} {FILLER}"
+        ) == ("SST-2",)
 
 
 def test_a_short_sentence_is_found_anywhere_if_it_says_enough(found: Decontaminator) -> None:
     assert tasks_in(found, f"{FILLER}{SHORT} {FILLER}") == ("CoLA", "MNLI")
     assert tasks_in(found, f"{FILLER}\n{SHORT[:-1]}\n{FILLER}") == ("CoLA", "MNLI")
-    assert tasks_in(found, f"{FILLER}As we know, {SHORT[:-1]} in the bay. {FILLER}") == ("CoLA", "MNLI")
+    assert tasks_in(found, f"{FILLER}As we know, {SHORT[:-1]} in the bay. {FILLER}") == (
+        "CoLA",
+        "MNLI",
+    )
 
 
 def test_one_that_says_less_must_be_a_whole_sentence(found: Decontaminator) -> None:
     assert tasks_in(found, f"{FILLER}{TINY} {FILLER}") == ("CoLA", "QNLI")
-    for inside in ("He asked what is the capital of France?", "It, what is the capital of France, is known."):
+    for inside in (
+        "He asked what is the capital of France?",
+        "It, what is the capital of France, is known.",
+    ):
         assert tasks_in(found, f"{FILLER}{inside} {FILLER}") == ()
 
 
@@ -104,13 +141,31 @@ def test_rows_cells_and_quotations_stand_alone(found: Decontaminator, row: str) 
 
 def test_no_sentence_begins_behind_an_initial() -> None:
     text = "It was made known by the U.S. Food and Drug Administration."
-    assert tasks_in(Decontaminator({"MRPC": [text]}, CONFIG), "He asked the U.S. Food and Drug Administration.") == ()
+    assert (
+        tasks_in(
+            Decontaminator({"MRPC": [text]}, CONFIG),
+            "He asked the U.S. Food and Drug Administration.",
+        )
+        == ()
+    )
     assert tasks_in(Decontaminator({"MRPC": [text]}, CONFIG), text) == ("MRPC",)
 
 
-def test_texts_are_searched_together_as_alone(found: Decontaminator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_are_searched_together_as_alone(
+    found: Decontaminator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = LONG.split()
-    texts = [FILLER, LONG, "", TINY, " ".join(words[:9]), " ".join(words[9:]), f"{FILLER}{SHORT}", PARSED, "What is"]
+    texts = [
+        FILLER,
+        LONG,
+        "",
+        TINY,
+        " ".join(words[:9]),
+        " ".join(words[9:]),
+        f"{FILLER}{SHORT}",
+        PARSED,
+        "What is",
+    ]
     alone = [tasks_in(found, text) for text in texts]
     assert [len(tasks) for tasks in alone] == [0, 2, 0, 2, 0, 0, 2, 1, 0]
     together = {place: BETWEEN_TASKS.join(tasks) for place, tasks in enumerate(alone) if tasks}
@@ -121,9 +176,13 @@ def test_texts_are_searched_together_as_alone(found: Decontaminator, monkeypatch
 
 def test_what_anybody_says_is_no_evidence() -> None:
     search = Decontaminator(
-        {"MNLI": ["I don't know.", "Where are you going?", "Unmistakably incomprehensible!"]}, CONFIG
+        {"MNLI": ["I don't know.", "Where are you going?", "Unmistakably incomprehensible!"]},
+        CONFIG,
     )
-    assert search.searchable == {"MNLI": 0} and tasks_in(search, "I don't know. Where are you going?") == ()
+    assert (
+        search.searchable == {"MNLI": 0}
+        and tasks_in(search, "I don't know. Where are you going?") == ()
+    )
 
 
 def test_training_text_only_when_asked_for(glue: Path, found: Decontaminator) -> None:
@@ -138,12 +197,20 @@ def test_the_development_texts_that_were_searched_are_told_whatever_their_order(
     found = Decontaminator.from_folder(glue, CONFIG)
     assert found.examples == {"CoLA": 3, "SST-2": 1, "QNLI": 2, "MNLI": 4} and len(found.files) == 6
     assert found.searchable == {"CoLA": 3, "SST-2": 1, "QNLI": 2, "MNLI": 2}
-    assert found.by_task(found.texts_in([f"{LONG} {TINY} {SHORT}"])[0]) == {"CoLA": 2, "SST-2": 0, "QNLI": 2, "MNLI": 2}
+    assert found.by_task(found.texts_in([f"{LONG} {TINY} {SHORT}"])[0]) == {
+        "CoLA": 2,
+        "SST-2": 0,
+        "QNLI": 2,
+        "MNLI": 2,
+    }
     known = found.development
     assert {name: found["texts"] for name, found in known.items()} == {
-        "CoLA/dev.tsv": 2, "SST-2/dev.tsv": 1, "QNLI/dev.tsv": 2,
-        "MNLI/dev_matched.tsv": 2, "MNLI/dev_mismatched.tsv": 2,
-    }  # fmt: skip
+        "CoLA/dev.tsv": 2,
+        "SST-2/dev.tsv": 1,
+        "QNLI/dev.tsv": 2,
+        "MNLI/dev_matched.tsv": 2,
+        "MNLI/dev_mismatched.tsv": 2,
+    }
     assert known["QNLI/dev.tsv"]["sha256"] == texts_sha256([LONG, TINY])
     write(glue, "CoLA", "dev.tsv", f"gj04\t0\t*\t{TINY} ", f"gj04\t1\t\t{SHORT}")
     assert Decontaminator.from_folder(glue, CONFIG).development == known
@@ -169,7 +236,10 @@ def test_a_match_in_odd_spelling_is_shown(odd: str) -> None:
 
 def test_every_planted_example_of_many_is_found_and_no_other_text() -> None:
     rng = np.random.default_rng(0)
-    texts = [" ".join(f"w{word}" for word in rng.integers(0, 300, rng.integers(8, 40))) for _ in range(3000)]
+    texts = [
+        " ".join(f"w{word}" for word in rng.integers(0, 300, rng.integers(8, 40)))
+        for _ in range(3000)
+    ]
     found = Decontaminator({"RTE": texts[:1000], "WNLI": texts[1000:2000]}, CONFIG)
     for number in range(0, 3000, 7):
         expected = (("RTE",), ("WNLI",), ())[number // 1000]
@@ -178,17 +248,52 @@ def test_every_planted_example_of_many_is_found_and_no_other_text() -> None:
 
 def test_tasks_of_superglue_are_found_too(glue: Path) -> None:
     """Their test files as well, and those tasks that are not scored here; names among ReCoRD's answers do not count."""
-    write(glue, "BoolQ", "val.jsonl", json.dumps({"question": TINY, "passage": LONG, "label": True}))
-    write(glue, "WSC", "val.jsonl", json.dumps({"text": PARSED, "target": {"span1_text": "film"}, "label": False}))
-    write(glue, "RTE", "val.jsonl", json.dumps({"premise": SHORT, "hypothesis": "No.", "label": "entailment"}))
-    write(glue, "RTE", "test.jsonl", json.dumps({"premise": "Cows eat green grass on the alpine meadows.", "idx": 1}))
-    query = {"query": "A @placeholder sails around the southern cape.", "answers": [{"text": "Cutty Sark of Old Town"}]}
-    write(glue, "ReCoRD", "val.jsonl", json.dumps({"passage": {"text": SHORT, "entities": []}, "qas": [query]}))
+    write(
+        glue, "BoolQ", "val.jsonl", json.dumps({"question": TINY, "passage": LONG, "label": True})
+    )
+    write(
+        glue,
+        "WSC",
+        "val.jsonl",
+        json.dumps({"text": PARSED, "target": {"span1_text": "film"}, "label": False}),
+    )
+    write(
+        glue,
+        "RTE",
+        "val.jsonl",
+        json.dumps({"premise": SHORT, "hypothesis": "No.", "label": "entailment"}),
+    )
+    write(
+        glue,
+        "RTE",
+        "test.jsonl",
+        json.dumps({"premise": "Cows eat green grass on the alpine meadows.", "idx": 1}),
+    )
+    query = {
+        "query": "A @placeholder sails around the southern cape.",
+        "answers": [{"text": "Cutty Sark of Old Town"}],
+    }
+    write(
+        glue,
+        "ReCoRD",
+        "val.jsonl",
+        json.dumps({"passage": {"text": SHORT, "entities": []}, "qas": [query]}),
+    )
     found = Decontaminator.from_folder(glue, CONFIG)
     assert found.examples == {
-        "CoLA": 3, "SST-2": 1, "MNLI": 4, "QNLI": 2, "BoolQ": 2, "RTE": 3, "WSC": 1, "ReCoRD": 2,
-    }  # fmt: skip
-    assert set(found.development) >= {"BoolQ/val.jsonl", "RTE/val.jsonl"} and "RTE/test.jsonl" not in found.development
+        "CoLA": 3,
+        "SST-2": 1,
+        "MNLI": 4,
+        "QNLI": 2,
+        "BoolQ": 2,
+        "RTE": 3,
+        "WSC": 1,
+        "ReCoRD": 2,
+    }
+    assert (
+        set(found.development) >= {"BoolQ/val.jsonl", "RTE/val.jsonl"}
+        and "RTE/test.jsonl" not in found.development
+    )
     assert tasks_in(found, FILLER + LONG) == ("MNLI", "QNLI", "BoolQ")
     assert tasks_in(found, f"{FILLER} {SHORT}") == ("CoLA", "MNLI", "RTE", "ReCoRD")
     assert tasks_in(found, "Cows eat green grass on the alpine meadows.") == ("RTE",)
@@ -208,7 +313,10 @@ def test_tasks_of_superglue_are_found_too(glue: Path) -> None:
             lambda folder: write(folder, "SST-2", "dev.tsv", "text\tlabel", "a\t1"),
             "dev.tsv:1: no column sentence",
         ),
-        (lambda folder: write(folder, "QNLI", "dev.tsv", "a\tquestion\tsentence", "1", "2"), "2 of 2 rows have fewer"),
+        (
+            lambda folder: write(folder, "QNLI", "dev.tsv", "a\tquestion\tsentence", "1", "2"),
+            "2 of 2 rows have fewer",
+        ),
         (
             lambda folder: (folder / "CoLA" / "dev.tsv").write_bytes(b"a\xff"),
             "not a file of examples: .*utf-8",

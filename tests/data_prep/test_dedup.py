@@ -9,7 +9,9 @@ from data_prep.dedup import exact as dedup
 from data_prep.dedup.exact import SCALE, HeldOut, SeenBefore, content_hash
 
 
-@pytest.mark.parametrize("newest", [3, 1 << 18])  # 3: almost everything goes through the sorted part
+@pytest.mark.parametrize(
+    "newest", [3, 1 << 18]
+)  # 3: almost everything goes through the sorted part
 @pytest.mark.parametrize("batch", [1, 7, 1000])
 def test_seen_before_equals_a_set(monkeypatch: pytest.MonkeyPatch, newest: int, batch: int) -> None:
     monkeypatch.setattr(dedup, "NEWEST", newest)
@@ -21,13 +23,25 @@ def test_seen_before_equals_a_set(monkeypatch: pytest.MonkeyPatch, newest: int, 
         seen.add(number)
     memory = SeenBefore()
     given = np.array(hashes, dtype=np.uint64)
-    found = [flag for at in range(0, 500, batch) for flag in memory.ask(given[at : at + batch]).tolist()]
+    found = [
+        flag for at in range(0, 500, batch) for flag in memory.ask(given[at : at + batch]).tolist()
+    ]
     assert found == expected
 
 
 def test_content_hash_depends_on_content_and_seed() -> None:
     assert content_hash(b"a", 0) == content_hash(b"a", 0)
-    assert len({content_hash(b"a", 0), content_hash(b"b", 0), content_hash(b"a", 1), content_hash(b"a", -1)}) == 4
+    assert (
+        len(
+            {
+                content_hash(b"a", 0),
+                content_hash(b"b", 0),
+                content_hash(b"a", 1),
+                content_hash(b"a", -1),
+            }
+        )
+        == 4
+    )
 
 
 def split(numbers: list[int], fraction: float, batch: int) -> tuple[list[int], list[int]]:
@@ -46,11 +60,15 @@ def split(numbers: list[int], fraction: float, batch: int) -> tuple[list[int], l
 
 @pytest.mark.parametrize("fraction", [0.0, 1e-6, 0.1, 0.5])
 @pytest.mark.parametrize("count", [1, 2, 3, 100])
-def test_split_is_independent_of_order_and_never_without_validation(fraction: float, count: int) -> None:
+def test_split_is_independent_of_order_and_never_without_validation(
+    fraction: float, count: int
+) -> None:
     rng = random.Random(count)
     numbers = [rng.randrange(SCALE) for _ in range(count)]
     train, validation = split(numbers, fraction, 1)
-    assert all(split(numbers, fraction, batch) == (train, validation) for batch in (2, 7, 100))  # their order as well
+    assert all(
+        split(numbers, fraction, batch) == (train, validation) for batch in (2, 7, 100)
+    )  # their order as well
     expected = [n for n in numbers if n < int(fraction * SCALE)] or [min(numbers)]
     assert sorted(validation) == sorted(expected)
     for _ in range(5):

@@ -57,7 +57,9 @@ def test_no_example_stands_in_two_splits(splits: dict[str, dict[str, list[Exampl
             seen |= keys
 
 
-def test_labels_are_balanced_and_no_matter_of_length(splits: dict[str, dict[str, list[Example]]]) -> None:
+def test_labels_are_balanced_and_no_matter_of_length(
+    splits: dict[str, dict[str, list[Example]]],
+) -> None:
     for task, found in splits.items():
         for split, rows in found.items():
             lengths: dict[str, list[int]] = {}
@@ -68,10 +70,15 @@ def test_labels_are_balanced_and_no_matter_of_length(splits: dict[str, dict[str,
             assert max(counts) - min(counts) <= 1 and max(means) / min(means) < 1.15, (task, split)
 
 
-def test_dev_and_test_use_words_that_training_does_not(splits: dict[str, dict[str, list[Example]]]) -> None:
+def test_dev_and_test_use_words_that_training_does_not(
+    splits: dict[str, dict[str, list[Example]]],
+) -> None:
     """Of each meaning: two thirds of the words are of the other half, the rest is grammar."""
     for task, found in splits.items():
-        words = {s: {w for r in rows for w in normalise(f"{r.first} {r.second}").split()} for s, rows in found.items()}
+        words = {
+            s: {w for r in rows for w in normalise(f"{r.first} {r.second}").split()}
+            for s, rows in found.items()
+        }
         for split in words.keys() - {"train"}:
             assert len(words[split] - words["train"]) > len(words[split]) / 2, (task, split)
 

@@ -22,7 +22,8 @@ SPECIAL = ("[SEP]", "[MASK].", "a[CLS]b", "[sep]", "x" * 101, "##a")
 
 def wordpiece(sample: list[str], lowercase: bool = True) -> Tokenizer:
     return train(
-        [*sample, *["naïve Éa 漢字 ß ½ . , - ' a##b"] * 5], TokenizerConfig(vocab_size=500, lowercase=lowercase)
+        [*sample, *["naïve Éa 漢字 ß ½ . , - ' a##b"] * 5],
+        TokenizerConfig(vocab_size=500, lowercase=lowercase),
     )
 
 
@@ -33,7 +34,12 @@ def odd_texts(sample: list[str]) -> list[str]:
         parts = ["".join(draw.choices(ODD, k=draw.randint(0, 12))) for _ in range(20)]
         parts += [*draw.choices(SPECIAL, k=4), *sample[number % len(sample)].split()]
         draw.shuffle(parts)
-        texts.append(normalize(draw.choice(["", " "]).join(parts), CleanConfig(unicode=draw.choice(["NFC", "none"]))))
+        texts.append(
+            normalize(
+                draw.choice(["", " "]).join(parts),
+                CleanConfig(unicode=draw.choice(["NFC", "none"])),
+            )
+        )
     return ["", *texts]
 
 
@@ -43,7 +49,9 @@ def plain(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
-def test_word_by_word_gives_the_ids_of_the_whole_text(lowercase: bool, made_up: Callable[..., list[str]]) -> None:
+def test_word_by_word_gives_the_ids_of_the_whole_text(
+    lowercase: bool, made_up: Callable[..., list[str]]
+) -> None:
     tokenizer = wordpiece(made_up(100), lowercase)
     encode = text_encoder(tokenizer, DTYPE)
     assert isinstance(encode, ByWords)
@@ -54,15 +62,21 @@ def test_word_by_word_gives_the_ids_of_the_whole_text(lowercase: bool, made_up: 
     assert [ids.tolist() for ids in InPieces(tokenizer, DTYPE)(texts)] == plain(tokenizer, texts)
 
 
-def test_the_tables_size_does_not_matter(made_up: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tables_size_does_not_matter(
+    made_up: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(encoding, "KNOWN_CHARACTERS", 2000)
     tokenizer, texts = wordpiece(made_up(100)), made_up(400, seed=1)
-    assert [ids.tolist() for ids in text_encoder(tokenizer, DTYPE)(texts)] == plain(tokenizer, texts)
+    assert [ids.tolist() for ids in text_encoder(tokenizer, DTYPE)(texts)] == plain(
+        tokenizer, texts
+    )
 
 
 @pytest.mark.parametrize("flag", ["rstrip", "single_word", "normalized"])
 @pytest.mark.parametrize("token", ["[X]", "##a", "漢", "É"])
-def test_added_tokens_are_found_in_words(flag: str, token: str, made_up: Callable[..., list[str]]) -> None:
+def test_added_tokens_are_found_in_words(
+    flag: str, token: str, made_up: Callable[..., list[str]]
+) -> None:
     tokenizer = wordpiece(made_up(100))
     tokenizer.add_tokens([AddedToken(token, **{"normalized": False, flag: True})])
     encode = text_encoder(tokenizer, DTYPE)

@@ -51,9 +51,13 @@ def as_parquet(texts: Any) -> bytes:
 
 WRITERS: dict[str, Callable[[list[str]], bytes]] = {
     ".txt": lambda texts: "\n\n".join(texts).encode(),
-    ".jsonl": lambda texts: "\n".join(json.dumps({"id": i, "text": text}) for i, text in enumerate(texts)).encode(),
+    ".jsonl": lambda texts: "\n".join(
+        json.dumps({"id": i, "text": text}) for i, text in enumerate(texts)
+    ).encode(),
     ".csv": as_csv,
-    ".tsv": lambda texts: "\n".join(["id\ttext", *(f"{i}\t{text}" for i, text in enumerate(texts))]).encode(),
+    ".tsv": lambda texts: "\n".join(
+        ["id\ttext", *(f"{i}\t{text}" for i, text in enumerate(texts))]
+    ).encode(),
     ".parquet": as_parquet,
 }
 
@@ -79,8 +83,18 @@ def test_every_format_in_every_compression(tmp_path: Path, suffix: str, compress
 
 
 def test_formats_go_by_name() -> None:
-    names = {"x.JSONL.GZ": "jsonl", "wiki_core.00.xz": "txt", "a.xml.bz2": "wikipedia", "b.warc.wet.gz": "wet"}
-    names |= {"big.jsonl.00": "jsonl", "big.JSONL.000.zst": "jsonl", "wiki.en.00": "txt", "b.csv.1": "csv"}  # parts
+    names = {
+        "x.JSONL.GZ": "jsonl",
+        "wiki_core.00.xz": "txt",
+        "a.xml.bz2": "wikipedia",
+        "b.warc.wet.gz": "wet",
+    }
+    names |= {
+        "big.jsonl.00": "jsonl",
+        "big.JSONL.000.zst": "jsonl",
+        "wiki.en.00": "txt",
+        "b.csv.1": "csv",
+    }  # parts
     assert {name: format_of(Path(name)) for name in names} == names
     suffixes = [suffix for kind in FORMATS.values() for suffix in kind.suffixes]
     assert len(suffixes) == len(set(suffixes))
@@ -116,8 +130,13 @@ def test_how_text_is_cut_into_documents(tmp_path: Path) -> None:
 
 def test_articles_that_wikiextractor_made_are_documents(tmp_path: Path) -> None:
     path = tmp_path / "wiki_00"
-    articles = ["Quay\n\nA quay is a place.<br />It is old.\n", 'The "Docks"\n\nThey are <doc>uments.\n']
-    path.write_text("".join(f'<doc id="{n}" title="a">\n{a}\n</doc>\n' for n, a in enumerate(articles)))
+    articles = [
+        "Quay\n\nA quay is a place.<br />It is old.\n",
+        'The "Docks"\n\nThey are <doc>uments.\n',
+    ]
+    path.write_text(
+        "".join(f'<doc id="{n}" title="a">\n{a}\n</doc>\n' for n, a in enumerate(articles))
+    )
     expected = [article.rstrip("\n") for article in articles]
     assert texts_of(path) == texts_of(path, documents="file") == expected
     path.write_text(" \n\n" + path.read_text())
@@ -127,7 +146,9 @@ def test_articles_that_wikiextractor_made_are_documents(tmp_path: Path) -> None:
     assert texts_of(path) == ['a "<doc id=" in a text', "b"]
 
 
-def test_globs_are_sorted_and_files_keep_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_globs_are_sorted_and_files_keep_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "wiki").mkdir()
     for name in ("wiki/b.00.xz", "wiki/a.txt.xz"):
@@ -136,22 +157,34 @@ def test_globs_are_sorted_and_files_keep_their_order(tmp_path: Path, monkeypatch
     assert texts_of(Path("z.txt"), Path("wiki/*.xz")) == ["z", "wiki/a.txt.xz", "wiki/b.00.xz"]
 
 
-def test_a_folder_that_is_there_is_no_pattern(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_is_there_is_no_pattern(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    paths = [Path(place) for place in ("a.txt", "b/sp ace, [br] (x)/c.txt", "b/sp ace, [br] (x)/d/e.txt")]
+    paths = [
+        Path(place) for place in ("a.txt", "b/sp ace, [br] (x)/c.txt", "b/sp ace, [br] (x)/d/e.txt")
+    ]
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("text")
     (tmp_path / "b/sp ace, b (x)").mkdir()
     for root in ("", f"{tmp_path}/", "b/../"):
         for pattern, found in (
-            ("b/sp ace, [br] (x)/*.txt", paths[1:2]), ("b/*/*.txt", paths[1:2]), ("b/sp ace, [br] (x)/*/*", paths[2:]),
-            ("b/**", paths[1:]), ("b/**/*.txt", paths[1:]), ("**", paths),
-        ):  # fmt: skip
-            assert source_of(root + pattern).paths == [Path(root + str(path)) for path in found], root + pattern
+            ("b/sp ace, [br] (x)/*.txt", paths[1:2]),
+            ("b/*/*.txt", paths[1:2]),
+            ("b/sp ace, [br] (x)/*/*", paths[2:]),
+            ("b/**", paths[1:]),
+            ("b/**/*.txt", paths[1:]),
+            ("**", paths),
+        ):
+            assert source_of(root + pattern).paths == [Path(root + str(path)) for path in found], (
+                root + pattern
+            )
 
 
-def test_lines_of_any_length_come_whole_or_in_parts_that_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_of_any_length_come_whole_or_in_parts_that_join(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(plain_text, "BLOCK_BYTES", 64)
     for text in ("word " * 100, "é" * 300, "x" * 255 + "\n" + "y" * 10, "a\n" * 200):
         path = tmp_path / "a.txt"
@@ -176,16 +209,23 @@ def test_what_unpacks_to_far_more_is_unpacked_bit_by_bit(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("documents", ["block", "file"])
-def test_long_blocks_and_files_come_in_parts_that_lose_nothing(tmp_path: Path, documents: str) -> None:
+def test_long_blocks_and_files_come_in_parts_that_lose_nothing(
+    tmp_path: Path, documents: str
+) -> None:
     path = tmp_path / "a.txt"
     path.write_text("".join(f"line {i}\n" for i in range(5000)))
     parts = list(DOCUMENTS[documents](TextFile(path).lines(), 1000))
     assert "".join(text for text, _ in parts) == path.read_text()
     lengths = [len(text) for text, _ in parts]
-    assert max(lengths) <= 1000 and min(lengths[:-1]) > 980  # full of whole lines, and no crumbs between
+    assert (
+        max(lengths) <= 1000 and min(lengths[:-1]) > 980
+    )  # full of whole lines, and no crumbs between
     assert [part for _, part in parts] == list(range(len(parts)))
     parts = list(DOCUMENTS[documents](iter(["short", "x" * 1500, "short", "y" * 300]), 1000))
-    assert [(len(text), part) for text, part in parts] == [(1507, 0), (307, 1)]  # no crumb in front of a long line
+    assert [(len(text), part) for text, part in parts] == [
+        (1507, 0),
+        (307, 1),
+    ]  # no crumb in front of a long line
 
 
 def test_the_parts_of_a_document_are_numbered_anew_for_each(tmp_path: Path) -> None:
@@ -206,24 +246,56 @@ def not_utf8() -> bytes:
 
 ERRORS = {
     "empty": (".txt", b"", "empty file"),
-    "binary far on": (".txt", b"word\n" * 400_000 + b"\x7fELF\0\0", "binary file .a NUL byte at offset 2000004."),
-    "latin-1 far on": (".txt", b"0123456789\n" * 200_000 + b"012\xff\n", r"byte 2200003 \(line 200001\)"),
+    "binary far on": (
+        ".txt",
+        b"word\n" * 400_000 + b"\x7fELF\0\0",
+        "binary file .a NUL byte at offset 2000004.",
+    ),
+    "latin-1 far on": (
+        ".txt",
+        b"0123456789\n" * 200_000 + b"012\xff\n",
+        r"byte 2200003 \(line 200001\)",
+    ),
     "deep json": (".jsonl", b'{"text": "a"}\n' + b"[" * 200_000, r"a\.jsonl:2: not a JSON object"),
-    "json array": (".json", b'[\n {"text": "a"}\n]', r"not a JSON object on one line .*`jq -c '\.\[\]'`"),
-    "json field": (".jsonl", b'{"title": "a", "body": "b"}', "no text in field 'text' .*fields title, body"),
+    "json array": (
+        ".json",
+        b'[\n {"text": "a"}\n]',
+        r"not a JSON object on one line .*`jq -c '\.\[\]'`",
+    ),
+    "json field": (
+        ".jsonl",
+        b'{"title": "a", "body": "b"}',
+        "no text in field 'text' .*fields title, body",
+    ),
     "json type": (".jsonl", b'{"text": 3}', "no text in field 'text' of a record, but int"),
-    "parquet list": (".parquet", as_parquet([["a"], ["b"]]), r"row 1: .*, but list \(set data.text_field\)"),
-    "shift-jis": (".txt", "日本".encode("shift_jis"), r"`iconv -f <its encoding> -t utf-8 a\.txt`, .*shift_jis"),
+    "parquet list": (
+        ".parquet",
+        as_parquet([["a"], ["b"]]),
+        r"row 1: .*, but list \(set data.text_field\)",
+    ),
+    "shift-jis": (
+        ".txt",
+        "日本".encode("shift_jis"),
+        r"`iconv -f <its encoding> -t utf-8 a\.txt`, .*shift_jis",
+    ),
     "tsv quotes": (
         ".tsv",
         b'id\ttext\n1\t"first line\nsecond line"\n',
         r"a\.tsv:3: 1 columns.*a quoted field with a line",
     ),
-    "tsv quotes first": (".tsv", b'text\tid\n"first line\nsecond line"\t1\n', r"a\.tsv:2: 1 columns.*a quoted field"),
+    "tsv quotes first": (
+        ".tsv",
+        b'text\tid\n"first line\nsecond line"\t1\n',
+        r"a\.tsv:2: 1 columns.*a quoted field",
+    ),
     "json list of texts": (".jsonl", b'[{"text": "a"}]', r"but list \(turn other JSON into lines"),
     "csv field": (".csv", b"title,body\n1,2\n", "not one column 'text' among title, body"),
     "csv row": (".tsv", b"id\ttext\n1\n", r"a\.tsv:2: 1 columns, the header has 2"),
-    "csv open quote": (".csv", b'id,text\n1,"o\n2,b\n', r"a\.csv:3: .*row begins in line 2: is a quote left open"),
+    "csv open quote": (
+        ".csv",
+        b'id,text\n1,"o\n2,b\n',
+        r"a\.csv:3: .*row begins in line 2: is a quote left open",
+    ),
     "csv names": (".csv", b"text,text\n1,2\n", r"a\.csv: not one column 'text'"),
     "csv part": (".csv.1", b"3,word\n", r"among 3, word \(set data.text_field; join the parts"),
     "parquet part": (".parquet.01", b"word" * 9, "not a readable parquet file: .*is it whole"),
@@ -278,7 +350,9 @@ def test_a_damaged_page_of_parquet_is_known_by_its_checksum(tmp_path: Path) -> N
 
     path = tmp_path / "a.parquet"
     table = pyarrow.table({"text": [f"{number} " + "word " * 50 for number in range(100)]})
-    parquet.write_table(table, path, write_page_checksum=True, compression="none", use_dictionary=False)
+    parquet.write_table(
+        table, path, write_page_checksum=True, compression="none", use_dictionary=False
+    )
     assert len(texts_of(path)) == 100
     data = bytearray(path.read_bytes())
     data[9000:9004] = b"####"
@@ -321,7 +395,10 @@ def test_a_stray_nul_byte_costs_one_document_wherever_it_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, place: int
 ) -> None:
     monkeypatch.setattr(plain_text, "BLOCK_BYTES", 4000)
-    path, texts = tmp_path / f"a{suffix}", [f"text {number} " + "word " * 100 for number in range(20)]
+    path, texts = (
+        tmp_path / f"a{suffix}",
+        [f"text {number} " + "word " * 100 for number in range(20)],
+    )
     data = WRITERS[suffix](texts)
     path.write_bytes(data.replace(b"text %d w" % place, b"text %d \0w" % place))
     documents = read(path, damaged="drop")
@@ -329,7 +406,9 @@ def test_a_stray_nul_byte_costs_one_document_wherever_it_stands(
         "binary" if number == place else None for number in range(20)
     ]
     path.write_bytes(data.decode().encode("utf-16"))
-    assert [document.damage and document.damage.reason for document in read(path, damaged="drop")] == ["binary_file"]
+    assert [
+        document.damage and document.damage.reason for document in read(path, damaged="drop")
+    ] == ["binary_file"]
 
 
 def test_an_escape_in_json_is_no_damage_of_the_file(tmp_path: Path) -> None:
@@ -352,7 +431,9 @@ def test_an_escape_in_json_is_no_damage_of_the_file(tmp_path: Path) -> None:
         (["pipe.txt"], "pipe.txt is no file"),
     ],
 )
-def test_bad_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paths: list[str], message: str) -> None:
+def test_bad_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paths: list[str], message: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").write_text("text")
     (tmp_path / "folder").mkdir()

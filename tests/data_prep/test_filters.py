@@ -13,7 +13,13 @@ from data_prep.dedup.decontaminate import Decontaminator
 from data_prep.dedup.near import SIGN, NearDuplicateConfig, Signer, find_near_duplicates
 from data_prep.filters import quality
 from data_prep.filters.normalise import CleanConfig, normalize
-from data_prep.filters.quality import FilterConfig, active_filters, always_on, is_broken, too_many_tokens
+from data_prep.filters.quality import (
+    FilterConfig,
+    active_filters,
+    always_on,
+    is_broken,
+    too_many_tokens,
+)
 from data_prep.pipeline import Pipeline, judges
 from data_prep.resume_state import Decisions
 from data_prep.sources.source import DataConfig, Document, in_chunks
@@ -33,13 +39,25 @@ By going on you accept our terms of use and the privacy policy of the shop.
 These are good shoes for all that you do out of doors."""
 REPEATED = "Buy cheap watches and bags in our shop today, with free delivery to every country. "
 CODE = "if (x[i] != y[j]) { z += f(&x[i], y->k[j]) * ~(1 << 7); } else { *p++ = q[--n] ^ 0x7f; } // !!\n"
-TABLE = "| 12.5 | 14.1 | -- | 33.0 |\n| 11.9 | 2.55 | -- | 34.1 |\n| 9.05 | 8.77 | -- | 35.6 |\n" * 5
+TABLE = (
+    "| 12.5 | 14.1 | -- | 33.0 |\n| 11.9 | 2.55 | -- | 34.1 |\n| 9.05 | 8.77 | -- | 35.6 |\n" * 5
+)
 WIKITEXT = "{{Infobox|name=[[Quay]]}} The '''quay''' is [[old]].<ref name=a/> == Use == It is [[used]].<br/>&nbsp;'' "
-HEADLINES = "\n".join(f"The mayor of the town said on radio that the bridge number {i} would ..." for i in range(12))
-LIST = "\n".join(f"• the {word} of the house and the garden" for word in "roof door wall tree gate well path".split())
-NUMBERS = "The tables of the year and of the month: " + " ".join(f"{n} {n * 7} -" for n in range(1000, 1060))
+HEADLINES = "\n".join(
+    f"The mayor of the town said on radio that the bridge number {i} would ..." for i in range(12)
+)
+LIST = "\n".join(
+    f"• the {word} of the house and the garden"
+    for word in "roof door wall tree gate well path".split()
+)
+NUMBERS = "The tables of the year and of the month: " + " ".join(
+    f"{n} {n * 7} -" for n in range(1000, 1060)
+)
 ENCODED = ARTICLE + "\n" + base64.b64encode(ARTICLE.encode() * 3).decode()
-LONG_WORDS = "internationalisation responsibilities characteristically " * 3 + "misunderstandings of interoperability"
+LONG_WORDS = (
+    "internationalisation responsibilities characteristically " * 3
+    + "misunderstandings of interoperability"
+)
 GERMAN = """Der Hafen der alten Stadt wurde im elften Jahrhundert gebaut, als Kaufleute aus dem Süden begannen, dort zu
 überwintern. Nach dem großen Brand ersetzte ein Kai aus Stein den hölzernen, und zweihundert Jahre lang ging das Salz
 der ganzen Küste über ihn."""
@@ -69,16 +87,40 @@ EXAMPLES: dict[str, tuple[Any, str, str]] = {
     "cut_lines": (0.3, HEADLINES, ARTICLE + "\nread on ..."),
     "boilerplate": (0.3, PAGE, ARTICLE + "\n" + PAGE.splitlines()[0]),
     "duplicate_lines": (0.3, "one\ntwo\none\ntwo\nthree", "a\na\na\na\nb\nc\nd\ne\nf\ng"),
-    "duplicate_line_characters": (0.2, f"{REPEATED}\n{ARTICLE[:300]}\n{REPEATED}\n{REPEATED}", ARTICLE + "\nred\nred"),
-    "few_sentences": (3, "The title " + "!" * 200_000 + "x", ARTICLE),  # a run of signs is read once, or it takes 102 s
+    "duplicate_line_characters": (
+        0.2,
+        f"{REPEATED}\n{ARTICLE[:300]}\n{REPEATED}\n{REPEATED}",
+        ARTICLE + "\nred\nred",
+    ),
+    "few_sentences": (
+        3,
+        "The title " + "!" * 200_000 + "x",
+        ARTICLE,
+    ),  # a run of signs is read once, or it takes 102 s
     "not_words": (0.8, NUMBERS, ARTICLE),
-    "top_ngrams": ([0.2, 0.18, 0.16], "buy now the best " * 4 + "of all watches in the world " * 2, ARTICLE),
-    "duplicate_ngrams": ([0.15, 0.14, 0.13, 0.12, 0.11, 0.1], ARTICLE + REPEATED * 2, ARTICLE + REPEATED),
+    "top_ngrams": (
+        [0.2, 0.18, 0.16],
+        "buy now the best " * 4 + "of all watches in the world " * 2,
+        ARTICLE,
+    ),
+    "duplicate_ngrams": (
+        [0.15, 0.14, 0.13, 0.12, 0.11, 0.1],
+        ARTICLE + REPEATED * 2,
+        ARTICLE + REPEATED,
+    ),
     "no_stop_words": (2, GERMAN, ARTICLE),
 }
 
-WORDS = [f"{a}{b}{c}" for a in ("kal", "mir", "tas") for b in ("o", "en", "urd", "iv") for c in "bdfgklmnprst"]
-PROSE = "\n".join(" ".join(["the", *WORDS[i : i + 9], "with", *WORDS[i + 9 : i + 13]]) + "." for i in range(0, 130, 13))
+WORDS = [
+    f"{a}{b}{c}"
+    for a in ("kal", "mir", "tas")
+    for b in ("o", "en", "urd", "iv")
+    for c in "bdfgklmnprst"
+]
+PROSE = "\n".join(
+    " ".join(["the", *WORDS[i : i + 9], "with", *WORDS[i + 9 : i + 13]]) + "."
+    for i in range(0, 130, 13)
+)
 MORE = PROSE.replace("al", "ul").replace("ir", "or").replace("as", "us")
 CODED = base64.b64encode(PROSE[:150].encode()).decode()
 SLOGAN = "our cheap watches come with free delivery to every country of the known world"
@@ -101,8 +143,16 @@ SHOWN: dict[str, tuple[Any, str, str]] = {
     "duplicate_lines": (0.02, "the red line\nthe red line", "the red line the red line"),
     "duplicate_line_characters": (0.001, "the red line\nthe red line", "the red line the red line"),
     "not_words": (0.99, "1001 7007 - 1002 7014 - 1003 7021", "1001 7007 - 1002"),
-    "top_ngrams": ([0.01, 1, 1], "buy now buy now, buy now; Buy Now", "buy now buy now, buy now; Buy Now"),
-    "duplicate_ngrams": ([0.01] * 6, f"{SLOGAN}.\n{SLOGAN.upper()}!", f"{SLOGAN}. {SLOGAN.upper()[:40]}"),
+    "top_ngrams": (
+        [0.01, 1, 1],
+        "buy now buy now, buy now; Buy Now",
+        "buy now buy now, buy now; Buy Now",
+    ),
+    "duplicate_ngrams": (
+        [0.01] * 6,
+        f"{SLOGAN}.\n{SLOGAN.upper()}!",
+        f"{SLOGAN}. {SLOGAN.upper()[:40]}",
+    ),
 }
 # Of the whole text the beginning is shown.
 WHOLE: dict[str, Any] = {
@@ -139,15 +189,31 @@ def test_all_filters_have_examples() -> None:
 
 
 def test_by_default_nothing_is_removed(compose: Callable[..., dict[str, Any]]) -> None:
-    config = build(FilterConfig, compose("data=text", "data.paths=[a]")["data"]["filters"], "data.filters")
+    config = build(
+        FilterConfig, compose("data=text", "data.paths=[a]")["data"]["filters"], "data.filters"
+    )
     assert config == FilterConfig() and not active_filters(config)
 
 
-def test_the_strict_set_keeps_an_article_and_removes_junk(compose: Callable[..., dict[str, Any]]) -> None:
+def test_the_strict_set_keeps_an_article_and_removes_junk(
+    compose: Callable[..., dict[str, Any]],
+) -> None:
     settings = compose("data=text", "data.paths=[a]", "data/filters=strict")["data"]["filters"]
     config = build(FilterConfig, settings, "data.filters")
     assert reason(ARTICLE, config) is None
-    for text in (junk(), CODE * 9, TABLE, WIKITEXT * 5, MOJIBAKE, ENCODED, REPEATED * 9, PAGE, GERMAN, "", "\x00" * 99):
+    for text in (
+        junk(),
+        CODE * 9,
+        TABLE,
+        WIKITEXT * 5,
+        MOJIBAKE,
+        ENCODED,
+        REPEATED * 9,
+        PAGE,
+        GERMAN,
+        "",
+        "\x00" * 99,
+    ):
         assert reason(text, config), text[:50]
     assert {filter.rule.reason for filter in active_filters(config)} == ALL.keys() - OFF_IN_STRICT
 
@@ -162,7 +228,12 @@ def test_the_strict_set_keeps_an_article_and_removes_junk(compose: Callable[...,
     ],
 )
 def test_rules_on_shares_of_lines_do_not_judge_one_or_two(text: str) -> None:
-    limits = ("max_bullet_lines", "max_ellipsis_lines", "max_boilerplate_lines", "max_duplicate_lines")
+    limits = (
+        "max_bullet_lines",
+        "max_ellipsis_lines",
+        "max_boilerplate_lines",
+        "max_duplicate_lines",
+    )
     config = FilterConfig(**dict.fromkeys(limits, 0.3), max_duplicate_line_characters=0.2)  # type: ignore[arg-type]
     assert reason(text, config) is None
     assert reason("\n".join([text] * 3), config)
@@ -173,7 +244,11 @@ def test_filters_that_are_always_on_and_those_on_tokens() -> None:
     assert quality.reason_to_remove("short", filters) == "too_short"
     assert quality.reason_to_remove("1234567890 1234567890 !!", filters) == "no_letters"
     assert quality.reason_to_remove("Ein ganz gewöhnlicher Satz.", filters) is None
-    assert too_many_tokens(100, 31, 0.3) and not too_many_tokens(100, 30, 0.3) and not too_many_tokens(100, 99, None)
+    assert (
+        too_many_tokens(100, 31, 0.3)
+        and not too_many_tokens(100, 30, 0.3)
+        and not too_many_tokens(100, 99, None)
+    )
 
 
 @pytest.mark.parametrize(
@@ -192,7 +267,9 @@ def test_what_normalisation_takes_away_is_broken_before_it(raw: str) -> None:
 
 def test_a_non_breaking_space_that_was_read_as_latin_1_is_broken() -> None:
     config = FilterConfig(max_broken=0.002)
-    assert reason(ARTICLE.replace(", ", ",Â "), config) == reason(ARTICLE.replace("the ", "theÂ "), config)
+    assert reason(ARTICLE.replace(", ", ",Â "), config) == reason(
+        ARTICLE.replace("the ", "theÂ "), config
+    )
     assert reason(ARTICLE.replace(", ", ",Â "), config) == "broken_characters"
     assert reason("A NOVA ESTAÇÃO DA MANHÃ E DA IRMÃ NÃO SÃ ", config) is None
 
@@ -212,14 +289,16 @@ def test_language_filter() -> None:
 # --- what the corpus card shows of a removed document -----------------------------------------------------------------
 
 
-def examples(stage: str, why: str, documents: Iterable[Document], path: Path, **settings: Any) -> list[str]:
+def examples(
+    stage: str, why: str, documents: Iterable[Document], path: Path, **settings: Any
+) -> list[str]:
     """What the stats shows of the documents that this stage dropped for this reason."""
     tasks: Decontaminator | None = settings.pop("tasks", None)
     config, stats = DataConfig(name="test", source="test", **settings), StageStats(0)
     with Workers(1, judges(config, tasks)) as workers:
-        for _ in Pipeline(config, stats, Decisions(path / "decisions", []), workers, None, tasks).run(
-            in_chunks(documents)
-        ):
+        for _ in Pipeline(
+            config, stats, Decisions(path / "decisions", []), workers, None, tasks
+        ).run(in_chunks(documents)):
             pass
     return stats[stage].line().dropped[why].examples
 
@@ -237,7 +316,9 @@ def test_the_passage_that_broke_a_rule_is_shown(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_of_what_is_wrong_with_a_whole_text_the_beginning_is_shown(name: str, tmp_path: Path) -> None:
+def test_of_what_is_wrong_with_a_whole_text_the_beginning_is_shown(
+    name: str, tmp_path: Path
+) -> None:
     if name == "other_language":
         pytest.importorskip("py3langid")
     limit = WHOLE[name]
@@ -248,16 +329,27 @@ def test_of_what_is_wrong_with_a_whole_text_the_beginning_is_shown(name: str, tm
 
 
 def test_what_is_no_text_shows_its_number(tmp_path: Path) -> None:
-    documents = [Document("Too short", "a:1", "a"), Document("12345 " * 9, "a:2", "a"), Document(PROSE, "a:3", "a")]
-    assert examples("filters", "too_short", documents, tmp_path) == ["a:1: 9, limit 20 (min_characters): Too short"]
+    documents = [
+        Document("Too short", "a:1", "a"),
+        Document("12345 " * 9, "a:2", "a"),
+        Document(PROSE, "a:3", "a"),
+    ]
+    assert examples("filters", "too_short", documents, tmp_path) == [
+        "a:1: 9, limit 20 (min_characters): Too short"
+    ]
     (shown,) = examples("filters", "no_letters", documents, tmp_path)
     assert shown.startswith("a:2: 0, limit 1 (min_letters): 12345 12345")
 
 
 @pytest.mark.parametrize("kept_first", [True, False])
-def test_a_near_duplicate_names_the_kept_document_wherever_it_stands(kept_first: bool, tmp_path: Path) -> None:
+def test_a_near_duplicate_names_the_kept_document_wherever_it_stands(
+    kept_first: bool, tmp_path: Path
+) -> None:
     config = DataConfig(
-        name="test", source="test", near_duplicates=NearDuplicateConfig(enabled=True), deduplicate=False
+        name="test",
+        source="test",
+        near_duplicates=NearDuplicateConfig(enabled=True),
+        deduplicate=False,
     )
     long, short = Document(PROSE, "a:long", "a"), Document(PROSE[:-200], "a:short", "a")
     documents = [long, short, short] if kept_first else [short, short, long]
@@ -284,4 +376,6 @@ def test_an_excerpt_holds_most_of_what_was_counted() -> None:
     assert shown.count("#") == 4 and shown.startswith("... x") and shown.endswith("x ...")
     assert len(shown) == EXCERPT_CHARACTERS + 8
     assert excerpt("short", [(2, 3)]) == excerpt("short") == "short"
-    assert excerpt(text, [(100, 900)]).startswith("... ") and excerpt(text, [(0, 1)]) == excerpt(text)
+    assert excerpt(text, [(100, 900)]).startswith("... ") and excerpt(text, [(0, 1)]) == excerpt(
+        text
+    )

@@ -42,7 +42,13 @@ def hub_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Conf
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
 
     def make(dataset: Path | str, **data: Any) -> dict[str, Any]:
-        section = {"name": "h", "source": "hub", "dataset": str(dataset), "validation_fraction": 0.05, **data}
+        section = {
+            "name": "h",
+            "source": "hub",
+            "dataset": str(dataset),
+            "validation_fraction": 0.05,
+            **data,
+        }
         kind = {"kind": "wordpiece", "vocab_size": 300}
         return {"corpora": str(tmp_path / "corpora"), "data": section, "tokenizer": kind}
 
@@ -50,7 +56,11 @@ def hub_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Conf
 
 
 def test_hub_data_set_equals_the_same_text_from_files(
-    tmp_path: Path, hub_config: Config, text_config: Config, made_up: Callable[..., list[str]], run: Run
+    tmp_path: Path,
+    hub_config: Config,
+    text_config: Config,
+    made_up: Callable[..., list[str]],
+    run: Run,
 ) -> None:
     write_set(tmp_path / "set", made_up(100), "body")
     streamed = run(hub_config(tmp_path / "set", text_field="body", max_documents=80))
@@ -64,7 +74,10 @@ def test_hub_data_set_equals_the_same_text_from_files(
 
 
 def test_tokenizer_sample_does_not_read_a_whole_hub_data_set(
-    tmp_path: Path, hub_config: Config, made_up: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    hub_config: Config,
+    made_up: Callable[..., list[str]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     write_set(tmp_path / "set", made_up(300))
     read: list[float] = []
@@ -90,7 +103,10 @@ def test_tokenized_data_set_keeps_its_ids_and_tokenizer(
 ) -> None:
     own = run(text_config(text_file))
     model = Tokenizer.from_file(str(own.tokenizer_file))
-    rows = [[5 + i % 90, 6, 7, 3, 8 + i // 90, *([3] if i % 2 else []), *[0] * (i % 4)] for i in range(150)]
+    rows = [
+        [5 + i % 90, 6, 7, 3, 8 + i // 90, *([3] if i % 2 else []), *[0] * (i % 4)]
+        for i in range(150)
+    ]
     empty, again = [[], [2, 3], [2, 3, 0, 0], [0]], [[2, *rows[0]], [*rows[0], 3, 0]]
     folder = write_set(tmp_path / "set", [*rows, *empty, *again], "input_ids")
     (folder / "tokenizer").mkdir()
@@ -101,15 +117,28 @@ def test_tokenized_data_set_keeps_its_ids_and_tokenizer(
     found = {tuple(stream.document(n)) for stream in streams for n in range(stream.num_documents)}
     assert found == {(2, *row[:5], 3) for row in rows}
     assert corpus.manifest.removed == {"duplicate": len(again), "too_short": len(empty)}
-    assert corpus.manifest.counts["documents"] == sum(stream.num_documents for stream in streams) == len(rows)
+    assert (
+        corpus.manifest.counts["documents"]
+        == sum(stream.num_documents for stream in streams)
+        == len(rows)
+    )
     said = capsys.readouterr().out
-    assert "no order files for sentence_length, compressibility: ready-made ids have no text to measure" in said
-    with pytest.raises(UserError, match=r"only: shuffled, source; ready-made ids have no text to order by"):
+    assert (
+        "no order files for sentence_length, compressibility: ready-made ids have no text to measure"
+        in said
+    )
+    with pytest.raises(
+        UserError, match=r"only: shuffled, source; ready-made ids have no text to order by"
+    ):
         corpus.stream("train", "sentence_length")
     with pytest.raises(UserError, match=r"prepare it with data\.orders=\[token_prevalence\]"):
         corpus.stream("train", "token_prevalence_reversed")
     page = (corpus.folder / "corpus_card.md").read_text()
-    assert page.count("not known (ready-made ids)") == 5 and "None, None" not in page and "| 0 bytes" not in page
+    assert (
+        page.count("not known (ready-made ids)") == 5
+        and "None, None" not in page
+        and "| 0 bytes" not in page
+    )
     entry = corpus.manifest.sources[-1]
     assert (entry["kind"], entry["name"]) == ("tokenizer", f"{folder}/tokenizer/tokenizer.json")
     corpus_of_record = {"tokenizer": {"kind": "wordpiece", "sha256": "0"}, "sources": [entry]}
@@ -130,11 +159,22 @@ def test_tokenized_data_set_keeps_its_ids_and_tokenizer(
 
 @pytest.mark.parametrize(
     "setting",
-    [{"decontaminate": {"tasks": "glue"}}, {"near_duplicates": {"enabled": True}}, {"filters": {"min_words": 5}}],
+    [
+        {"decontaminate": {"tasks": "glue"}},
+        {"near_duplicates": {"enabled": True}},
+        {"filters": {"min_words": 5}},
+    ],
 )
 def test_no_corpus_of_ids_claims_a_search(hub_config: Config, setting: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"ids are neither searched nor filtered; set data\.decontaminate\.tasks=null"):
-        main(hub_config("owner/name", ids_field="input_ids", tokenizer_file="tokenizer.json", **setting))
+    with pytest.raises(
+        UserError,
+        match=r"ids are neither searched nor filtered; set data\.decontaminate\.tasks=null",
+    ):
+        main(
+            hub_config(
+                "owner/name", ids_field="input_ids", tokenizer_file="tokenizer.json", **setting
+            )
+        )
 
 
 class Hub:
@@ -167,7 +207,9 @@ class Hub:
 
 
 @pytest.fixture
-def a_hub(tmp_path: Path, made_up: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> Hub:
+def a_hub(
+    tmp_path: Path, made_up: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> Hub:
     folders = {letter * 40: tmp_path / letter for letter in "ab"}
     for number, folder in enumerate(folders.values()):
         write_set(folder, made_up(200, seed=number))
@@ -189,9 +231,13 @@ def test_a_corpus_is_made_from_one_commit(
     assert folders[0] != folders[1]
 
     a_hub.head, a_hub.breaks_in = first, a_hub.opened + 2  # the tokenizer is trained by then
-    with pytest.raises(UserError, match=r"failed after 150 documents: .*run the same command again"):
+    with pytest.raises(
+        UserError, match=r"failed after 150 documents: .*run the same command again"
+    ):
         main(config)
-    assert (corpus_folder(config) / UNFINISHED).is_file() and not (corpus_folder(config) / MANIFEST).exists()
+    assert (corpus_folder(config) / UNFINISHED).is_file() and not (
+        corpus_folder(config) / MANIFEST
+    ).exists()
     a_hub.head = second
     assert run(config).manifest.sources[0]["revision"] == first
     assert contents(corpus_folder(config)) == folders[0]
@@ -208,16 +254,23 @@ def test_a_break_before_the_first_document_is_the_networks_if_some_were_read_bef
     assert not corpus_folder(config).exists()
     a_hub.breaks_in = a_hub.opened + 2  # the tokenizer's sample is read by then
     for _ in range(2):
-        with pytest.raises(UserError, match="failed after 0 documents: reset by peer; run the same command again"):
+        with pytest.raises(
+            UserError, match="failed after 0 documents: reset by peer; run the same command again"
+        ):
             main(config)
         assert (corpus_folder(config) / UNFINISHED).is_file()
         a_hub.breaks_in = a_hub.opened + 1  # the next process, which goes on
 
 
-def test_a_finished_corpus_of_the_hub_needs_no_network(hub_config: Config, a_hub: Hub, run: Run) -> None:
+def test_a_finished_corpus_of_the_hub_needs_no_network(
+    hub_config: Config, a_hub: Hub, run: Run
+) -> None:
     """Nor is it another one when the hub has gone on; one by a branch's name holds the commit too."""
     first, second = a_hub.folders
-    configs = [hub_config("owner/name"), hub_config("owner/name", revision="main", name="by-branch")]
+    configs = [
+        hub_config("owner/name"),
+        hub_config("owner/name", revision="main", name="by-branch"),
+    ]
     for config in configs:
         assert run(config).manifest.sources[0]["revision"] == first
     a_hub.head, a_hub.reached = second, False
@@ -231,7 +284,9 @@ def test_ids_and_their_tokenizer_are_of_the_same_commit(
     own = run(text_config(text_file))
     for folder in a_hub.folders.values():
         (folder / "tokenizer.json").write_bytes(own.tokenizer_file.read_bytes())
-        write_set(folder, [[5 + number % 90, 6, 7 + number // 90] for number in range(150)], "input_ids")
+        write_set(
+            folder, [[5 + number % 90, 6, 7 + number // 90] for number in range(150)], "input_ids"
+        )
     corpus = run(hub_config("owner/name", ids_field="input_ids", tokenizer_file="tokenizer.json"))
     assert {entry["kind"]: entry["revision"] for entry in corpus.manifest.sources} == {
         "hub": a_hub.head,
@@ -247,7 +302,9 @@ def test_no_network_is_said_at_once(hub_config: Config, monkeypatch: pytest.Monk
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     started = time.monotonic()
-    with pytest.raises(UserError, match=r"owner/name: .*the Hugging Face hub cannot be reached .*data=text"):
+    with pytest.raises(
+        UserError, match=r"owner/name: .*the Hugging Face hub cannot be reached .*data=text"
+    ):
         main(config)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(UserError, match="HF_HUB_OFFLINE is set"):
@@ -256,14 +313,20 @@ def test_no_network_is_said_at_once(hub_config: Config, monkeypatch: pytest.Monk
     assert not corpus_folder(config).exists()
 
 
-def test_a_damaged_local_data_set_is_one_line(tmp_path: Path, hub_config: Config, made_up: Any) -> None:
+def test_a_damaged_local_data_set_is_one_line(
+    tmp_path: Path, hub_config: Config, made_up: Any
+) -> None:
     config = hub_config(write_set(tmp_path / "set", made_up(20)))
     with (tmp_path / "set" / "train.jsonl").open("a") as file:
         file.write('\n{"text": "cut o')
-    with pytest.raises(UserError, match=r"=.*set: reading it: failed after \d+ documents: .*JSON") as caught:
+    with pytest.raises(
+        UserError, match=r"=.*set: reading it: failed after \d+ documents: .*JSON"
+    ) as caught:
         main(config)
     assert "\n" not in str(caught.value) and not corpus_folder(config).exists()
-    text = pyarrow.Array.from_buffers(pyarrow.string(), 2, pyarrow.array([b"one", b"caf\xe9"]).buffers())
+    text = pyarrow.Array.from_buffers(
+        pyarrow.string(), 2, pyarrow.array([b"one", b"caf\xe9"]).buffers()
+    )
     (tmp_path / "bytes").mkdir()
     parquet.write_table(pyarrow.table({"text": text}), tmp_path / "bytes" / "train.parquet")
     with pytest.raises(UserError, match=r"=.*bytes: .*utf-8"):

@@ -20,12 +20,20 @@ Config = Callable[..., dict[str, Any]]
 def mixed(tmp_path: Path, text_config: Config, made_up: Callable[..., list[str]]) -> Config:
     """`mixed(weights, **data)`: three files of 300 documents each, by weight."""
     for number in range(3):
-        lines = (json.dumps({"text": text}) for text in made_up(300, seed=number, words=20 * (number + 1)))
+        lines = (
+            json.dumps({"text": text})
+            for text in made_up(300, seed=number, words=20 * (number + 1))
+        )
         (tmp_path / f"{number}.jsonl").write_text("\n".join(lines))
 
     def make(weights: list[float], **data: Any) -> dict[str, Any]:
         parts = [
-            {"weight": weight, "source": "text", "name": f"file{i}", "paths": [str(tmp_path / f"{i}.jsonl")]}
+            {
+                "weight": weight,
+                "source": "text",
+                "name": f"file{i}",
+                "paths": [str(tmp_path / f"{i}.jsonl")],
+            }
             for i, weight in enumerate(weights)
         ]
         config = text_config(source="mix", parts=parts, **data)
@@ -47,12 +55,19 @@ def test_proportions_are_exact_at_every_point(mixed: Config, unit: str) -> None:
     for document in documents:
         given[document.source] += 1 if unit == "documents" else len(document.text.encode())
         shares = [given[f"part {i}: file{i}"] for i in range(3)]
-        assert all(abs(share - weight / 10 * sum(shares)) <= slack for share, weight in zip(shares, weights))
+        assert all(
+            abs(share - weight / 10 * sum(shares)) <= slack
+            for share, weight in zip(shares, weights)
+        )
     assert len(documents) > 400 and max(Counter(d.source for d in documents).values()) == 300
 
 
-def test_a_document_in_parts_is_one_document(mixed: Config, tmp_path: Path, made_up: Callable[..., list[str]]) -> None:
-    (tmp_path / "long.txt").write_text("\n\n".join("\n".join(made_up(20, number)) for number in range(5)))
+def test_a_document_in_parts_is_one_document(
+    mixed: Config, tmp_path: Path, made_up: Callable[..., list[str]]
+) -> None:
+    (tmp_path / "long.txt").write_text(
+        "\n\n".join("\n".join(made_up(20, number)) for number in range(5))
+    )
     config = mixed([1, 2], unit="documents", clean={"max_characters": 1000})
     config["data"]["parts"][0]["paths"] = [str(tmp_path / "long.txt")]
     documents = list(parse(config).source.documents())
@@ -71,14 +86,21 @@ def test_a_mix_becomes_a_corpus_whose_card_says_what_is_in_it(mixed: Config) -> 
     assert sum(row["documents"] for row in rows.values()) == corpus.manifest.counts["documents"]
     assert [entry["weight"] for entry in corpus.manifest.sources] == [1, 2, 1]
     card = (corpus.folder / "corpus_card.md").read_text()
-    assert "| part 1: file1 | 300 |" in card and "(normalised: single spaces, no indentation, no blank lines) |" in card
+    assert (
+        "| part 1: file1 | 300 |" in card
+        and "(normalised: single spaces, no indentation, no blank lines) |" in card
+    )
     assert "The mix ended with part 1: file1, which has no more; " in card
     main(config)  # a no-op: the inventory compares equal
 
 
-def test_a_mix_that_a_short_part_ends_says_so_where_too_little_is_left(mixed: Config, tmp_path: Path) -> None:
+def test_a_mix_that_a_short_part_ends_says_so_where_too_little_is_left(
+    mixed: Config, tmp_path: Path
+) -> None:
     (tmp_path / "1.jsonl").write_text('{"text": "one document of few words"}')
-    with pytest.raises(UserError, match=r"too little text .*; the mix ended with part 1: file1, which has no more"):
+    with pytest.raises(
+        UserError, match=r"too little text .*; the mix ended with part 1: file1, which has no more"
+    ):
         main(mixed([1, 1], unit="documents"))
 
 
@@ -95,7 +117,9 @@ def test_a_tokenizer_sample_does_not_read_a_whole_hub_part(
     config["data"]["parts"] = [*config["data"]["parts"][:1], hub]
     sample = list(_sample_texts(parse(config), Counter()))
     assert 40_000 <= sum(map(len, sample)) < 42_000
-    in_set = [json.loads(line)["text"] for line in (folder / "train.jsonl").read_text().splitlines()]
+    in_set = [
+        json.loads(line)["text"] for line in (folder / "train.jsonl").read_text().splitlines()
+    ]
     of_hub = [text for text in sample if text in in_set]
     assert 0.65 < sum(map(len, of_hub)) / sum(map(len, sample)) < 0.85
     assert set(of_hub) != set(in_set[: len(of_hub)])  # shuffled, as the hub's own sample is
@@ -117,7 +141,9 @@ def test_mistakes_in_parts_name_the_part(mixed: Config, tmp_path: Path) -> None:
             parse(config)
     config = mixed([1, 1])
     (tmp_path / "1.jsonl").write_text("")
-    with pytest.raises(UserError, match=r"1\.jsonl: empty file; damaged: drop in data\.parts\[1\] skips"):
+    with pytest.raises(
+        UserError, match=r"1\.jsonl: empty file; damaged: drop in data\.parts\[1\] skips"
+    ):
         list(parse(config).source.documents())
     (tmp_path / "1.jsonl").write_text('{"body": "a"}')
     with pytest.raises(UserError, match=r"\(set data\.parts\[1\]\.text_field\)"):

@@ -51,7 +51,9 @@ def found(documents: Iterable[tuple[int, str]], count: int = 1) -> NearDuplicate
     pairs = iter(documents)
     with workers.Workers(count, {SIGN: Signer(CONFIG)}) as signers:
         groups = iter(lambda: list(islice(pairs, GROUP)), [])
-        columns = ((np.array([k for k, _ in group], np.uint64), [t for _, t in group]) for group in groups)
+        columns = (
+            (np.array([k for k, _ in group], np.uint64), [t for _, t in group]) for group in groups
+        )
         return find_near_duplicates(columns, CONFIG, signers)
 
 
@@ -65,10 +67,14 @@ def similarity(one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize("words", [50, 100, 1000])
-def test_copies_with_a_twentieth_of_the_words_changed_are_found_and_nothing_else(words: int) -> None:
+def test_copies_with_a_twentieth_of_the_words_changed_are_found_and_nothing_else(
+    words: int,
+) -> None:
     pairs = 300 if words < 1000 else 50
     result = found(planted(pairs, words))
-    assert result.drop.tolist() == list(range(1, 2 * pairs, 2)) and np.array_equal(result.kept, result.drop - 1)
+    assert result.drop.tolist() == list(range(1, 2 * pairs, 2)) and np.array_equal(
+        result.kept, result.drop - 1
+    )
     assert result.clusters == pairs
     # For every document key, length, signature and its row in the search: about 310 bytes, as the module states.
     assert result.memory_bytes == (8 + 4 + 256 + 40) * 3 * pairs
@@ -84,13 +90,21 @@ def test_unrelated_texts_of_three_words_are_no_duplicates() -> None:
 def test_only_what_is_similar_to_a_kept_document_is_dropped() -> None:
     """Windows that move through one text: neighbours are similar, so that all of them are connected."""
     draw, words = random.Random(6), [f"w{number}" for number in range(4000)]
-    texts = {draw.getrandbits(64): " ".join(words[start : start + 200]) for start in range(0, 3800, 10)}
+    texts = {
+        draw.getrandbits(64): " ".join(words[start : start + 200]) for start in range(0, 3800, 10)
+    }
     result = found(texts.items())
     pairs = dict(zip(result.drop.tolist(), result.kept.tolist()))
     kept = [texts[key] for key in texts if key not in pairs]
     assert len(pairs) > 200 and not set(pairs.values()) & set(pairs)
-    assert min(similarity(texts[one], texts[other]) for one, other in pairs.items()) > CONFIG.threshold - 0.12
-    assert max(similarity(one, other) for one, other in combinations(kept, 2)) < CONFIG.threshold + 0.12
+    assert (
+        min(similarity(texts[one], texts[other]) for one, other in pairs.items())
+        > CONFIG.threshold - 0.12
+    )
+    assert (
+        max(similarity(one, other) for one, other in combinations(kept, 2))
+        < CONFIG.threshold + 0.12
+    )
 
 
 def test_texts_that_share_boilerplate_stay() -> None:
@@ -103,7 +117,9 @@ def test_the_result_does_not_depend_on_order_or_workers(monkeypatch: pytest.Monk
     monkeypatch.setattr(workers, "HERE_FIRST", 0)
     documents = planted(200, 60)
     draw = random.Random(1)
-    documents += [(10**6 + number, edited(draw, documents[0][1], 0.08)) for number in range(3 * NEIGHBOURS)]
+    documents += [
+        (10**6 + number, edited(draw, documents[0][1], 0.08)) for number in range(3 * NEIGHBOURS)
+    ]
     first = found(documents)
     assert len(first.drop) > 200 + 2 * NEIGHBOURS
     for count in (1, 2):
@@ -118,9 +134,16 @@ def test_the_longest_stays_and_of_equally_long_ones_the_smallest_key_however_lar
     keys = [2**64 - 1, 2**63 + 5, 17, 2**63 - 1]
     documents = [(key, edited(draw, original, 0.03)) for key in keys]
     result = found(documents)
-    assert result.drop.tolist() == [2**63 - 1, 2**63 + 5, 2**64 - 1] and result.kept.tolist() == [17] * 3
+    assert (
+        result.drop.tolist() == [2**63 - 1, 2**63 + 5, 2**64 - 1]
+        and result.kept.tolist() == [17] * 3
+    )
     result = found([*documents, (2**63 + 6, f"{original} and some more words")])
-    assert result.drop.tolist() == sorted(keys) and result.kept.tolist() == [2**63 + 6] * 4 and result.clusters == 1
+    assert (
+        result.drop.tolist() == sorted(keys)
+        and result.kept.tolist() == [2**63 + 6] * 4
+        and result.clusters == 1
+    )
 
 
 def test_the_estimate_is_the_jaccard_similarity() -> None:
@@ -136,7 +159,15 @@ def test_the_estimate_is_the_jaccard_similarity() -> None:
 
 
 def test_signatures_do_not_depend_on_the_batch() -> None:
-    texts = ["one two", "", "a b c", "the old man and the sea", "a b c d " * 2000, "nul \0 byte in it", "漢字" * 50_000]
+    texts = [
+        "one two",
+        "",
+        "a b c",
+        "the old man and the sea",
+        "a b c d " * 2000,
+        "nul \0 byte in it",
+        "漢字" * 50_000,
+    ]
     together, count = Signer(CONFIG)(texts)
     assert count[:6].tolist() == [0, 0, 1, 4, 7998, 2]
     assert np.array_equal(together, np.concatenate([Signer(CONFIG)([one])[0] for one in texts]))
@@ -153,7 +184,11 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     result = found(planted(10, 60))
     result.save(tmp_path / "near.npz")
     again = NearDuplicates.load(tmp_path / "near.npz")
-    assert again and np.array_equal(again.drop, result.drop) and np.array_equal(again.kept, result.kept)
+    assert (
+        again
+        and np.array_equal(again.drop, result.drop)
+        and np.array_equal(again.kept, result.kept)
+    )
     assert (again.memory_bytes, again.clusters) == (result.memory_bytes, 10)
 
 
@@ -163,7 +198,14 @@ def test_a_damaged_list_is_none(tmp_path: Path) -> None:
     whole, flipped = path.read_bytes(), bytearray(path.read_bytes())
     flipped[200] ^= 1
     np.savez(tmp_path / "other.npz", drop=np.zeros(1))
-    for data in (b"", b"no archive", whole[:-30], whole[:100], bytes(flipped), (tmp_path / "other.npz").read_bytes()):
+    for data in (
+        b"",
+        b"no archive",
+        whole[:-30],
+        whole[:100],
+        bytes(flipped),
+        (tmp_path / "other.npz").read_bytes(),
+    ):
         path.write_bytes(data)
         assert NearDuplicates.load(path) is None
 

@@ -9,7 +9,15 @@ import pytest
 from data_prep.dedup import ngram_hashes
 from data_prep.dedup.ngram_hashes import combine, hash_words, ngrams, word_places
 
-TEXTS = ["It's the END. Of it?", "", "  ", "naïve “quotes” — and dashes…", "漢字 is 日本語。OK", "a", "é ß " * 30_000]
+TEXTS = [
+    "It's the END. Of it?",
+    "",
+    "  ",
+    "naïve “quotes” — and dashes…",
+    "漢字 is 日本語。OK",
+    "a",
+    "é ß " * 30_000,
+]
 
 
 def hashes(text: str) -> np.ndarray:
@@ -38,8 +46,12 @@ def test_words_of_any_mixture() -> None:
         assert_same_words("".join(draw.choices("aZ09 .'’—é漢カ。\n\u00a0ß", k=draw.randint(1, 30))))
 
 
-@pytest.mark.parametrize("text", ["the cat sat on the mat. ", "漢字カナ。", "漢é", "a,b;c-", "é,漢b"])
-def test_a_word_has_one_hash_at_every_place_and_in_every_block(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+@pytest.mark.parametrize(
+    "text", ["the cat sat on the mat. ", "漢字カナ。", "漢é", "a,b;c-", "é,漢b"]
+)
+def test_a_word_has_one_hash_at_every_place_and_in_every_block(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
     """Blocks are cut at white space; text without any between its words."""
     whole = hashes(text * 40)
     assert len(set(whole.tolist())) == len(set(plain(text.lower() * 40)))
@@ -54,7 +66,9 @@ def test_texts_that_are_read_together_have_their_own_words(monkeypatch: pytest.M
     found, alone = hash_words(texts), [hashes(text).tolist() for text in texts]
     assert found.hashes_W.tolist() == [number for text in alone for number in text]
     assert np.diff(found.firsts_D).tolist() == list(map(len, alone))
-    assert found.text_numbers().tolist() == [number for number, text in enumerate(alone) for _ in text]
+    assert found.text_numbers().tolist() == [
+        number for number, text in enumerate(alone) for _ in text
+    ]
 
 
 def test_ngrams_know_the_order_of_words() -> None:

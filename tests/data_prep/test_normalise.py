@@ -6,11 +6,18 @@ from collections import Counter
 
 import pytest
 
-from data_prep.filters.normalise import CleanConfig, deleted_by_kind, normalize, split_by_words, split_evenly
+from data_prep.filters.normalise import (
+    CleanConfig,
+    deleted_by_kind,
+    normalize,
+    split_by_words,
+    split_evenly,
+)
 
 CONFIG = CleanConfig()
 ALPHABET = (
-    "abé e\u0301\u00a0\u2028 \t\n\r\x00\x07\u200b\u200c\u200d\u200e\ufeff\ud800\u3000.😀ﬁ\u0645\u0e01\u0d4d\ufe0f"
+    "abé e\u0301\u00a0\u2028 \t\n\r\x00\x07\u200b\u200c\u200d\u200e"
+    "\ufeff\ud800\u3000.😀ﬁ\u0645\u0e01\u0d4d\ufe0f"
 )
 
 
@@ -21,7 +28,9 @@ def test_normal_form_is_stable_encodable_and_has_no_stray_space() -> None:
         assert normalize(text, CONFIG) == text
         text.encode()
         assert unicodedata.is_normalized("NFC", text)
-        assert all(line == line.strip() and line and "  " not in line for line in text.split("\n") if text)
+        assert all(
+            line == line.strip() and line and "  " not in line for line in text.split("\n") if text
+        )
 
 
 @pytest.mark.parametrize(
@@ -32,13 +41,22 @@ def test_normal_form_is_stable_encodable_and_has_no_stray_space() -> None:
         ("\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645", None),  # Persian
         ("\u0915\u094d\u200d\u0937 \u0915\u094d\u200c\u0937", None),  # Hindi
         ("\u0d05\u0d35\u0d28\u0d4d\u200d, \u0d05", None),  # Malayalam: a chillu ends the word
-        ("\U0001f468\u200d\U0001f469\u200d\U0001f467 \u2764\ufe0f\u200d\U0001f525", None),  # a family, a heart on fire
+        (
+            "\U0001f468\u200d\U0001f469\u200d\U0001f467 \u2764\ufe0f\u200d\U0001f525",
+            None,
+        ),  # a family, a heart on fire
         ("\u0645\u06cc\u200c\u200f\u200c\u062e", "\u0645\u06cc\u200c\u062e"),
-        ("\u0645\u06cc\u200c \u062e\u200d. a\u200cb \U0001f468\u200d", "\u0645\u06cc \u062e. ab \U0001f468"),
-        ("\u0e01\u0e32\u200b\u0e02 \u1780\u200b\u200b\u1781\u200b", "\u0e01\u0e32 \u0e02 \u1780 \u1781"),  # Thai, Khmer
+        (
+            "\u0645\u06cc\u200c \u062e\u200d. a\u200cb \U0001f468\u200d",
+            "\u0645\u06cc \u062e. ab \U0001f468",
+        ),
+        (
+            "\u0e01\u0e32\u200b\u0e02 \u1780\u200b\u200b\u1781\u200b",
+            "\u0e01\u0e32 \u0e02 \u1780 \u1781",
+        ),  # Thai, Khmer
         ("an\u200b other\u200b line", "an other line"),
     ],
-)  # fmt: skip
+)
 def test_what_is_spelling_stays_and_the_rest_is_one_form(text: str, kept: str | None) -> None:
     assert normalize(text, CONFIG) == (text if kept is None else kept)
     assert normalize("ﬁne", CleanConfig(unicode="NFKC")) == "fine" != normalize("ﬁne", CONFIG)
@@ -46,9 +64,18 @@ def test_what_is_spelling_stays_and_the_rest_is_one_form(text: str, kept: str | 
 
 def test_what_is_deleted_is_counted_by_kind() -> None:
     deleted = Counter[str]()
-    text = normalize("a\x00b\x01 so\xadft\u200b, \u0645\u200c\u0645\n\ud800 none of it here\u200f", CONFIG, deleted)
+    text = normalize(
+        "a\x00b\x01 so\xadft\u200b, \u0645\u200c\u0645\n\ud800 none of it here\u200f",
+        CONFIG,
+        deleted,
+    )
     assert text == "ab soft, \u0645\u200c\u0645\nnone of it here"
-    assert deleted_by_kind(deleted) == {"control": 2, "soft hyphen": 1, "surrogate": 1, "invisible": 2}
+    assert deleted_by_kind(deleted) == {
+        "control": 2,
+        "soft hyphen": 1,
+        "surrogate": 1,
+        "invisible": 2,
+    }
 
 
 def test_a_long_text_is_cut_evenly_at_line_ends_else_between_words() -> None:
@@ -73,7 +100,10 @@ def test_a_text_of_too_many_words_is_cut_at_its_lines() -> None:
     assert split_by_words(text, len(text.split())) == split_by_words(text, None) == [text]
     for words in (1001, 1990, 5123):  # no tiny rest, which the next filter would drop
         parts = split_by_words("\n".join(["some words of a line"] * (words // 5)), 1000)
-        assert len(parts) == -(-(words // 5 * 5) // 1000) and min(len(part.split()) for part in parts) > 400
+        assert (
+            len(parts) == -(-(words // 5 * 5) // 1000)
+            and min(len(part.split()) for part in parts) > 400
+        )
     one_line = " ".join(f"w{i}" for i in range(1000))
     parts = split_by_words(one_line, 100)
     assert " ".join(parts) == one_line and [len(part.split()) for part in parts] == [100] * 10

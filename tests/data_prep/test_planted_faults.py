@@ -43,11 +43,16 @@ class Prose:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.lexicon = ["".join(self.rng.choices(SYLLABLES, k=self.rng.randint(1, 3))) for _ in range(4000)]
+        self.lexicon = [
+            "".join(self.rng.choices(SYLLABLES, k=self.rng.randint(1, 3))) for _ in range(4000)
+        ]
 
     def sentence(self, words: int) -> str:
         small = ("the", "of", "and", "to", "with", "that")
-        chosen = [self.rng.choice(small) if i % 3 == 0 else self.rng.choice(self.lexicon) for i in range(words)]
+        chosen = [
+            self.rng.choice(small) if i % 3 == 0 else self.rng.choice(self.lexicon)
+            for i in range(words)
+        ]
         return " ".join(chosen).capitalize() + "."
 
     def document(self, sentences: int = 9) -> str:
@@ -65,9 +70,13 @@ def write_tasks(folder: Path, sentences: list[str]) -> None:
     half = len(sentences) // 2
     (folder / "CoLA").mkdir(parents=True)
     (folder / "RTE").mkdir()
-    (folder / "CoLA" / "dev.tsv").write_text("\n".join(f"gj04\t1\t\t{text}" for text in sentences[:half]) + "\n")
+    (folder / "CoLA" / "dev.tsv").write_text(
+        "\n".join(f"gj04\t1\t\t{text}" for text in sentences[:half]) + "\n"
+    )
     rows = [f"{i}\t{text}\tIt is so.\tentailment" for i, text in enumerate(sentences[half:])]
-    (folder / "RTE" / "dev.tsv").write_text("\n".join(["index\tsentence1\tsentence2\tlabel", *rows]) + "\n")
+    (folder / "RTE" / "dev.tsv").write_text(
+        "\n".join(["index\tsentence1\tsentence2\tlabel", *rows]) + "\n"
+    )
 
 
 def plant(tmp_path: Path, line_sentences: int) -> tuple[Path, Path]:
@@ -80,20 +89,30 @@ def plant(tmp_path: Path, line_sentences: int) -> tuple[Path, Path]:
     holding = [f"{prose.document(5)} {sentence} {prose.document(4)}" for sentence in sentences]
     near = [prose.edited(document, 0.05) for document in clean[EXACT : EXACT + NEAR]]
     page = (
-        "<div class='c{i}'><p><a href=\"http://example.org/{i}\">{word}</a></p><br/><span id='{i}'>{word}</span></div>"
+        "<div class='c{i}'><p><a href=\"http://example.org/{i}\">{word}</a></p>"
+        "<br/><span id='{i}'>{word}</span></div>"
     )
-    markup = ["\n".join(page.format(i=i + 100 * k, word=prose.sentence(6)) for i in range(20)) for k in range(MARKUP)]
+    markup = [
+        "\n".join(page.format(i=i + 100 * k, word=prose.sentence(6)) for i in range(20))
+        for k in range(MARKUP)
+    ]
     consonants = Prose(1)
-    consonants.lexicon = ["".join(consonants.rng.choices("bcdfghjklmnpqrstvwxz", k=6)) for _ in range(9000)]
+    consonants.lexicon = [
+        "".join(consonants.rng.choices("bcdfghjklmnpqrstvwxz", k=6)) for _ in range(9000)
+    ]
     gibberish = [consonants.document() for _ in range(GIBBERISH)]
     documents = gibberish + clean + clean[:EXACT] + near + holding + markup + [GERMAN]
     prose.rng.shuffle(documents)
-    (text / "0.jsonl").write_text("\n".join(json.dumps({"text": document}) for document in documents))
+    (text / "0.jsonl").write_text(
+        "\n".join(json.dumps({"text": document}) for document in documents)
+    )
     (text / "1-binary.txt").write_bytes(np.random.default_rng(0).bytes(300_000))
     (text / "2-empty.txt").write_bytes(b"")
     (text / "3-also-empty.txt").write_bytes(b"\n\n")
     latin = [prose.document().replace("a", "é", 3).encode("latin1") for _ in range(2)]
-    (text / "4-latin1.txt").write_bytes(b"\n\n".join([prose.document().encode(), *latin, prose.document().encode()]))
+    (text / "4-latin1.txt").write_bytes(
+        b"\n\n".join([prose.document().encode(), *latin, prose.document().encode()])
+    )
     # One line without end; a sentence is written often so that the test is quick, in an order that never repeats.
     stock = [prose.sentence(16) for _ in range(3000)]
     (text / "5-long-line.txt").write_text(" ".join(prose.rng.choices(stock, k=line_sentences)))
@@ -124,7 +143,10 @@ def everything(text: Path, tasks: Path, text_config: Config, **data: Any) -> dic
 
 @pytest.mark.parametrize(
     ("line_sentences", "clean"),
-    [(300, {"max_characters": 20_000}), pytest.param(100_000, {}, marks=pytest.mark.slow)],  # the latter: 10 MB
+    [
+        (300, {"max_characters": 20_000}),
+        pytest.param(100_000, {}, marks=pytest.mark.slow),
+    ],  # the latter: 10 MB
 )
 def test_every_planted_fault_is_found_and_reported(
     tmp_path: Path, text_config: Config, line_sentences: int, clean: dict[str, int]
@@ -133,19 +155,33 @@ def test_every_planted_fault_is_found_and_reported(
     main(config)
     corpus = Corpus.open(corpus_folder(config), verify=True)
     stages = {stage.name: stage for stage in corpus.manifest.stages}
-    found = {name: {why: bin_.documents for why, bin_ in stage.dropped.items()} for name, stage in stages.items()}
+    found = {
+        name: {why: bin_.documents for why, bin_ in stage.dropped.items()}
+        for name, stage in stages.items()
+    }
     assert found["source"] == {"binary_file": 1, "empty_file": 2, "not_utf8": 2}
     assert found["exact deduplication"] == {"duplicate": EXACT}
     assert found["near deduplication"] == {"near_duplicate": NEAR}
     assert found["decontamination"] == {"contaminated": SENTENCES}
-    assert corpus.manifest.decontamination["removed"] == {"CoLA": SENTENCES // 2, "RTE": SENTENCES // 2}
+    assert corpus.manifest.decontamination["removed"] == {
+        "CoLA": SENTENCES // 2,
+        "RTE": SENTENCES // 2,
+    }
     assert all(
-        re.search(r": \d+ words of (CoLA|RTE): ", e) for e in stages["decontamination"].dropped["contaminated"].examples
+        re.search(r": \d+ words of (CoLA|RTE): ", e)
+        for e in stages["decontamination"].dropped["contaminated"].examples
     )
-    assert all(", limit 0.05 (max_markup): " in e and "<div" in e for e in stages["filters"].dropped["markup"].examples)
-    assert all(re.search(r": 0\.\d+, limit 0.5 \(", e) for e in stages["tokens"].dropped["too_many_tokens"].examples)
     assert all(
-        " like " in e and "0.jsonl:" in e for e in stages["near deduplication"].dropped["near_duplicate"].examples
+        ", limit 0.05 (max_markup): " in e and "<div" in e
+        for e in stages["filters"].dropped["markup"].examples
+    )
+    assert all(
+        re.search(r": 0\.\d+, limit 0.5 \(", e)
+        for e in stages["tokens"].dropped["too_many_tokens"].examples
+    )
+    assert all(
+        " like " in e and "0.jsonl:" in e
+        for e in stages["near deduplication"].dropped["near_duplicate"].examples
     )
     assert found["filters"]["markup"] == MARKUP and found["filters"]["no_stop_words"] == 1
     assert found["tokens"] == {"too_many_tokens": GIBBERISH}
@@ -153,11 +189,17 @@ def test_every_planted_fault_is_found_and_reported(
     kept = DOCUMENTS + 2
     assert kept <= corpus.manifest.counts["documents"] <= kept + 3  # and the parts of the long line
     for before, after in zip(corpus.manifest.stages, corpus.manifest.stages[1:]):
-        assert (before.documents_out, before.bytes_out) == (after.documents_in, after.bytes_in), after.name
+        assert (before.documents_out, before.bytes_out) == (after.documents_in, after.bytes_in), (
+            after.name
+        )
     for stage in stages.values():
         if stage.name != "normalise":
-            assert stage.documents_in - stage.documents_out == sum(found[stage.name].values()), stage.name
-            assert stage.bytes_in - stage.bytes_out == sum(bin_.bytes for bin_ in stage.dropped.values()), stage.name
+            assert stage.documents_in - stage.documents_out == sum(found[stage.name].values()), (
+                stage.name
+            )
+            assert stage.bytes_in - stage.bytes_out == sum(
+                bin_.bytes for bin_ in stage.dropped.values()
+            ), stage.name
     card = (corpus.folder / "corpus_card.md").read_text(encoding="utf-8")
     assert "| CoLA | 100 | 100 | 100 | 100 |" in card and "7 markup" in card
     assert "Der alte Hafen" in card
@@ -215,7 +257,11 @@ def unbroken(
     text, tasks = plant(place, 300)
 
     def settings(name: str, workers: int = 2) -> dict[str, Any]:
-        given = {"clean": {"max_characters": 20_000}, "corpus": str(place / name), "shard_tokens": 10_000}
+        given = {
+            "clean": {"max_characters": 20_000},
+            "corpus": str(place / name),
+            "shard_tokens": 10_000,
+        }
         return everything(text, tasks, partial(text_config_in, place), workers=workers, **given)
 
     main(settings("whole", workers=1))
@@ -231,7 +277,11 @@ def unbroken(
     ],
 )
 def test_killed_again_and_again_the_corpus_is_byte_for_byte_that_of_an_unbroken_run(
-    unbroken: Any, contents: Contents, stops: list[str], workers: int, capsys: pytest.CaptureFixture[str]
+    unbroken: Any,
+    contents: Contents,
+    stops: list[str],
+    workers: int,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     settings, expected = unbroken
     config = settings(f"broken-{workers}", workers)

@@ -37,7 +37,9 @@ def test_every_document_comes_out_once(
 ) -> None:
     texts = made_up(120)
     (tmp_path / "a.txt").write_text("\n\n".join(texts[:60]), encoding="utf-8")
-    (tmp_path / "b.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts[60:] + texts[:5]))
+    (tmp_path / "b.jsonl").write_text(
+        "\n".join(json.dumps({"text": text}) for text in texts[60:] + texts[:5])
+    )
     corpus = run(text_config(tmp_path / "a.txt", tmp_path / "b.jsonl", shard_tokens=1000))
     manifest = corpus.manifest
     assert manifest.removed == {"duplicate": 5}
@@ -50,24 +52,40 @@ def test_every_document_comes_out_once(
 def test_what_is_broken_before_normalisation_goes_and_is_shown(
     tmp_path: Path, text_config: Config, made_up: MadeUp, run: Run
 ) -> None:
-    broken = [text.replace(" ", "\x1b ", 3).replace("a ", "\x93a ") for text in made_up(5, seed=1, words=90)]
+    broken = [
+        text.replace(" ", "\x1b ", 3).replace("a ", "\x93a ")
+        for text in made_up(5, seed=1, words=90)
+    ]
     documents = ["so\xadft " + text for text in made_up(40)] + broken
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in documents))
     config = text_config(tmp_path / "a.jsonl", filters={"max_broken": 0.002, "max_words": 30})
     corpus = run(config)
     stage = next(stage for stage in corpus.manifest.stages if stage.name == "filters")
     dropped = stage.dropped["broken_characters"]
-    assert dropped.documents == sum(len(split_by_words(normalize(text, CleanConfig()), 30)) for text in broken)
+    assert dropped.documents == sum(
+        len(split_by_words(normalize(text, CleanConfig()), 30)) for text in broken
+    )
     controls = sum(len(re.findall("[\x1b\x93]", text)) for text in broken)
-    assert corpus.manifest.stages[1].notes["deleted_characters"] == {"control": controls, "soft hyphen": 40}
+    assert corpus.manifest.stages[1].notes["deleted_characters"] == {
+        "control": controls,
+        "soft hyphen": 40,
+    }
     card = (corpus.folder / "corpus_card.md").read_text()
     assert f"deleted_characters {controls} control, 40 soft hyphen" in card
     shown = dropped.examples
-    assert all("limit 0.002 (max_broken)" in text and "\\x" in text and text.isprintable() for text in shown)
+    assert all(
+        "limit 0.002 (max_broken)" in text and "\\x" in text and text.isprintable()
+        for text in shown
+    )
 
 
 def test_result_does_not_depend_on_workers_or_batches(
-    tmp_path: Path, text_file: Path, text_config: Config, monkeypatch: pytest.MonkeyPatch, run: Run, contents: Contents
+    tmp_path: Path,
+    text_file: Path,
+    text_config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    run: Run,
+    contents: Contents,
 ) -> None:
     results = []
     for count, batch, here_first in ((1, 1 << 20, 8), (2, 1 << 20, 0), (3, 100, 5)):
@@ -84,7 +102,12 @@ def test_result_does_not_depend_on_workers_or_batches(
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
 def test_long_documents_are_tokenized_as_if_in_one_piece(
-    tmp_path: Path, kind: str, made_up: MadeUp, text_config: Config, monkeypatch: pytest.MonkeyPatch, run: Run
+    tmp_path: Path,
+    kind: str,
+    made_up: MadeUp,
+    text_config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    run: Run,
 ) -> None:
     if kind == "unigram":
         pytest.importorskip("sentencepiece")
@@ -92,7 +115,11 @@ def test_long_documents_are_tokenized_as_if_in_one_piece(
     texts = ["\n".join(made_up(200, seed)) for seed in range(4)]
     (tmp_path / "a.txt").write_text("\n\n".join(texts), encoding="utf-8")
     # One shard is far shorter than a document: the document lies across many.
-    corpus = run(text_config(tmp_path / "a.txt", shard_tokens=500, tokenizer={"kind": kind, "vocab_size": 400}))
+    corpus = run(
+        text_config(
+            tmp_path / "a.txt", shard_tokens=500, tokenizer={"kind": kind, "vocab_size": 400}
+        )
+    )
     assert len(corpus.manifest.splits["train"]) > 10
     model = Tokenizer.from_file(str(corpus.tokenizer_file))
     expected = {tuple(model.encode(text).ids) for text in texts}
@@ -111,19 +138,31 @@ def test_documents_of_too_many_words_are_cut_not_dropped(
     limits = {"max_words": 500, "min_alphabetic_words": 0.9}
     corpus = run(text_config(tmp_path / "*.txt", documents="file", filters=limits))
     documents = decode(corpus)
-    assert corpus.manifest.removed == {} and max(len(d.split()) for d in documents) <= 520  # ends of sentence are words
+    assert (
+        corpus.manifest.removed == {} and max(len(d.split()) for d in documents) <= 520
+    )  # ends of sentence are words
     stage = next(stage for stage in corpus.manifest.stages if stage.name == "normalise")
-    assert stage.notes == {"long_documents_cut": 3, "their_parts": len(documents)} and len(documents) > 9
+    assert (
+        stage.notes == {"long_documents_cut": 3, "their_parts": len(documents)}
+        and len(documents) > 9
+    )
     assert sorted(" ".join(documents).replace(".", "").split()) == sorted(
         " ".join(texts).lower().replace(".", "").split()
     )
-    assert f"long_documents_cut 3; their_parts {len(documents)}" in (corpus.folder / "corpus_card.md").read_text()
+    assert (
+        f"long_documents_cut 3; their_parts {len(documents)}"
+        in (corpus.folder / "corpus_card.md").read_text()
+    )
 
 
-def test_a_long_document_is_counted_once(tmp_path: Path, text_config: Config, made_up: MadeUp, run: Run) -> None:
+def test_a_long_document_is_counted_once(
+    tmp_path: Path, text_config: Config, made_up: MadeUp, run: Run
+) -> None:
     """It is read in parts, so that memory stays bounded."""
     for number in range(3):
-        (tmp_path / f"{number}.txt").write_text("\n".join("\n".join(made_up(20, number)).split(". ")))
+        (tmp_path / f"{number}.txt").write_text(
+            "\n".join("\n".join(made_up(20, number)).split(". "))
+        )
     config = text_config(tmp_path / "*.txt", documents="file", clean={"max_characters": 2000})
     corpus = run(config)
     source, normalise = corpus.manifest.stages[:2]
@@ -133,7 +172,9 @@ def test_a_long_document_is_counted_once(tmp_path: Path, text_config: Config, ma
     config["data"]["max_documents"] = 2
     first_two = list(limited(parse(config).source.documents(), parse(config).source))
     texts = [(tmp_path / f"{number}.txt").read_text() for number in range(2)]
-    assert "".join(document.text for document in first_two) == "".join(f"{text}\n" for text in texts)
+    assert "".join(document.text for document in first_two) == "".join(
+        f"{text}\n" for text in texts
+    )
 
 
 def test_a_long_document_that_is_damaged_in_its_second_part_is_counted_once(
@@ -142,22 +183,34 @@ def test_a_long_document_that_is_damaged_in_its_second_part_is_counted_once(
     lines = "\n".join(made_up(40)).encode()
     (tmp_path / "0.txt").write_bytes(lines[:3000] + b"\xff" + lines[3000:])
     (tmp_path / "1.txt").write_bytes(b"\xff\n" + "\n".join(made_up(40, 1)).encode())
-    corpus = run(text_config(tmp_path / "*.txt", documents="file", damaged="drop", clean={"max_characters": 2000}))
+    corpus = run(
+        text_config(
+            tmp_path / "*.txt", documents="file", damaged="drop", clean={"max_characters": 2000}
+        )
+    )
     source, normalise = corpus.manifest.stages[:2]
     assert corpus.manifest.counts["documents_read"] == source.documents_in == 2
-    assert corpus.manifest.removed == {"not_utf8": 1} and source.dropped["not_utf8"].bytes > 3000  # two parts
+    assert (
+        corpus.manifest.removed == {"not_utf8": 1} and source.dropped["not_utf8"].bytes > 3000
+    )  # two parts
     assert normalise.notes == {"long_documents_cut": 2, "their_parts": normalise.documents_out}
 
 
 @pytest.mark.parametrize("limit", [None, 1000])
 def test_no_tokenizer_is_trained_on_what_is_left_out_as_damaged(
-    tmp_path: Path, text_config: Config, made_up: MadeUp, monkeypatch: pytest.MonkeyPatch, limit: int | None
+    tmp_path: Path,
+    text_config: Config,
+    made_up: MadeUp,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: int | None,
 ) -> None:
     latin = "\n\n".join(f"{text} Grüße" for text in made_up(20)).encode("latin1")
     (tmp_path / "a.txt").write_bytes("\n\n".join(made_up(50, 1)).encode() + b"\n\n" + latin)
     sample: list[str] = []
     draw = training.sample_text
-    monkeypatch.setattr(training, "sample_text", lambda texts, *a: (sample.extend(draw(texts, *a)), sample)[1])
+    monkeypatch.setattr(
+        training, "sample_text", lambda texts, *a: (sample.extend(draw(texts, *a)), sample)[1]
+    )
     main(text_config(tmp_path / "a.txt", damaged="drop", max_documents=limit))
     assert sample == made_up(50, 1)
 
@@ -170,16 +223,23 @@ def test_text_that_is_missing_for_damage_is_said_to_be_damaged(
     (tmp_path / "b.txt").write_bytes(b"A few words.\n\nCaf\xe9.")
     config = text_config(tmp_path / "*.txt", damaged="drop", max_documents=limit)
     with pytest.raises(
-        UserError, match=r"too little text to train .*; left out as damaged: 1 binary_file, 1 not_utf8$"
+        UserError,
+        match=r"too little text to train .*; left out as damaged: 1 binary_file, 1 not_utf8$",
     ):
         main(config)
 
 
-def test_a_name_breaks_no_table(tmp_path: Path, text_config: Config, made_up: MadeUp, run: Run) -> None:
+def test_a_name_breaks_no_table(
+    tmp_path: Path, text_config: Config, made_up: MadeUp, run: Run
+) -> None:
     (tmp_path / "a|b\nc.txt").write_text("\n\n".join(made_up(50)))
     corpus = run(text_config(tmp_path / "*.txt"))
     assert list(corpus.manifest.statistics["by_source"]) == [rf"{tmp_path}/a|b\x0ac.txt"]
-    rows = [line for line in (corpus.folder / "corpus_card.md").read_text().splitlines() if "c.txt |" in line]
+    rows = [
+        line
+        for line in (corpus.folder / "corpus_card.md").read_text().splitlines()
+        if "c.txt |" in line
+    ]
     assert [row.count("|") - row.count(r"\|") for row in rows] == [5]
 
 
@@ -201,7 +261,10 @@ ADVICE: dict[str, tuple[dict[str, Any], str]] = {
         {"documents": "block", "filters": {"min_words": 60}},
         r"the filters took \d\d% of the text, \d\d% by too_few_words \(data\.filters\.min_words\).*documents=block",
     ),
-    "tiny documents": ({"documents": "line"}, r"documents are tiny: \d words on average \(data\.documents=line"),
+    "tiny documents": (
+        {"documents": "line"},
+        r"documents are tiny: \d words on average \(data\.documents=line",
+    ),
     "hold-out": (
         {"documents": "file"},
         r"\d\d% of the tokens are held out .*data\.validation_fraction=0\.05.* there are 8 \(data\.documents=file",
@@ -217,14 +280,19 @@ def test_what_may_not_be_meant_is_said_at_the_end(
     settings, said = ADVICE[name]
     for number in range(8):
         texts = [text.split() for text in made_up(30, number)]
-        blocks = ["\n".join(" ".join(words[i : i + 8]) for i in range(0, len(words), 8)) for words in texts]
+        blocks = [
+            "\n".join(" ".join(words[i : i + 8]) for i in range(0, len(words), 8))
+            for words in texts
+        ]
         (tmp_path / f"{number}.txt").write_text("\n\n".join(blocks))
     run(text_config(tmp_path / "*.txt", **settings))
     last = capsys.readouterr().out.splitlines()[-1]
     assert re.search(said, last) if said else "documents; vocabulary" in last, last
 
 
-def test_no_advice_on_plain_text_where_there_is_none(tmp_path: Path, text_config: Config, made_up: MadeUp) -> None:
+def test_no_advice_on_plain_text_where_there_is_none(
+    tmp_path: Path, text_config: Config, made_up: MadeUp
+) -> None:
     (tmp_path / "a.csv").write_text("id,text\n" + f"1,{made_up(1)[0]}\n".replace(", ", " ") * 3)
     with pytest.raises(UserError, match="too little text: 1 of 3 documents remain") as error:
         main(text_config(tmp_path / "a.csv"))
@@ -235,7 +303,9 @@ def test_text_that_becomes_unknown_tokens_is_said_at_the_end(
     tmp_path: Path, text_config: Config, made_up: MadeUp, run: Run, capsys: Captured
 ) -> None:
     """WordPiece makes one unknown token of a run of over 100 characters without a space."""
-    thai = ["".join(chr(0x0E01 + (7 * line + i * i) % 46) for i in range(150)) for line in range(60)]
+    thai = [
+        "".join(chr(0x0E01 + (7 * line + i * i) % 46) for i in range(150)) for line in range(60)
+    ]
     (tmp_path / "a.txt").write_text("\n\n".join([*made_up(60), *thai]), encoding="utf-8")
     corpus = run(text_config(tmp_path / "a.txt"))
     found = corpus.manifest.statistics
@@ -247,7 +317,8 @@ def test_text_that_becomes_unknown_tokens_is_said_at_the_end(
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"), [("wordpiece", r"[\d.]+ %"), ("bpe", r"0\.0000 %"), ("unigram", r"at least [\d.]+ %")]
+    ("kind", "said"),
+    [("wordpiece", r"[\d.]+ %"), ("bpe", r"0\.0000 %"), ("unigram", r"at least [\d.]+ %")],
 )
 def test_the_card_says_which_share_of_the_characters_no_token_stands_for(
     tmp_path: Path, text_config: Config, made_up: MadeUp, run: Run, kind: str, said: str
@@ -255,9 +326,14 @@ def test_the_card_says_which_share_of_the_characters_no_token_stands_for(
     if kind == "unigram":
         pytest.importorskip("sentencepiece")
     rare = "".join(chr(0x4E00 + i) for i in range(200))  # more signs than there is room for
-    (tmp_path / "a.txt").write_text("\n\n".join([*made_up(60), f"{made_up(1)[0]} {rare}", *made_up(60, 1)]), "utf-8")
+    (tmp_path / "a.txt").write_text(
+        "\n\n".join([*made_up(60), f"{made_up(1)[0]} {rare}", *made_up(60, 1)]), "utf-8"
+    )
     corpus = run(text_config(tmp_path / "a.txt", tokenizer={"kind": kind, "vocab_size": 320}))
-    card, unknown = (corpus.folder / "corpus_card.md").read_text("utf-8"), corpus.manifest.counts["unknown_tokens"]
+    card, unknown = (
+        (corpus.folder / "corpus_card.md").read_text("utf-8"),
+        corpus.manifest.counts["unknown_tokens"],
+    )
     (found,) = re.findall(r"\| characters that no token stands for \| (.*) \|", card)
     assert re.fullmatch(said, found) and (unknown > 0) == (kind != "bpe") == ("0.0000" not in found)
 
@@ -268,13 +344,21 @@ def test_transformers_loads_the_tokenizer_of_a_corpus_with_its_special_tokens(
     corpus = run(text_config(text_file))
     tokenizer = AutoTokenizer.from_pretrained(corpus.folder)
     names = ("pad", "unk", "cls", "sep", "mask")
-    assert {name: getattr(tokenizer, f"{name}_token_id") for name in names} == corpus.special_ids._asdict()
+    assert {
+        name: getattr(tokenizer, f"{name}_token_id") for name in names
+    } == corpus.special_ids._asdict()
 
 
-def test_the_loop_that_the_readme_shows_reads_a_corpus(text_file: Path, text_config: Config, run: Run) -> None:
+def test_the_loop_that_the_readme_shows_reads_a_corpus(
+    text_file: Path, text_config: Config, run: Run
+) -> None:
     folder = run(text_config(text_file)).folder
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    (code,) = [block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "Corpus.open" in block]
+    (code,) = [
+        block
+        for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+        if "Corpus.open" in block
+    ]
     names: dict[str, Any] = {}
     exec(code.replace("corpora/<folder>", str(folder)), names)
     assert names["ids"].shape == (32, 128) and names["first"] > 0
@@ -318,7 +402,9 @@ def test_existing_tokenizer_is_used_watched_and_refused_for_another_language(
     second = run(config)
     assert second.folder != first.folder and second.manifest.tokenizer == first.manifest.tokenizer
     assert second.manifest.splits == first.manifest.splits
-    (tmp_path / "greek.txt").write_text("\n\n".join(f"Ένα δύο τρία τέσσερα πέντε αριθμός {i}." for i in range(50)))
+    (tmp_path / "greek.txt").write_text(
+        "\n\n".join(f"Ένα δύο τρία τέσσερα πέντε αριθμός {i}." for i in range(50))
+    )
     greek = text_config(tmp_path / "greek.txt", tokenizer={"path": str(path)})
     with pytest.raises(UserError, match=r"does not fit this text: .* unknown"):
         main(greek)
@@ -329,13 +415,19 @@ def test_existing_tokenizer_is_used_watched_and_refused_for_another_language(
 
 
 FAILURES: dict[str, tuple[bytes, str]] = {
-    "one document": (b"One single document that is long enough to train on. " * 50, "at least 2 are needed"),
+    "one document": (
+        b"One single document that is long enough to train on. " * 50,
+        "at least 2 are needed",
+    ),
     "all filtered": (
         b"12345 67890 12345 67890 12345\n\n" * 100,
         r"0 of 100 documents remain \(removed: 100 no_l",
     ),
     "too little": (b"A few words and\n\nnot much more than that.", "too little text to train"),
-    "bad bytes at the end": (b"Some text that goes on and on.\n\n" * 100 + b"\xff", "not UTF-8 at byte 3200"),
+    "bad bytes at the end": (
+        b"Some text that goes on and on.\n\n" * 100 + b"\xff",
+        "not UTF-8 at byte 3200",
+    ),
 }
 
 
@@ -349,7 +441,9 @@ def test_a_mistake_leaves_nothing_behind(tmp_path: Path, text_config: Config, na
     assert not corpus_folder(config).exists()
 
 
-def test_unknown_source_and_bad_values_name_the_setting(text_file: Path, text_config: Config) -> None:
+def test_unknown_source_and_bad_values_name_the_setting(
+    text_file: Path, text_config: Config
+) -> None:
     for data, message in (
         ({"source": "web"}, "data.source='web': choose one of embedded, text, hub, mix"),
         ({"validation_fraction": 1.5}, "validation_fraction=1.5"),
@@ -361,13 +455,19 @@ def test_unknown_source_and_bad_values_name_the_setting(text_file: Path, text_co
             main(text_config(text_file, **data))
 
 
-def test_embedded_corpus_brings_its_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+def test_embedded_corpus_brings_its_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
     from data_prep.synthetic import documents
     from data_prep.synthetic import tasks as task_files
 
     monkeypatch.setattr(task_files, "SIZES", {"train": 30, "dev": 12, "test": 12})
     data = {"name": "e", "source": "embedded", "size": 3000, "seed": 7}
-    config = {"corpora": str(tmp_path), "data": data, "tokenizer": {"kind": "wordpiece", "vocab_size": 300}}
+    config = {
+        "corpora": str(tmp_path),
+        "data": data,
+        "tokenizer": {"kind": "wordpiece", "vocab_size": 300},
+    }
     corpus = run(config)
     read = corpus.manifest.counts["documents_read"]
     assert read == len([*documents.documents(7, 3000)]) > 5
@@ -375,11 +475,16 @@ def test_embedded_corpus_brings_its_tasks(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(tasks) == 8 and set(absent) == {"wnli"}
     assert len(read_task(corpus.folder / "tasks", tasks[0]).train) == 30
     main(config)
-    monkeypatch.setattr(task_files, "write_tasks", lambda folder, seed: (_ for _ in ()).throw(RuntimeError("half")))
+    monkeypatch.setattr(
+        task_files, "write_tasks", lambda folder, seed: (_ for _ in ()).throw(RuntimeError("half"))
+    )
     other = {**config, "data": {**data, "seed": 8}}
     with pytest.raises(RuntimeError, match="half"):
         main(other)
-    assert not (corpus_folder(other) / "tasks").exists() and not (corpus_folder(other) / MANIFEST).exists()
+    assert (
+        not (corpus_folder(other) / "tasks").exists()
+        and not (corpus_folder(other) / MANIFEST).exists()
+    )
 
 
 @pytest.mark.parametrize(
@@ -387,12 +492,25 @@ def test_embedded_corpus_brings_its_tasks(tmp_path: Path, monkeypatch: pytest.Mo
     [
         ("a.xml.bz2", {}, r"mwparserfromhell: pip install 'cramming\[wikipedia\]'"),
         ("a.wet.gz", {}, r"warcio: .*\[warc\]'"),
-        ("a.txt", {"filters": {"languages": ["en"]}}, r"data.filters.languages needs .*\[language\]'"),
-        ("a.txt", {"tokenizer": {"kind": "unigram"}}, r"tokenizer.kind=unigram needs the package .*\[unigram\]'"),
+        (
+            "a.txt",
+            {"filters": {"languages": ["en"]}},
+            r"data.filters.languages needs .*\[language\]'",
+        ),
+        (
+            "a.txt",
+            {"tokenizer": {"kind": "unigram"}},
+            r"tokenizer.kind=unigram needs the package .*\[unigram\]'",
+        ),
     ],
 )
 def test_a_missing_package_is_named_before_anything_is_read(
-    tmp_path: Path, text_config: Config, monkeypatch: pytest.MonkeyPatch, name: str, settings: Any, message: str
+    tmp_path: Path,
+    text_config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    settings: Any,
+    message: str,
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
     (tmp_path / name).write_bytes(b"")

@@ -11,11 +11,15 @@ from data_prep.sources.embedded import EmbeddedConfig
 from data_prep.sources.mix import SOURCES
 from data_prep.tokenizer.load import TokenizerConfig
 
-DATA = sorted(path.stem for path in (config_folder() / "data").glob("*.yaml") if path.stem != "base")
+DATA = sorted(
+    path.stem for path in (config_folder() / "data").glob("*.yaml") if path.stem != "base"
+)
 TOKENIZERS = sorted(path.stem for path in (config_folder() / "tokenizer").glob("*.yaml"))
 FILTERS = sorted(path.stem for path in (config_folder() / "data" / "filters").glob("*.yaml"))
 NEEDED = {
-    "mix": ["data.parts=[{weight: 1, source: text, paths: [a.txt]}, {weight: 2, source: embedded, size: 9}]"],
+    "mix": [
+        "data.parts=[{weight: 1, source: text, paths: [a.txt]}, {weight: 2, source: embedded, size: 9}]"
+    ],
     "hub": ["data.dataset=owner/name"],
     "text": ["data.paths=[a.txt]"],
 }
@@ -31,7 +35,9 @@ def test_data_preset_builds(name: str, compose: Callable[..., dict[str, Any]]) -
 
 
 @pytest.mark.parametrize("name", FILTERS)
-def test_filter_preset_builds_with_every_source(name: str, compose: Callable[..., dict[str, Any]]) -> None:
+def test_filter_preset_builds_with_every_source(
+    name: str, compose: Callable[..., dict[str, Any]]
+) -> None:
     section = compose("data=wikipedia", f"data/filters={name}")["data"]
     config = build(SOURCES["hub"].config_class, section, "data")
     assert config.filters.min_words == 50
@@ -44,11 +50,17 @@ def test_tokenizer_preset_builds(name: str, compose: Callable[..., dict[str, Any
     assert config.vocab_size == 32768
 
 
-def test_cased_and_uncased_corpora_have_folders_of_their_own(compose: Callable[..., dict[str, Any]]) -> None:
-    assert corpus_folder(compose("tokenizer=wordpiece")) != corpus_folder(compose("tokenizer.lowercase=false"))
+def test_cased_and_uncased_corpora_have_folders_of_their_own(
+    compose: Callable[..., dict[str, Any]],
+) -> None:
+    assert corpus_folder(compose("tokenizer=wordpiece")) != corpus_folder(
+        compose("tokenizer.lowercase=false")
+    )
 
 
 @pytest.mark.parametrize("size", [0, -5])
-def test_a_size_that_gives_no_text_is_named(compose: Callable[..., dict[str, Any]], size: int) -> None:
+def test_a_size_that_gives_no_text_is_named(
+    compose: Callable[..., dict[str, Any]], size: int
+) -> None:
     with pytest.raises(UserError, match=rf"^data.size={size} must be at least 1"):
         build(EmbeddedConfig, compose(f"data.size={size}")["data"], "data")

@@ -14,7 +14,11 @@ from data_prep import prepare, prepare_config, ray_cluster, workers
 from data_prep.prepare import main
 from data_prep.sources import plain_text, text
 
-CUT = {"shard_tokens": 3000, "filters": {"max_words": 40, "min_words": 2}, "near_duplicates": {"enabled": True}}
+CUT = {
+    "shard_tokens": 3000,
+    "filters": {"max_words": 40, "min_words": 2},
+    "near_duplicates": {"enabled": True},
+}
 
 
 @pytest.fixture
@@ -42,35 +46,60 @@ def cluster(monkeypatch: pytest.MonkeyPatch, short_folder: str) -> Iterator[Any]
     nodes.shutdown()
 
 
-def test_the_missing_package_is_named(text_file: Path, text_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare_config.importlib.util, "find_spec", lambda name: None if name == "ray" else True)
-    with pytest.raises(UserError, match=r"data\.ray needs the package ray: pip install 'cramming\[ray\]'"):
+def test_the_missing_package_is_named(
+    text_file: Path, text_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        prepare_config.importlib.util, "find_spec", lambda name: None if name == "ray" else True
+    )
+    with pytest.raises(
+        UserError, match=r"data\.ray needs the package ray: pip install 'cramming\[ray\]'"
+    ):
         main(text_config(text_file, ray="auto"))
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not importlib.util.find_spec("ray"), reason="needs ray")
 def test_no_cluster_at_the_address_is_said(
-    tmp_path: Path, text_file: Path, text_config: Any, short_folder: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    text_file: Path,
+    text_config: Any,
+    short_folder: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("RAY_TMPDIR", short_folder)
-    with pytest.raises(UserError, match=r"data\.ray=auto: no Ray cluster there .*start one with `ray start`"):
+    with pytest.raises(
+        UserError, match=r"data\.ray=auto: no Ray cluster there .*start one with `ray start`"
+    ):
         main(text_config(text_file, corpus=str(tmp_path / "c"), ray="auto"))
     assert not (tmp_path / "c" / prepare.UNFINISHED).exists()
 
 
 @pytest.mark.slow
 def test_a_corpus_of_two_nodes_is_that_of_one_machine_even_when_one_is_lost(
-    tmp_path: Path, text_file: Path, text_config: Any, run: Any, contents: Any, cluster: Any,
+    tmp_path: Path,
+    text_file: Path,
+    text_config: Any,
+    run: Any,
+    contents: Any,
+    cluster: Any,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    here, whole, broken = (text_config(text_file, corpus=str(tmp_path / n), **CUT) for n in ("here", "whole", "broken"))
+) -> None:
+    here, whole, broken = (
+        text_config(text_file, corpus=str(tmp_path / n), **CUT) for n in ("here", "whole", "broken")
+    )
     run(here)
     for config in (whole, broken):
         config["data"]["ray"] = cluster.address
     nodes = {node.node_id for node in cluster.list_all_nodes()}
-    assert nodes == worked(tmp_path / "nodes of whole", monkeypatch, lambda: run(whole)) and len(nodes) == 2
-    assert contents(tmp_path / "whole") == contents(tmp_path / "here") and len(contents(tmp_path / "here")) > 10
+    assert (
+        nodes == worked(tmp_path / "nodes of whole", monkeypatch, lambda: run(whole))
+        and len(nodes) == 2
+    )
+    assert (
+        contents(tmp_path / "whole") == contents(tmp_path / "here")
+        and len(contents(tmp_path / "here")) > 10
+    )
     save, killed = prepare.Unfinished.save, []
 
     def kill_a_node(self: prepare.Unfinished, folder: Path) -> None:

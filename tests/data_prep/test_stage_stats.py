@@ -40,7 +40,10 @@ STAGES = ("filters", "decontamination", "tokens")
 def known(decisions: Decisions, number: int) -> list[str | None]:
     """What each stage has decided on this document: a reason to drop it, "" where it passed, None if nothing."""
     at = np.array([number])
-    return [None if decisions.undecided(at, s)[0] else decisions.dropped(at, s).get(0, "") for s in STAGES]
+    return [
+        None if decisions.undecided(at, s)[0] else decisions.dropped(at, s).get(0, "")
+        for s in STAGES
+    ]
 
 
 def test_a_verdict_holds_for_its_stage_and_those_before(tmp_path: Path) -> None:
@@ -81,6 +84,8 @@ def test_saving_writes_what_was_decided_since_and_nothing_else(tmp_path: Path) -
     decisions.save()
     assert path.read_bytes()[:2000] == b"\xff" * 2000 and path.stat().st_size == 2200
     again = Decisions(path, decisions.reasons)
-    assert known(again, 1040)[2] == "too_many" and known(again, 3) == [None] * 3  # forgotten: of no known reason
+    assert (
+        known(again, 1040)[2] == "too_many" and known(again, 3) == [None] * 3
+    )  # forgotten: of no known reason
     again.save()
     assert not any(path.read_bytes()[:2000]) and path.stat().st_size == 2200

@@ -51,7 +51,11 @@ def test_training_is_the_same_in_every_process(kind: str, made_up: MadeUp) -> No
         subprocess.run(
             [sys.executable, "-c", PRINT_VOCABULARY, kind],
             input=json.dumps(sample),
-            env={**os.environ, "PYTHONHASHSEED": str(seed), "PYTHONPATH": os.pathsep.join(sys.path)},
+            env={
+                **os.environ,
+                "PYTHONHASHSEED": str(seed),
+                "PYTHONPATH": os.pathsep.join(sys.path),
+            },
             capture_output=True,
             text=True,
             check=True,
@@ -62,25 +66,35 @@ def test_training_is_the_same_in_every_process(kind: str, made_up: MadeUp) -> No
 
 
 @pytest.mark.parametrize("kind", TRAINERS)
-def test_loads_in_stock_transformers_and_encodes_pairs(tmp_path: Path, kind: Any, made_up: MadeUp) -> None:
+def test_loads_in_stock_transformers_and_encodes_pairs(
+    tmp_path: Path, kind: Any, made_up: MadeUp
+) -> None:
     from transformers import PreTrainedTokenizerFast
 
     require(kind)
     tokenizer = train(made_up(100), TokenizerConfig(kind=kind, vocab_size=400))
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     fast = PreTrainedTokenizerFast(
-        tokenizer_file=str(tmp_path / "tokenizer.json"), **{f"{n}_token": t for n, t in SPECIAL_TOKENS.items()}
+        tokenizer_file=str(tmp_path / "tokenizer.json"),
+        **{f"{n}_token": t for n, t in SPECIAL_TOKENS.items()},
     )
     ids = SpecialIds(**describe(tokenizer, tmp_path / "tokenizer.json").special_ids)
     assert ids == (0, 1, 2, 3, 4)
-    first, second = (fast(text, add_special_tokens=False)["input_ids"] for text in ("Kalo mi", "rentas"))
+    first, second = (
+        fast(text, add_special_tokens=False)["input_ids"] for text in ("Kalo mi", "rentas")
+    )
     pair = fast("Kalo mi", "rentas")
     assert pair["input_ids"] == [ids.cls, *first, ids.sep, *second, ids.sep]
-    assert tokenizer.encode("Kalo mi", "rentas").type_ids == [0] * (len(first) + 2) + [1] * (len(second) + 1)
+    assert tokenizer.encode("Kalo mi", "rentas").type_ids == [0] * (len(first) + 2) + [1] * (
+        len(second) + 1
+    )
     assert fast("kalo")["input_ids"] == fast("KALO")["input_ids"]
     assert fast.decode(first).strip() == "kalo mi"
     words = "Kalo mi, rentas!".split()
-    spaced = [words[0], *(" " + word for word in words[1:])]  # as README.md has it for byte-level BPE
+    spaced = [
+        words[0],
+        *(" " + word for word in words[1:]),
+    ]  # as README.md has it for byte-level BPE
     assert fast(spaced, is_split_into_words=True)["input_ids"] == fast(" ".join(words))["input_ids"]
 
 
@@ -101,7 +115,9 @@ def test_a_masked_word_takes_its_space_with_it(tmp_path: Path, kind: Any, made_u
 
 
 @pytest.mark.parametrize("lacks", ["", "é", "Ω"])
-def test_byte_level_entries_stand_for_the_characters_of_their_bytes(lacks: str, made_up: MadeUp) -> None:
+def test_byte_level_entries_stand_for_the_characters_of_their_bytes(
+    lacks: str, made_up: MadeUp
+) -> None:
     """Counted, not taken for granted: one that lacks the last byte of a character loses no other."""
     tokenizer = train(made_up(100), TokenizerConfig(kind="bpe", vocab_size=300, lowercase=False))
     if lacks:
@@ -109,7 +125,9 @@ def test_byte_level_entries_stand_for_the_characters_of_their_bytes(lacks: str, 
         node = json.loads(tokenizer.to_str())
         number = node["model"]["vocab"].pop(sign)
         node["model"]["vocab"]["<unused>"] = number
-        node["model"]["merges"] = [pair for pair in node["model"]["merges"] if sign not in "".join(pair)]
+        node["model"]["merges"] = [
+            pair for pair in node["model"]["merges"] if sign not in "".join(pair)
+        ]
         tokenizer = Tokenizer.from_str(json.dumps(node))
     characters_V = characters_by_entry(tokenizer)
     assert characters_V is not None
@@ -133,7 +151,9 @@ def test_what_cannot_be_trained_is_refused(kind: Any, made_up: MadeUp) -> None:
         train(made_up(100), TokenizerConfig(kind=kind, vocab_size=12))
     with pytest.raises(UserError, match="too little text"):
         train(["a few words"], TokenizerConfig(kind=kind))
-    with pytest.raises(UserError, match=r"tokenizer.vocab_size=1000000000 must be from 6 to 1048576"):
+    with pytest.raises(
+        UserError, match=r"tokenizer.vocab_size=1000000000 must be from 6 to 1048576"
+    ):
         build(TokenizerConfig, {"vocab_size": 10**9}, "tokenizer")
 
 
@@ -143,7 +163,9 @@ def test_bad_tokenizer_files(tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text("{}")
     with pytest.raises(UserError, match=r"is not a tokenizer\.json"):
         load(tmp_path / "t.json")
-    Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1, "[PAD]": 2}, unk_token="[UNK]")).save(str(tmp_path / "t.json"))
+    Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1, "[PAD]": 2}, unk_token="[UNK]")).save(
+        str(tmp_path / "t.json")
+    )
     with pytest.raises(UserError, match=r"lacks the special tokens \[CLS\] \[SEP\] \[MASK\]"):
         load(tmp_path / "t.json")
 
@@ -155,11 +177,18 @@ def test_sample_is_bounded_even_and_in_order() -> None:
     assert numbers == sorted(numbers) and 900 <= len(numbers) <= 1000
     assert 2250 < sum(numbers) / len(numbers) < 2750  # not the beginning
     assert sample == sample_text(iter(texts), lambda text: text, 0.1, seed=0)
-    assert sample_text(iter(texts[:10]), str.upper, 0.1, seed=0) == [text.upper() for text in texts[:10]]
+    assert sample_text(iter(texts[:10]), str.upper, 0.1, seed=0) == [
+        text.upper() for text in texts[:10]
+    ]
 
 
 def test_a_process_of_its_own_trains_the_same_tokenizer(
-    text_file: Path, text_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Any, contents: Any
+    text_file: Path,
+    text_config: Config,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    run: Any,
+    contents: Any,
 ) -> None:
     run(text_config(text_file, corpus=str(tmp_path / "here")))
     monkeypatch.setattr(prepare, "TRAINED_HERE", 0)
@@ -172,7 +201,14 @@ def test_a_process_of_its_own_trains_the_same_tokenizer(
 def test_the_vocabulary_is_as_large_as_the_text_allows(kind: Any, size: int) -> None:
     require(kind)
     draw = random.Random(0)
-    text = [" ".join("".join(draw.choices("aeioubcdfgk", k=draw.randint(2, 9))) for _ in range(400)) for _ in range(60)]
+    text = [
+        " ".join("".join(draw.choices("aeioubcdfgk", k=draw.randint(2, 9))) for _ in range(400))
+        for _ in range(60)
+    ]
     tokenizer = train(text, TokenizerConfig(kind=kind, vocab_size=size))
-    assert tokenizer.get_vocab_size() <= size and (size > 4096 or tokenizer.get_vocab_size() == size)
-    assert sorted(tokenizer.get_vocab(with_added_tokens=True).values()) == list(range(tokenizer.get_vocab_size()))
+    assert tokenizer.get_vocab_size() <= size and (
+        size > 4096 or tokenizer.get_vocab_size() == size
+    )
+    assert sorted(tokenizer.get_vocab(with_added_tokens=True).values()) == list(
+        range(tokenizer.get_vocab_size())
+    )

@@ -36,8 +36,12 @@ PAGE = "<page><title>{0}</title><ns>{1}</ns>{2}<revision><text xml:space='preser
 def dump(*pages: tuple[str, int, str, str]) -> bytes:
     """A MediaWiki export of (title, namespace, extra element, wikitext)."""
     escape = str.maketrans({"<": "&lt;", "&": "&amp;"})
-    body = "".join(PAGE.format(title, ns, extra, text.translate(escape)) for title, ns, extra, text in pages)
-    return f'<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/">{body}</mediawiki>'.encode()
+    body = "".join(
+        PAGE.format(title, ns, extra, text.translate(escape)) for title, ns, extra, text in pages
+    )
+    return (
+        f'<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/">{body}</mediawiki>'.encode()
+    )
 
 
 def texts(path: Path) -> list[str]:
@@ -85,17 +89,26 @@ def test_articles_of_a_dump_as_plain_text(wikipedia: Path) -> None:
         ("{{transl|ru|ISO|Moskva}} {{Transliteration|ja|Kyōto}}", "Moskva Kyōto"),
         ("was {{formatnum:12345}}, {{Convert|12|to|20|m|abbr=on}}", "was 12345, 12 to 20 m"),
         ("{{nowrap|1=E = mc{{sup|2}}}}", "E = mc2"),
-        ("({{circa|1300|1350}}; {{fl.|1320}}; {{reign|1300|1320}})", "(c. 1300 – 1350; fl. 1320; r. 1300 – 1320)"),
+        (
+            "({{circa|1300|1350}}; {{fl.|1320}}; {{reign|1300|1320}})",
+            "(c. 1300 – 1350; fl. 1320; r. 1300 – 1320)",
+        ),
         ("dogs{{'}} tails {{ndash}} Peter{{'s}}{{snd}}", "dogs' tails – Peter's –"),
         ("{{frac|1|2}} {{frac|3|1|2}} {{sfrac|4}}", "1/2 3 1/2 1/4"),
         ("{{As of|2010|5}}, {{as of|2012}}", "As of May 2010, As of 2012"),
         ("said:{{blockquote|text=To be.|author=W}}End.", "said:\nTo be.\nEnd."),
-        ("Paris ({{IPA|pa}}; {{respell|x}}) is, Rome ({{IPA|r}}, born) was f(x)", "Paris is, Rome (born) was f(x)"),
+        (
+            "Paris ({{IPA|pa}}; {{respell|x}}) is, Rome ({{IPA|r}}, born) was f(x)",
+            "Paris is, Rome (born) was f(x)",
+        ),
         ("Old.\n{{Infobox\n|name=x\n| pop = 3\nNew. {{cn|date=2010\nEnd.", "Old.\nNew.\nEnd."),
-        ("A.\n== Notes ==\n" + PROSE + "\n* One.\n== Sources ==\n* B (1990)", "A.\nNotes\n" + PROSE + "\nOne."),
+        (
+            "A.\n== Notes ==\n" + PROSE + "\n* One.\n== Sources ==\n* B (1990)",
+            "A.\nNotes\n" + PROSE + "\nOne.",
+        ),
         ("a{{citation needed|date=May {{CURRENTYEAR}}}} b {{unknown {{lang|fr|c}}|d}}", "a b"),
     ],
-)  # fmt: skip
+)
 def test_templates_within_sentences_are_text_and_others_go(wikitext: str, text: str) -> None:
     pytest.importorskip("mwparserfromhell")
     assert plain_text(wikitext) == text
@@ -123,7 +136,9 @@ def test_a_dump_is_streamed(wikipedia: Path, tmp_path: Path) -> None:
 def test_other_xml_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("mwparserfromhell")
     (tmp_path / "a.xml").write_text("<rss><page/></rss>")
-    with pytest.raises(UserError, match=r"a.xml: .*outermost element is <rss>, expected <mediawiki>"):
+    with pytest.raises(
+        UserError, match=r"a.xml: .*outermost element is <rss>, expected <mediawiki>"
+    ):
         texts(tmp_path / "a.xml")
 
 
@@ -133,29 +148,44 @@ def warc(*contents: tuple[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     writer = warcio.warcwriter.WARCWriter(buffer, gzip=True)
     for kind, content in contents:
-        headers = warcio.StatusAndHeaders("200 OK", [], protocol="HTTP/1.0") if kind == "response" else None
-        record = writer.create_warc_record(f"http://a/{kind}", kind, payload=io.BytesIO(content), http_headers=headers)
+        headers = (
+            warcio.StatusAndHeaders("200 OK", [], protocol="HTTP/1.0")
+            if kind == "response"
+            else None
+        )
+        record = writer.create_warc_record(
+            f"http://a/{kind}", kind, payload=io.BytesIO(content), http_headers=headers
+        )
         writer.write_record(record)
     return buffer.getvalue()
 
 
 def test_text_records_of_a_wet_file(tmp_path: Path) -> None:
     path = tmp_path / "crawl.warc.wet.gz"
-    path.write_bytes(warc(("warcinfo", b"x"), ("conversion", "Grüße\nzwei".encode()), ("conversion", b"drei")))
+    path.write_bytes(
+        warc(("warcinfo", b"x"), ("conversion", "Grüße\nzwei".encode()), ("conversion", b"drei"))
+    )
     assert texts(path) == ["Grüße\nzwei", "drei"]
 
 
 def test_a_wet_file_that_was_cut_off_is_refused(tmp_path: Path) -> None:
     """Without compression nothing else tells; behind a record's text stand two line ends."""
     (tmp_path / "crawl.wet").write_bytes(gzip.decompress(warc(("conversion", b"some text")))[:-8])
-    with pytest.raises(UserError, match=r"crawl.wet: not a readable WET file: record 1 has 5 bytes of 9"):
+    with pytest.raises(
+        UserError, match=r"crawl.wet: not a readable WET file: record 1 has 5 bytes of 9"
+    ):
         texts(tmp_path / "crawl.wet")
 
 
 def test_text_of_a_wet_file_that_is_not_utf8_is_named_or_left_out(tmp_path: Path) -> None:
     path = tmp_path / "crawl.wet.gz"
-    path.write_bytes(warc(*(("conversion", content) for content in (b"one", "café".encode("latin-1"), b"three"))))
-    with pytest.raises(UserError, match=r"crawl.wet.gz record 2: its text is not UTF-8 at byte 3; data.damaged=drop"):
+    path.write_bytes(
+        warc(*(("conversion", content) for content in (b"one", "café".encode("latin-1"), b"three")))
+    )
+    with pytest.raises(
+        UserError,
+        match=r"crawl.wet.gz record 2: its text is not UTF-8 at byte 3; data.damaged=drop",
+    ):
         texts(path)
     config = TextConfig(name="test", source="text", paths=[str(path)], damaged="drop")
     documents = list(TextSource(config).documents())
@@ -165,7 +195,9 @@ def test_text_of_a_wet_file_that_is_not_utf8_is_named_or_left_out(tmp_path: Path
 
 def test_web_pages_and_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "pages.warc.gz").write_bytes(warc(("response", b"<p>")))
-    with pytest.raises(UserError, match=r"pages.warc.gz: .*no text records \(it holds: response\); take .*WET"):
+    with pytest.raises(
+        UserError, match=r"pages.warc.gz: .*no text records \(it holds: response\); take .*WET"
+    ):
         texts(tmp_path / "pages.warc.gz")
     (tmp_path / "other.wet.gz").write_bytes(gzip.compress(b"this is no such archive\n" * 10))
     with pytest.raises(UserError, match=r"other.wet.gz: not a readable WET"):

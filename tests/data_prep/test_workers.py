@@ -46,11 +46,15 @@ def groups(count: int) -> Iterator[tuple[int, list[str]]]:
         yield number, ["x" * (50 if number % 3 == 0 else 1), "y"]
 
 
-def test_results_come_in_the_order_of_the_groups_from_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_come_in_the_order_of_the_groups_from_several_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(workers, "HERE_FIRST", 2)
     with Workers(2, {"lengths": lengths}) as pool:
         found = list(pool.map("lengths", groups(20)))
-    assert [(kept, sizes) for kept, (_, sizes) in found] == [(n, [len(t) for t in texts]) for n, texts in groups(20)]
+    assert [(kept, sizes) for kept, (_, sizes) in found] == [
+        (n, [len(t) for t in texts]) for n, texts in groups(20)
+    ]
     where = [process for _, (process, _) in found]
     assert where[:2] == [os.getpid()] * 2 and os.getpid() not in where[2:]
     assert not multiprocessing.active_children()
@@ -61,10 +65,14 @@ def test_of_a_large_text_nothing_is_worked_on_here() -> None:
         assert os.getpid() not in {process for _, (process, _) in pool.map("lengths", groups(3))}
 
 
-def test_two_processes_work_at_the_same_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_two_processes_work_at_the_same_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(workers, "HERE_FIRST", 0)
     with Workers(2, {"meet": meet}) as pool:
-        found = {process for _, process in pool.map("meet", [(n, [str(tmp_path)]) for n in range(2)])}
+        found = {
+            process for _, process in pool.map("meet", [(n, [str(tmp_path)]) for n in range(2)])
+        }
     assert len(found) == 2
 
 
@@ -79,7 +87,9 @@ def test_a_stage_that_is_off_holds_nothing_back_and_a_small_text_starts_no_proce
     with Workers(4, {"lengths": lengths}) as pool:
         for kept, _ in pool.map("off", empty()):
             assert read[-1] == kept
-        assert {process for _, (process, _) in pool.map("lengths", groups(workers.HERE_FIRST))} == {os.getpid()}
+        assert {process for _, (process, _) in pool.map("lengths", groups(workers.HERE_FIRST))} == {
+            os.getpid()
+        }
 
 
 FAILURES: dict[str, tuple[Callable[[list[str]], None], int, type[Exception], str]] = {
@@ -90,7 +100,9 @@ FAILURES: dict[str, tuple[Callable[[list[str]], None], int, type[Exception], str
 
 
 @pytest.mark.parametrize("name", FAILURES)
-def test_an_error_or_a_crash_in_a_worker_is_the_callers_error(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_an_error_or_a_crash_in_a_worker_is_the_callers_error(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     function, here_first, error, message = FAILURES[name]
     monkeypatch.setattr(workers, "HERE_FIRST", here_first)
     with pytest.raises(error, match=message), Workers(2, {"f": function}) as pool:
@@ -99,11 +111,19 @@ def test_an_error_or_a_crash_in_a_worker_is_the_callers_error(monkeypatch: pytes
 
 
 def test_the_work_before_a_death_is_kept(
-    text_file: Path, tmp_path: Path, text_config: Any, run: Any, contents: Any, monkeypatch: pytest.MonkeyPatch
+    text_file: Path,
+    tmp_path: Path,
+    text_config: Any,
+    run: Any,
+    contents: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(workers, "HERE_FIRST", 0)
     monkeypatch.setattr(plain_text, "BLOCK_BYTES", 500)
-    whole, broken = (text_config(text_file, corpus=str(tmp_path / n), shard_tokens=3000) for n in ("whole", "broken"))
+    whole, broken = (
+        text_config(text_file, corpus=str(tmp_path / n), shard_tokens=3000)
+        for n in ("whole", "broken")
+    )
     run(whole)
     save = prepare.Unfinished.save
 
@@ -116,6 +136,8 @@ def test_the_work_before_a_death_is_kept(
         patch.setattr(prepare.Unfinished, "save", kill_one)
         with pytest.raises(WorkerDiedError):
             main(broken)
-    assert (tmp_path / "broken" / UNFINISHED).is_file() and (tmp_path / "broken" / "train-00001.bin").is_file()
+    assert (tmp_path / "broken" / UNFINISHED).is_file() and (
+        tmp_path / "broken" / "train-00001.bin"
+    ).is_file()
     run(broken)
     assert contents(tmp_path / "broken") == contents(tmp_path / "whole")

@@ -25,16 +25,27 @@ from transformers import (
     pipeline,
 )
 
-TEXTS = ["the cat sat on the mat", "a dog ran", "my cat is black and the sun is red", "the dog saw a red bird"]
+TEXTS = [
+    "the cat sat on the mat",
+    "a dog ran",
+    "my cat is black and the sun is red",
+    "the dog saw a red bird",
+]
 
 
 def main() -> None:
     for package in ("cramming", "data_prep", "eval", "hydra", "datasets"):
-        assert importlib.util.find_spec(package) is None, f"{package} can be imported: this place proves nothing"
+        assert importlib.util.find_spec(package) is None, (
+            f"{package} can be imported: this place proves nothing"
+        )
     for folder in map(Path, sys.argv[1:]):
         torch.manual_seed(0)
         told = {"trust_remote_code": True} if (folder / "hf_adapter.py").exists() else {}
-        found = {"folder": folder.name, "transformers": transformers.__version__, "torch": torch.__version__}
+        found = {
+            "folder": folder.name,
+            "transformers": transformers.__version__,
+            "torch": torch.__version__,
+        }
         found["largest_difference"] = masked_lm(folder, told)
         found["fill_mask"] = fill_mask(folder, told)
         found["losses"] = fine_tune(folder, told)
@@ -45,7 +56,9 @@ def main() -> None:
 def masked_lm(folder: Path, told: dict[str, Any]) -> float:
     """Every weight finds its place, and the logits are those of our model."""
     model, info = AutoModelForMaskedLM.from_pretrained(folder, output_loading_info=True, **told)
-    assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"], info
+    assert (
+        not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
+    ), info
     expected = torch.load(folder / "expected.pt", weights_only=True)
 
     def difference(ids: torch.Tensor) -> float:
@@ -57,7 +70,9 @@ def masked_lm(folder: Path, told: dict[str, Any]) -> float:
     assert found < 1e-4, found
     changed = expected["ids"].clone()
     changed[:, 0] = changed[:, 1]
-    assert difference(changed) > 1e-2  # one other token in each row is seen: the comparison can fail
+    assert (
+        difference(changed) > 1e-2
+    )  # one other token in each row is seen: the comparison can fail
     return found
 
 
@@ -99,10 +114,15 @@ def fine_tune(folder: Path, told: dict[str, Any]) -> list[float]:
 def other_heads(folder: Path, told: dict[str, Any]) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder, **told)
     inputs = tokenizer(TEXTS, padding=True, return_tensors="pt")
-    width, places = AutoModel.from_pretrained(folder, **told).config.hidden_size, inputs["input_ids"].shape
+    width, places = (
+        AutoModel.from_pretrained(folder, **told).config.hidden_size,
+        inputs["input_ids"].shape,
+    )
     with torch.no_grad():
         encoded = AutoModel.from_pretrained(folder, **told)(**inputs).last_hidden_state
-        tagged = AutoModelForTokenClassification.from_pretrained(folder, num_labels=7, **told)(**inputs).logits
+        tagged = AutoModelForTokenClassification.from_pretrained(folder, num_labels=7, **told)(
+            **inputs
+        ).logits
         answers = AutoModelForQuestionAnswering.from_pretrained(folder, **told)(**inputs)
     assert encoded.shape == (*places, width) and tagged.shape == (*places, 7)
     assert answers.start_logits.shape == answers.end_logits.shape == places

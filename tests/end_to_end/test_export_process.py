@@ -29,24 +29,42 @@ from data_prep.tokenizer.train import train
 
 PROGRAM = Path(__file__).with_name("round_trip.py")
 EXAMPLE = PROGRAM.parents[2] / "docs" / "sentence_embeddings.py"
-SIZES = {"vocab_size": 320, "hidden_size": 32, "num_layers": 4, "num_heads": 4, "intermediate_size": 48}
+SIZES = {
+    "vocab_size": 320,
+    "hidden_size": 32,
+    "num_layers": 4,
+    "num_heads": 4,
+    "intermediate_size": 48,
+}
 SIZES |= {"max_length": 64}
 TEXT = "the cat sat on the mat while a dog ran home and my black bird saw the red sun"
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory, compose: Callable[..., dict[str, Any]]) -> dict[str, Path]:
+def folders(
+    tmp_path_factory: pytest.TempPathFactory, compose: Callable[..., dict[str, Any]]
+) -> dict[str, Path]:
     """A folder per family, with logits of our own model beside the weights."""
     torch.manual_seed(3)
     place = tmp_path_factory.mktemp("folders")
     for kind in ("wordpiece", "bpe"):
-        settings = TokenizerConfig(kind=kind, vocab_size=300, lowercase=True, min_frequency=2, sample_mb=1, path=None)
-        train([f"{TEXT} {number}" for number in range(200)], settings).save(str(place / f"{kind}.json"))
+        settings = TokenizerConfig(
+            kind=kind, vocab_size=300, lowercase=True, min_frequency=2, sample_mb=1, path=None
+        )
+        train([f"{TEXT} {number}" for number in range(200)], settings).save(
+            str(place / f"{kind}.json")
+        )
     families: dict[str, tuple[ModelConfig, str]] = {
-        name: (build(ModelConfig, {**compose(f"model={name}")["model"], **SIZES}, "model"), "wordpiece")
+        name: (
+            build(ModelConfig, {**compose(f"model={name}")["model"], **SIZES}, "model"),
+            "wordpiece",
+        )
         for name in ("bert-base", "modern", "tiny", "crammed-bert")
     }
-    families["local"] = (replace(families["modern"][0], first_attn_norm=True, qk_norm=True, local_window=8), "bpe")
+    families["local"] = (
+        replace(families["modern"][0], first_attn_norm=True, qk_norm=True, local_window=8),
+        "bpe",
+    )
     for name, (config, kind) in families.items():
         model = MaskedLM(config).eval()
         with torch.no_grad():
@@ -82,13 +100,21 @@ def needed_by(*names: str) -> dict[str, Distribution]:
         except PackageNotFoundError:
             continue
         needs = map(Requirement, found[name].requires or [])
-        waiting += [need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
+        waiting += [
+            need.name
+            for need in needs
+            if need.marker is None or need.marker.evaluate({"extra": ""})
+        ]
     return found
 
 
 def use(python: list[str], folders: list[Path], cache: Path) -> list[dict[str, Any]]:
     """What the program found in each folder."""
-    environment = os.environ | {"HF_HOME": str(cache), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {
+        "HF_HOME": str(cache),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
     environment.pop("PYTHONPATH", None)
     done = subprocess.run(
         [*python, *map(str, folders)],
@@ -120,13 +146,17 @@ def fresh_environment(folder: Path, *packages: str) -> str:
     """The Python of a new virtual environment that has these packages and what they need."""
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     python = str(folder / "bin" / "python")
-    subprocess.run([python, "-m", "pip", "install", "-q", *packages, "torch>=2.11,<2.14"], check=True)
+    subprocess.run(
+        [python, "-m", "pip", "install", "-q", *packages, "torch>=2.11,<2.14"], check=True
+    )
     return python
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", ["transformers>=5,<6", "transformers>=4.57,<5"])
-def test_every_family_in_a_fresh_environment(version: str, folders: dict[str, Path], tmp_path: Path) -> None:
+def test_every_family_in_a_fresh_environment(
+    version: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
     python = fresh_environment(tmp_path / "venv", version)
     found = use([python, str(PROGRAM)], list(folders.values()), tmp_path)
     print(*found, sep="\n")
@@ -138,8 +168,17 @@ def test_every_family_in_a_fresh_environment(version: str, folders: dict[str, Pa
 def test_the_example_of_sentence_embeddings_runs(folders: dict[str, Path], tmp_path: Path) -> None:
     python = fresh_environment(tmp_path / "venv", "sentence-transformers[train]>=6")
     for family in ("crammed-bert", "modern"):
-        arguments = [str(EXAMPLE), str(folders[family]), "--device", "cpu", "--out", str(tmp_path / family)]
+        arguments = [
+            str(EXAMPLE),
+            str(folders[family]),
+            "--device",
+            "cpu",
+            "--out",
+            str(tmp_path / family),
+        ]
         arguments += ["--learning-rate", "0.01", "--epochs", "20"]  # the weights are random
-        done = subprocess.run([python, *arguments], capture_output=True, text=True, check=True, cwd=tmp_path)
+        done = subprocess.run(
+            [python, *arguments], capture_output=True, text=True, check=True, cwd=tmp_path
+        )
         before, after = map(int, re.findall(r"(\d+)% (?:before|after)", done.stdout))
         assert before < after and "32 numbers a text" in done.stdout

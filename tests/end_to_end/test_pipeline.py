@@ -15,27 +15,47 @@ from eval.rules.table import judge
 def write_rte(folder: Path) -> None:
     (folder / "RTE").mkdir(parents=True)
     for name, count in (("train", 12), ("dev", 6)):
-        rows = [f"{i}\tthe {i} birds sing\tbirds sing\t{'not_' * (i % 2)}entailment" for i in range(count)]
+        rows = [
+            f"{i}\tthe {i} birds sing\tbirds sing\t{'not_' * (i % 2)}entailment"
+            for i in range(count)
+        ]
         text = "\n".join(["index\tsentence1\tsentence2\tlabel", *rows, ""])
         (folder / "RTE" / f"{name}.tsv").write_text(text, encoding="utf-8")
 
 
 @pytest.mark.parametrize("objective", ["mlm", "rtd"])
 def test_from_text_to_the_leaderboard(
-    compose: Callable[..., dict[str, Any]], tiny_overrides: list[str], tmp_path: Path, objective: str
+    compose: Callable[..., dict[str, Any]],
+    tiny_overrides: list[str],
+    tmp_path: Path,
+    objective: str,
 ) -> None:
     birds = ("robin", "wren", "heron", "finch", "magpie")
-    paragraphs = [f"The {bird} number {i} sings in tree {i * 7 % 31} until noon." for i in range(60) for bird in birds]
+    paragraphs = [
+        f"The {bird} number {i} sings in tree {i * 7 % 31} until noon."
+        for i in range(60)
+        for bird in birds
+    ]
     (tmp_path / "a.txt").write_text("\n\n".join(paragraphs), encoding="utf-8")
     write_rte(tmp_path / "GLUE")
     no_corpus_yet = [o for o in tiny_overrides if not o.startswith("data.corpus=")]
     settings = compose(
-        *no_corpus_yet, "data=text", f"data.paths=[{tmp_path / 'a.txt'}]", "data.validation_fraction=0.2",
-        "tokenizer.vocab_size=200", "budget.steps=3",
-        "eval=glue_small", f"eval.data_dir={tmp_path / 'GLUE'}", "eval.seeds=[0]", "eval.workers=1",
-        "eval.hyperparameters.max_length=24", f"objective={objective}",
-        f"runs={tmp_path / 'runs'}", f"corpora={tmp_path / 'corpora'}", "name=a",
-    )  # fmt: skip
+        *no_corpus_yet,
+        "data=text",
+        f"data.paths=[{tmp_path / 'a.txt'}]",
+        "data.validation_fraction=0.2",
+        "tokenizer.vocab_size=200",
+        "budget.steps=3",
+        "eval=glue_small",
+        f"eval.data_dir={tmp_path / 'GLUE'}",
+        "eval.seeds=[0]",
+        "eval.workers=1",
+        "eval.hyperparameters.max_length=24",
+        f"objective={objective}",
+        f"runs={tmp_path / 'runs'}",
+        f"corpora={tmp_path / 'corpora'}",
+        "name=a",
+    )
     cli.check("run", settings)
     assert not (tmp_path / "runs").exists() and not (tmp_path / "corpora").exists()
     for verb in cli.PIPELINE:
@@ -43,10 +63,18 @@ def test_from_text_to_the_leaderboard(
     record = json.loads((tmp_path / "runs" / "a" / "record.json").read_text(encoding="utf-8"))
     assert record["pretrain"]["status"] == "finished" and record["pretrain"]["steps"] == 3
     assert record["corpus"]["sources"][0]["name"].endswith("a.txt")
-    measured = {"loss", "all_mask_loss", "bits_per_byte"} if objective == "mlm" else {"replaced_token_loss"}
+    measured = (
+        {"loss", "all_mask_loss", "bits_per_byte"}
+        if objective == "mlm"
+        else {"replaced_token_loss"}
+    )
     losses = {*measured, "loss", "all_mask_loss", "bits_per_byte"}
-    assert measured == {name for name in losses if record["pretrain"]["validation"][name] is not None}
-    assert ("R12" in {finding.rule for finding in judge(read_record(record)).broken}) == (objective == "rtd")
+    assert measured == {
+        name for name in losses if record["pretrain"]["validation"][name] is not None
+    }
+    assert ("R12" in {finding.rule for finding in judge(read_record(record)).broken}) == (
+        objective == "rtd"
+    )
     assert record["glue"]["pretrained"]["tasks"]["rte"]["score"] is not None
     assert {"pretrained", "random"} <= record["glue"].keys()
     page = (tmp_path / "runs" / "report" / "leaderboard.md").read_text(encoding="utf-8")

@@ -46,7 +46,9 @@ cli.main()
 """
 
 
-def command(tiny_overrides: list[str], runs: Path, *overrides: str, killed_at: int | None = None) -> list[str]:
+def command(
+    tiny_overrides: list[str], runs: Path, *overrides: str, killed_at: int | None = None
+) -> list[str]:
     program = ["-m", "cramming"] if killed_at is None else ["-c", KILLED_AT.format(step=killed_at)]
     return [sys.executable, *program, "pretrain", *tiny_overrides, f"runs={runs}", *overrides]
 
@@ -87,7 +89,10 @@ def test_kill_9_and_resume_equals_unbroken_bit_for_bit(
     assert losses(run) == losses(whole)
     for key in ("final_sha256", "steps", "tokens", "validation", "train_loss"):
         assert load_record(run)["pretrain"][key] == load_record(whole)["pretrain"][key]
-    assert [p["ended"] for p in processes_of(read_journal(run / "budget.jsonl"))] == ["killed", "finished"]
+    assert [p["ended"] for p in processes_of(read_journal(run / "budget.jsonl"))] == [
+        "killed",
+        "finished",
+    ]
 
 
 def test_a_time_budget_holds_over_kill_9_and_resume(
@@ -103,7 +108,9 @@ def test_a_time_budget_holds_over_kill_9_and_resume(
     ]
     overrides += [f"budget.hours={limit / 3600}", "train.log_every=20"]
     began = time.monotonic()
-    killed = subprocess.run(command(tiny_overrides, tmp_path, *overrides, killed_at=10), check=False)
+    killed = subprocess.run(
+        command(tiny_overrides, tmp_path, *overrides, killed_at=10), check=False
+    )
     if killed.returncode == 2:
         pytest.skip(f"this machine is too busy now to start a process in {limit:.0f} s")
     assert killed.returncode == -signal.SIGKILL
@@ -112,7 +119,10 @@ def test_a_time_budget_holds_over_kill_9_and_resume(
     assert alive - 1.0 < first["spent_seconds"] <= alive
 
     done = subprocess.run(
-        command(tiny_overrides, tmp_path, *overrides, "resume=true"), capture_output=True, text=True, check=False
+        command(tiny_overrides, tmp_path, *overrides, "resume=true"),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     section = load_record(tmp_path / "a")["pretrain"]
@@ -121,16 +131,22 @@ def test_a_time_budget_holds_over_kill_9_and_resume(
     assert budget["overrun_seconds"] == 0.0
     assert budget["spent_seconds"] <= limit
     assert [p["ended"] for p in budget["processes"]] == ["killed", "finished"]
-    if first["spent_seconds"] < limit / 3:  # else the second process may be too slow to reach a step
+    if (
+        first["spent_seconds"] < limit / 3
+    ):  # else the second process may be too slow to reach a step
         assert section["steps"] > 10
         assert budget["spent_seconds"] > first["spent_seconds"]
 
 
-def test_ctrl_c_ends_with_130_and_the_run_can_go_on(tmp_path: Path, tiny_overrides: list[str]) -> None:
+def test_ctrl_c_ends_with_130_and_the_run_can_go_on(
+    tmp_path: Path, tiny_overrides: list[str]
+) -> None:
     process = subprocess.Popen(
         command(tiny_overrides, tmp_path, "name=a", "budget.steps=1000000", "train.validations=0"),
-        stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
     until = time.monotonic() + 60
     while len(losses(tmp_path / "a")) < 3 and time.monotonic() < until:
         time.sleep(0.2)
@@ -146,13 +162,25 @@ def test_ctrl_c_ends_with_130_and_the_run_can_go_on(tmp_path: Path, tiny_overrid
 
 
 @pytest.mark.slow
-def test_two_ranks_equal_one(tmp_path: Path, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str]) -> None:
+def test_two_ranks_equal_one(
+    tmp_path: Path, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str]
+) -> None:
     """The same losses, with masks that follow those of all ranks; and a second start of the finished run has nothing to
     do, on every rank."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "cramming"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "-m",
+        "cramming",
+    ]
     by_loss = ["objective=mlm-by-loss", "objective.by_loss.power=100"]
     arguments = ["pretrain", *tiny_overrides, *by_loss, f"runs={tmp_path}", "name=two"]
-    subprocess.run([*torchrun, *arguments], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=180)
+    subprocess.run(
+        [*torchrun, *arguments], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=180
+    )
     pretrain.main({**compose(*tiny_overrides, *by_loss, "name=one"), "runs": str(tmp_path)})
     one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
     assert [step for step, _ in two] == [step for step, _ in one]
@@ -161,23 +189,38 @@ def test_two_ranks_equal_one(tmp_path: Path, compose: Callable[..., dict[str, An
     assert section["devices"] == 2
     assert section["tokens"] == load_record(tmp_path / "one")["pretrain"]["tokens"]
     finished = subprocess.run(
-        [*torchrun, *arguments, "resume=true"], check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=180
+        [*torchrun, *arguments, "resume=true"],
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=180,
     )
     assert finished.returncode == 0
 
 
 @pytest.mark.slow
-def test_a_start_from_counts_is_the_same_on_both_ranks(tmp_path: Path, tiny_overrides: list[str]) -> None:
+def test_a_start_from_counts_is_the_same_on_both_ranks(
+    tmp_path: Path, tiny_overrides: list[str]
+) -> None:
     """Rank 0 alone counts; the other begins with its vectors, and both with those of a run of one process."""
     program = tmp_path / "program.py"
     program.write_text(WEIGHTS_AT_THE_START)
-    arguments = ["pretrain", *tiny_overrides, f"runs={tmp_path}", "start=cooccurrence", "budget.steps=1"]
+    arguments = [
+        "pretrain",
+        *tiny_overrides,
+        f"runs={tmp_path}",
+        "start=cooccurrence",
+        "budget.steps=1",
+    ]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     for name, launcher in (("one", []), ("two", torchrun)):
         subprocess.run(
             [sys.executable, *launcher, str(program), *arguments, f"name={name}"],
-            check=True, env={**os.environ, "OMP_NUM_THREADS": "1", "WEIGHTS": str(tmp_path / name)}, timeout=180,
-        )  # fmt: skip
-    one, first, second = (torch.load(tmp_path / name) for name in ("one-0.pt", "two-0.pt", "two-1.pt"))
+            check=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "WEIGHTS": str(tmp_path / name)},
+            timeout=180,
+        )
+    one, first, second = (
+        torch.load(tmp_path / name) for name in ("one-0.pt", "two-0.pt", "two-1.pt")
+    )
     for name, weight in one.items():
         assert torch.equal(first[name], weight) and torch.equal(second[name], weight), name

@@ -41,20 +41,39 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 CREATED = "2030-01-01T00:00:00+00:00"
 BEGAN = datetime.fromisoformat(CREATED).timestamp()
 MADE_UP = (
-    "model=tiny", "model.vocab_size=8192", "device=cpu", "precision=fp32", "train.batch_size=4", "train.micro_batch=4",
-    "train.sequence_length=25", "train.log_every=1", "schedule=linear",
-)  # fmt: skip
+    "model=tiny",
+    "model.vocab_size=8192",
+    "device=cpu",
+    "precision=fp32",
+    "train.batch_size=4",
+    "train.micro_batch=4",
+    "train.sequence_length=25",
+    "train.log_every=1",
+    "schedule=linear",
+)
 
 
 def _environment() -> dict[str, Any]:
     return {
-        "python": "3.12.1", "torch": "2.13.0", "transformers": "5.23.0", "platform": "Linux", "cpu_count": 2,
-        "device": {"kind": "cpu", "name": "Test CPU", "memory_bytes": 2**34, "peak_tflops": None, "count": 1},
+        "python": "3.12.1",
+        "torch": "2.13.0",
+        "transformers": "5.23.0",
+        "platform": "Linux",
+        "cpu_count": 2,
+        "device": {
+            "kind": "cpu",
+            "name": "Test CPU",
+            "memory_bytes": 2**34,
+            "peak_tflops": None,
+            "count": 1,
+        },
         "git": {"commit": "0123456789abcdef0123", "dirty": False, "diff_sha256": None},
-    }  # fmt: skip
+    }
 
 
-def glue_section(init: str, suite: str = "glue", base: float = 0.7, seeds: list[int] = SEEDS) -> dict[str, Any]:
+def glue_section(
+    init: str, suite: str = "glue", base: float = 0.7, seeds: list[int] = SEEDS
+) -> dict[str, Any]:
     """A complete `glue.<init>` of a record; every entry's median is `base` plus a little per entry."""
     tasks = {}
     for place, (name, (task, source)) in enumerate(ENTRIES.items()):
@@ -64,21 +83,40 @@ def glue_section(init: str, suite: str = "glue", base: float = 0.7, seeds: list[
         summary = spread(values)
         official = suite == "glue"
         tasks[name] = {
-            "title": source.title, "task": task.name, "metrics": {metric: dict(summary) for metric in task.metrics},
-            "main_metric": task.main_metric, "scored_epochs": [HYPERPARAMETERS["epochs"]] * len(seeds),
-            "score": 100 * summary["median"], "problem": None, "notes": [],
-            "train_examples": task.train.examples, "official_train_examples": task.train.examples if official else None,
-            "eval_examples": source.examples, "official_eval_examples": source.examples if official else None,
-            "subset": False, "texts_sha256": "34" * 32, "seen_in_training": 0,
+            "title": source.title,
+            "task": task.name,
+            "metrics": {metric: dict(summary) for metric in task.metrics},
+            "main_metric": task.main_metric,
+            "scored_epochs": [HYPERPARAMETERS["epochs"]] * len(seeds),
+            "score": 100 * summary["median"],
+            "problem": None,
+            "notes": [],
+            "train_examples": task.train.examples,
+            "official_train_examples": task.train.examples if official else None,
+            "eval_examples": source.examples,
+            "official_eval_examples": source.examples if official else None,
+            "subset": False,
+            "texts_sha256": "34" * 32,
+            "seen_in_training": 0,
             "data_sha256": OFFICIAL_SHA256.get(name, "cd" * 32) if official else "cd" * 32,
-            "hyperparameters": dict(HYPERPARAMETERS), "seconds": 12.5,
-        }  # fmt: skip
+            "hyperparameters": dict(HYPERPARAMETERS),
+            "seconds": 12.5,
+        }
     section: dict[str, Any] = {
-        "format": 1, "init": init, "model": "runs/first/final", "model_files": dict(FILES),
-        "model_sha256": "ab" * 32 if init == "pretrained" else None, "environment": _environment(), "suite": suite,
-        "split": "dev", "selection": "last epoch", "seeds": list(seeds), "hyperparameters": dict(HYPERPARAMETERS),
-        "tasks": tasks, "absent": {},
-    }  # fmt: skip
+        "format": 1,
+        "init": init,
+        "model": "runs/first/final",
+        "model_files": dict(FILES),
+        "model_sha256": "ab" * 32 if init == "pretrained" else None,
+        "environment": _environment(),
+        "suite": suite,
+        "split": "dev",
+        "selection": "last epoch",
+        "seeds": list(seeds),
+        "hyperparameters": dict(HYPERPARAMETERS),
+        "tasks": tasks,
+        "absent": {},
+    }
     section["averages"] = averages_of(section)
     return section | ({"tasks_corpus_sha256": "cd" * 32} if suite == "embedded" else {})
 
@@ -119,7 +157,12 @@ def journal_lines() -> list[dict[str, Any]]:
 
     def event(kind: str, process: int, elapsed: float, steps: int, **more: Any) -> dict[str, Any]:
         wall = BEGAN + 30 * process + elapsed
-        counters = {"steps": steps, "sequences": 4 * steps, "tokens": 100 * steps, "flops": 100 * steps * _flops()}
+        counters = {
+            "steps": steps,
+            "sequences": 4 * steps,
+            "tokens": 100 * steps,
+            "flops": 100 * steps * _flops(),
+        }
         rest = {"skipped_steps": 0, "recompilations": 0, "data_wait_seconds": 0.595 * steps / 100}
         ended = {"last_step_seconds": _seconds(steps), "charged_flops": counters["flops"]}
         common = {"event": kind, "process": process, "elapsed": elapsed, "wall": wall}
@@ -147,28 +190,55 @@ def journal_lines() -> list[dict[str, Any]]:
 def _record(suite: str) -> dict[str, Any]:
     tasks = GLUE.values()
     budget = {
-        "unit": "hours", "limit": 60 / 3600, "spent": 59.5 / 3600, "spent_seconds": 59.5, "overrun_seconds": 0.0,
+        "unit": "hours",
+        "limit": 60 / 3600,
+        "spent": 59.5 / 3600,
+        "spent_seconds": 59.5,
+        "overrun_seconds": 0.0,
         "journal_sha256": "filled in when written",
         "processes": [
             {"started": BEGAN + 1, "spent_seconds": 20.0, "ended": "killed"},
             {"started": BEGAN + 32, "spent_seconds": 41.0, "ended": "finished"},
         ],
-    }  # fmt: skip
+    }
     validation = {
-        "loss": 5.5, "accuracy": 0.21, "targets": 1000, "all_mask_loss": 5.75, "all_mask_accuracy": 0.18,
-        "bits_per_byte": 1.875, "tokens": 7000,
-    }  # fmt: skip
+        "loss": 5.5,
+        "accuracy": 0.21,
+        "targets": 1000,
+        "all_mask_loss": 5.75,
+        "all_mask_accuracy": 0.18,
+        "bits_per_byte": 1.875,
+        "tokens": 7000,
+    }
     pretrain = {
-        "status": "finished", "objective": "mlm", "devices": 1, "budget": budget,
-        **count_parameters_of(build(ModelConfig, _config()["model"], "model")), "precision": "fp32",
-        "peak_learning_rate": _config()["optim"]["lr"], "recompilations": 0, "steps": 100, "tokens": 10_000,
-        "sequences": 400, "exaflops": 10_000 * _flops() / 1e18, "train_loss": 5.4321,
+        "status": "finished",
+        "objective": "mlm",
+        "devices": 1,
+        "budget": budget,
+        **count_parameters_of(build(ModelConfig, _config()["model"], "model")),
+        "precision": "fp32",
+        "peak_learning_rate": _config()["optim"]["lr"],
+        "recompilations": 0,
+        "steps": 100,
+        "tokens": 10_000,
+        "sequences": 400,
+        "exaflops": 10_000 * _flops() / 1e18,
+        "train_loss": 5.4321,
         "corpus_epochs": 400 / (1_000_000 // 25 - 1),
         "validation": validation,
-        "tokens_per_second": 10_000 / 59.5, "model_flops_utilization": None, "data_wait_share": 0.01,
-        "peak_memory_bytes": 2**30, "skipped_steps": 0, "final_sha256": "ab" * 32, "final_files": dict(FILES),
-        "seed": 0, "forced": [], "start": "random", "compile_cache": "own", "compiled": True,
-    }  # fmt: skip
+        "tokens_per_second": 10_000 / 59.5,
+        "model_flops_utilization": None,
+        "data_wait_share": 0.01,
+        "peak_memory_bytes": 2**30,
+        "skipped_steps": 0,
+        "final_sha256": "ab" * 32,
+        "final_files": dict(FILES),
+        "seed": 0,
+        "forced": [],
+        "start": "random",
+        "compile_cache": "own",
+        "compiled": True,
+    }
     decontamination = {
         "ngram": 13,
         "examples": {t.title: len(t.text) * sum(s.examples for s in t.scored) for t in tasks},
@@ -180,17 +250,36 @@ def _record(suite: str) -> dict[str, Any]:
         },
     }
     corpus = {
-        "folder": "corpora/x", "manifest_sha256": "cd" * 32, "tokens": 1_000_000, "validation_tokens": 10_000,
-        "documents": 5000, "vocab_size": 8192, "sources": [{"name": "wikipedia", "license": "CC BY-SA"}],
-        "tokenizer": {"kind": "wordpiece", "lowercase": True, "sha256": "ef" * 32}, "changed": {}, "settings": {},
-        "removed": {"empty": 3}, "decontamination": decontamination,
-    }  # fmt: skip
+        "folder": "corpora/x",
+        "manifest_sha256": "cd" * 32,
+        "tokens": 1_000_000,
+        "validation_tokens": 10_000,
+        "documents": 5000,
+        "vocab_size": 8192,
+        "sources": [{"name": "wikipedia", "license": "CC BY-SA"}],
+        "tokenizer": {"kind": "wordpiece", "lowercase": True, "sha256": "ef" * 32},
+        "changed": {},
+        "settings": {},
+        "removed": {"empty": 3},
+        "decontamination": decontamination,
+    }
     return {
-        "format": FORMAT_VERSION, "name": "first", "created": CREATED, "suite_version": "0.1.0",
-        "rules_version": RULES_VERSION, "division_requested": "closed", "config": copy.deepcopy(_config()),
-        "environment": _environment(), "resumed": [_environment()], "corpus": corpus, "pretrain": pretrain,
-        "glue": {"pretrained": glue_section("pretrained", suite), "random": glue_section("random", suite, base=0.5)},
-    }  # fmt: skip
+        "format": FORMAT_VERSION,
+        "name": "first",
+        "created": CREATED,
+        "suite_version": "0.1.0",
+        "rules_version": RULES_VERSION,
+        "division_requested": "closed",
+        "config": copy.deepcopy(_config()),
+        "environment": _environment(),
+        "resumed": [_environment()],
+        "corpus": corpus,
+        "pretrain": pretrain,
+        "glue": {
+            "pretrained": glue_section("pretrained", suite),
+            "random": glue_section("random", suite, base=0.5),
+        },
+    }
 
 
 def _fine_tunings(record: dict[str, Any], predictions_sha256: str) -> Iterator[dict[str, Any]]:
@@ -198,7 +287,9 @@ def _fine_tunings(record: dict[str, Any], predictions_sha256: str) -> Iterator[d
     for init, section in record.get("glue", {}).items():
         made_with = {key: section.get(key) for key in PROTOCOL}
         for entry, task in section["tasks"].items():
-            for seed, value in zip(section["seeds"], task["metrics"][task["main_metric"]]["per_seed"]):
+            for seed, value in zip(
+                section["seeds"], task["metrics"][task["main_metric"]]["per_seed"]
+            ):
                 run = {
                     "time": "2030-01-01T00:10:00+00:00",
                     "suite": section["suite"],
@@ -206,7 +297,10 @@ def _fine_tunings(record: dict[str, Any], predictions_sha256: str) -> Iterator[d
                     "task": task["task"],
                     "seed": seed,
                 }
-                digests = {"model_sha256": section["model_sha256"], "predictions_sha256": predictions_sha256}
+                digests = {
+                    "model_sha256": section["model_sha256"],
+                    "predictions_sha256": predictions_sha256,
+                }
                 more = {"subset": False, "version": 5, "git": section["environment"]["git"]}
                 yield {**run, **made_with, **more, "scores": {entry: value}, **digests}
 
@@ -219,7 +313,9 @@ def _metrics() -> list[dict[str, Any]]:
         progress = seconds / 60
         common = {"step": step, "progress": progress, "seconds": seconds, "tokens": 100 * step}
         lr = peak * learning_rate_factor(schedule, progress)
-        rows.append({**common, "loss": 5.4321 + 4 * fall, "accuracy": 0.2, "lr": lr, "grad_norm": 1.0})
+        rows.append(
+            {**common, "loss": 5.4321 + 4 * fall, "accuracy": 0.2, "lr": lr, "grad_norm": 1.0}
+        )
         if step % 25 == 0:
             rows.append({**common, "validation_loss": 5.5 + 4 * fall, "validation_accuracy": 0.21})
     return rows
@@ -259,7 +355,9 @@ def write_run() -> Callable[..., Path]:
     """`write_run(folder, record)`: a run folder with journal, history and metrics, their hashes in the record, and with
     weights of its own; `predictions` is what each file of these holds."""
 
-    def write(folder: Path, record: dict[str, Any], predictions: bytes = b"as many as there are examples") -> Path:
+    def write(
+        folder: Path, record: dict[str, Any], predictions: bytes = b"as many as there are examples"
+    ) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         weights = hashlib.sha256(os.fsencode(folder.name)).hexdigest()
         record.update(json.loads(json.dumps(record).replace(FILES["model.safetensors"], weights)))
@@ -276,14 +374,21 @@ def write_run() -> Callable[..., Path]:
         _write_journal(past, lines)
         for line in lines:
             if line["init"] == "pretrained":
-                place = past.parent / "pretrained" / "predictions" / f"{line['task']}-seed{line['seed']}.npz"
+                place = (
+                    past.parent
+                    / "pretrained"
+                    / "predictions"
+                    / f"{line['task']}-seed{line['seed']}.npz"
+                )
                 place.parent.mkdir(parents=True, exist_ok=True)
                 place.write_bytes(predictions)
         if record.get("glue"):
             record["history"] = stamp(past)
         for section in record.get("glue", {}).values():
             section["history_entries"] = len(lines)
-        (folder / "record.json").write_text(json.dumps(record, ensure_ascii=False), encoding="utf-8")
+        (folder / "record.json").write_text(
+            json.dumps(record, ensure_ascii=False), encoding="utf-8"
+        )
         (folder / "environment.json").write_text(json.dumps(record.get("environment")))
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in _metrics()))
         return folder
@@ -307,7 +412,9 @@ def write_tokenizer() -> Callable[..., None]:
         from tokenizers.pre_tokenizers import Whitespace
 
         vocabulary = [*SPECIAL, *(f"w{i}" for i in range(words))]
-        tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(vocabulary)}, unk_token="[UNK]"))
+        tokenizer = Tokenizer(
+            WordLevel({word: i for i, word in enumerate(vocabulary)}, unk_token="[UNK]")
+        )
         tokenizer.pre_tokenizer = Whitespace()
         tokenizer.save(str(folder / "tokenizer.json"))
         names = {f"{word.strip('[]').lower()}_token": word for word in SPECIAL}
@@ -326,8 +433,15 @@ def write_bert(write_tokenizer: Callable[..., None]) -> Callable[..., Path]:
         from transformers import BertConfig, BertForMaskedLM
 
         torch.manual_seed(0)
-        small = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 32}
-        config = BertConfig(vocab_size=len(SPECIAL) + words, **{**small, "max_position_embeddings": 24, **shape})
+        small = {
+            "hidden_size": 16,
+            "num_attention_heads": 2,
+            "num_hidden_layers": 1,
+            "intermediate_size": 32,
+        }
+        config = BertConfig(
+            vocab_size=len(SPECIAL) + words, **{**small, "max_position_embeddings": 24, **shape}
+        )
         BertForMaskedLM(config).save_pretrained(folder)
         write_tokenizer(folder, words)
         return folder
@@ -337,14 +451,32 @@ def write_bert(write_tokenizer: Callable[..., None]) -> Callable[..., Path]:
 
 # A closed-division run in seconds: all eight embedded tasks, three seeds, checkpoints, heartbeats.
 HONEST_RUN = (
-    "name=honest", "device=cpu", "precision=fp32", "data.size=20000", "tokenizer.vocab_size=300",
-    "model.hidden_size=32", "model.num_layers=2", "model.num_heads=2", "model.intermediate_size=48",
-    "train.sequence_length=32", "train.batch_size=8", "train.micro_batch=4", "train.log_every=10",
-    "train.validations=2", "train.validation_tokens=512", "budget.steps=60", "budget.heartbeat_seconds=0.05",
-    "checkpoint.every_steps=25", "eval.init=[pretrained]", "eval.seeds=[0,1,2]", "eval.workers=1",
-    "eval.baselines=false", "eval.hyperparameters.epochs=1", "eval.hyperparameters.batch_size=400",
+    "name=honest",
+    "device=cpu",
+    "precision=fp32",
+    "data.size=20000",
+    "tokenizer.vocab_size=300",
+    "model.hidden_size=32",
+    "model.num_layers=2",
+    "model.num_heads=2",
+    "model.intermediate_size=48",
+    "train.sequence_length=32",
+    "train.batch_size=8",
+    "train.micro_batch=4",
+    "train.log_every=10",
+    "train.validations=2",
+    "train.validation_tokens=512",
+    "budget.steps=60",
+    "budget.heartbeat_seconds=0.05",
+    "checkpoint.every_steps=25",
+    "eval.init=[pretrained]",
+    "eval.seeds=[0,1,2]",
+    "eval.workers=1",
+    "eval.baselines=false",
+    "eval.hyperparameters.epochs=1",
+    "eval.hyperparameters.batch_size=400",
     "eval.hyperparameters.max_length=16",
-)  # fmt: skip
+)
 CLEAN = {"commit": "0123456789abcdef0123", "dirty": False, "changed": [], "diff_sha256": None}
 # The clock counts from the start of the process, so `pretrain` needs one of its own.
 PRETRAIN = f"""
@@ -367,7 +499,12 @@ def honest_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for verb in ("prepare", "pretrain", "glue"):
             if verb == "pretrain":
                 program = [sys.executable, "-c", PRETRAIN, *overrides]
-                subprocess.run(program, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+                subprocess.run(
+                    program,
+                    check=True,
+                    capture_output=True,
+                    env={**os.environ, "OMP_NUM_THREADS": "1"},
+                )
             else:
                 _load(VERBS[verb].module)(settings)
     return place / "runs" / "honest"

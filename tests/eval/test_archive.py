@@ -23,13 +23,21 @@ REPORT = {"each_run": True, "ledger": "duels", "repository": None}
 
 
 @pytest.fixture
-def run(tmp_path: Path, make_record: Callable[..., dict[str, Any]], write_run: Callable[..., Path]) -> Path:
+def run(
+    tmp_path: Path, make_record: Callable[..., dict[str, Any]], write_run: Callable[..., Path]
+) -> Path:
     """A run folder with what belongs into an archive, and with what does not."""
     folder = write_run(tmp_path / "runs" / "first", make_record())
     for name in ("final/model.safetensors", "checkpoints/step-00000100.pt", "git.diff"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(name.encode())
-    for name in ("report/report.html", "export/config.json", "glue/.history.jsonl.1.tmp", ".lock", "first.record.zip"):
+    for name in (
+        "report/report.html",
+        "export/config.json",
+        "glue/.history.jsonl.1.tmp",
+        ".lock",
+        "first.record.zip",
+    ):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("not of the record")
     return folder
@@ -37,7 +45,9 @@ def run(tmp_path: Path, make_record: Callable[..., dict[str, Any]], write_run: C
 
 def test_holds_the_record_and_knows_the_weights_by_hash(run: Path, tmp_path: Path) -> None:
     listed = pack(run, tmp_path / "a.zip")
-    predictions = {f"glue/pretrained/predictions/{p.name}" for p in run.glob("glue/pretrained/predictions/*")}
+    predictions = {
+        f"glue/pretrained/predictions/{p.name}" for p in run.glob("glue/pretrained/predictions/*")
+    }
     kept = {
         "record.json",
         "budget.jsonl",
@@ -51,9 +61,15 @@ def test_holds_the_record_and_knows_the_weights_by_hash(run: Path, tmp_path: Pat
     assert listed["files"].keys() == kept and len(predictions) > 20
     weights = run / "final" / "model.safetensors"
     assert listed["outside"].keys() == {"final/model.safetensors", "checkpoints/step-00000100.pt"}
-    assert listed["outside"]["final/model.safetensors"] == {"sha256": file_sha256(weights), "bytes": 23}
+    assert listed["outside"]["final/model.safetensors"] == {
+        "sha256": file_sha256(weights),
+        "bytes": 23,
+    }
     unpacked = unpack(tmp_path / "a.zip", tmp_path / "out")
-    assert {str(p.relative_to(unpacked)) for p in unpacked.rglob("*") if p.is_file()} == {*kept, LIST}
+    assert {str(p.relative_to(unpacked)) for p in unpacked.rglob("*") if p.is_file()} == {
+        *kept,
+        LIST,
+    }
     assert all((unpacked / name).read_bytes() == (run / name).read_bytes() for name in kept)
     assert altered_since(unpacked) == []
 
@@ -83,8 +99,14 @@ def test_weights_are_not_read_to_know_that_nothing_was_altered(
 ) -> None:
     (run / LIST).write_bytes(archive._text(archive.list_of(run)))
     seen, original = list[str](), archive.file_sha256
-    monkeypatch.setattr(archive, "file_sha256", lambda path: seen.append(path.parent.name) or original(path))
-    assert altered_since(run) == [] and "predictions" in seen and not {"final", "checkpoints"} & set(seen)
+    monkeypatch.setattr(
+        archive, "file_sha256", lambda path: seen.append(path.parent.name) or original(path)
+    )
+    assert (
+        altered_since(run) == []
+        and "predictions" in seen
+        and not {"final", "checkpoints"} & set(seen)
+    )
 
 
 def test_every_change_is_named(run: Path, tmp_path: Path) -> None:
@@ -94,7 +116,9 @@ def test_every_change_is_named(run: Path, tmp_path: Path) -> None:
     (folder / "report").mkdir()
     (folder / "report" / "report.html").write_text("made of it")
     assert altered_since(folder) == []
-    for path in [path for path in folder.rglob("*") if path.is_file() and path.parent.name != "report"]:
+    for path in [
+        path for path in folder.rglob("*") if path.is_file() and path.parent.name != "report"
+    ]:
         name, whole = str(path.relative_to(folder)), path.read_bytes()
         for place in (0, len(whole) // 2, len(whole) - 1):
             path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
@@ -108,7 +132,9 @@ def test_every_change_is_named(run: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("files", [[[1, 2], ["a", "b"]], [], None, "abc"])
 def test_a_list_of_another_form_is_not_as_it_was_written(run: Path, files: Any) -> None:
     """However well it is signed."""
-    (run / LIST).write_bytes(archive._text(archive._signed({**archive.list_of(run), "files": files})))
+    (run / LIST).write_bytes(
+        archive._text(archive._signed({**archive.list_of(run), "files": files}))
+    )
     assert altered_since(run) == [f"{LIST} is not as it was written"]
 
 
@@ -130,8 +156,21 @@ def packed(files: dict[str, bytes]) -> bytes:
 @pytest.mark.parametrize(
     "name",
     [
-        *("../record.json", "a/../../record.json", "/record.json", "a/glue/../../../x", "a\\..\\record.json"),
-        *("a/.git/config", "a/glue/", "a/cramming/pretrain.py", "record.json", "b/record.json", "a/checkpoints/x.pt"),
+        *(
+            "../record.json",
+            "a/../../record.json",
+            "/record.json",
+            "a/glue/../../../x",
+            "a\\..\\record.json",
+        ),
+        *(
+            "a/.git/config",
+            "a/glue/",
+            "a/cramming/pretrain.py",
+            "record.json",
+            "b/record.json",
+            "a/checkpoints/x.pt",
+        ),
     ],
 )
 def test_nothing_is_unpacked_elsewhere(tmp_path: Path, name: str) -> None:
@@ -149,7 +188,10 @@ def test_a_link_becomes_no_link(tmp_path: Path) -> None:
         bundle.writestr(f"a/{LIST}", "{}")
         bundle.writestr(link, "/etc/passwd")
     folder = unpack(tmp_path / "a.zip", tmp_path / "out")
-    assert not (folder / "record.json").is_symlink() and (folder / "record.json").read_text() == "/etc/passwd"
+    assert (
+        not (folder / "record.json").is_symlink()
+        and (folder / "record.json").read_text() == "/etc/passwd"
+    )
 
 
 def test_a_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +200,9 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     whole = {f"a/{LIST}": b"{}", "a/record.json": bytes(20_000)}
     says = packed(whole)
     lies = says.replace((20_000).to_bytes(4, "little"), (10).to_bytes(4, "little"))
-    twice = packed({**whole, "a/record.json": b"{}", "a/config.yaml": b"{}"}).replace(b"config.yaml", b"record.json")
+    twice = packed({**whole, "a/record.json": b"{}", "a/config.yaml": b"{}"}).replace(
+        b"config.yaml", b"record.json"
+    )
     for content, reason in ((says, "at most"), (lies, "can be unpacked"), (twice, "some twice")):
         (tmp_path / "a.zip").write_bytes(content)
         with pytest.raises(UserError, match=reason):
@@ -181,16 +225,22 @@ def test_an_entry_beyond_any_file_is_refused_in_one_line(tmp_path: Path) -> None
         unpack(tmp_path / "a.zip", tmp_path / "out")
 
 
-def test_a_damaged_archive_is_refused_in_one_line_or_its_file_is_named(run: Path, tmp_path: Path) -> None:
+def test_a_damaged_archive_is_refused_in_one_line_or_its_file_is_named(
+    run: Path, tmp_path: Path
+) -> None:
     for path in run.glob("glue/pretrained/predictions/*"):
         path.unlink()
     pack(run, tmp_path / "a.zip")
     whole, outcomes = (tmp_path / "a.zip").read_bytes(), set()
     for place in range(0, len(whole), 199):
-        (tmp_path / "b.zip").write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        (tmp_path / "b.zip").write_bytes(
+            whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :]
+        )
         try:
             with opened(tmp_path / "b.zip") as folder:
-                outcomes.add("altered" if altered_since(folder) else "as it was")  # dates and rights mean nothing
+                outcomes.add(
+                    "altered" if altered_since(folder) else "as it was"
+                )  # dates and rights mean nothing
         except UserError as error:
             assert "\n" not in str(error)
             outcomes.add("refused")
@@ -221,7 +271,9 @@ def test_the_report_reads_archives_beside_folders(run: Path, tmp_path: Path) -> 
     assert "(../a.record.zip)" in page
 
 
-def test_processes_change_nothing_of_the_report(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_change_nothing_of_the_report(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runs, written = run.parent, list[dict[str, bytes]]()
     shutil.copytree(run, runs / "two")
     pack(run, runs / "a.record.zip")
@@ -237,7 +289,9 @@ def test_processes_change_nothing_of_the_report(run: Path, tmp_path: Path, monke
     assert written[0] == written[1] and any("two/report/report.html" in path for path in written[0])
 
 
-def test_what_is_too_large_is_not_packed(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_too_large_is_not_packed(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(archive, "MOST_BYTES", 100)
     with pytest.raises(UserError, match="a run's archive has at most"):
         archive.pack(run, tmp_path / "a.zip")

@@ -31,7 +31,9 @@ def make_data(name: str, examples: int = 600) -> TaskData:
                 kept = int(label) if task.regression else 6 * int(label == 0)
                 rest = [w for w in WORDS if w not in first]
                 texts[0].append(" ".join(first))
-                texts[1].append(" ".join([*first[:kept], *random.choice(rest, 6 - kept, replace=False)]))
+                texts[1].append(
+                    " ".join([*first[:kept], *random.choice(rest, 6 - kept, replace=False)])
+                )
             labels.append(label)
         return Split(source, texts, np.array(labels, np.float32 if task.regression else np.int64))  # type: ignore[arg-type]
 
@@ -59,7 +61,11 @@ def test_a_training_set_of_one_class_teaches_that_class() -> None:
 
 
 def test_the_constant_is_the_most_frequent_class_or_the_mean_label() -> None:
-    for name, labels, expected in (("sst2", [0, 1, 1], 1.0), ("rte", [1, 0], 0.0), ("stsb", [1.0, 4.0], 2.5)):
+    for name, labels, expected in (
+        ("sst2", [0, 1, 1], 1.0),
+        ("rte", [1, 0], 0.0),
+        ("stsb", [1.0, 4.0], 2.5),
+    ):
         data = make_data(name, 3)
         kind = np.float32 if data.task.regression else np.int64
         data = replace(data, train=replace(data.train, labels=np.array(labels, kind)))
@@ -67,7 +73,9 @@ def test_the_constant_is_the_most_frequent_class_or_the_mean_label() -> None:
         assert set(found) == {expected} and len(found) == len(data.scored[0]), name
 
 
-def test_what_was_broken_off_leaves_the_files_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_broken_off_leaves_the_files_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They are those of the record's scores, which may be of other data."""
 
     def interrupted(data: TaskData) -> list[np.ndarray]:
@@ -77,5 +85,11 @@ def test_what_was_broken_off_leaves_the_files_as_they_were(tmp_path: Path, monke
 
     monkeypatch.setitem(METHODS, "constant", ({}, interrupted))
     with pytest.raises(KeyboardInterrupt):
-        score_baseline("constant", RunStore(tmp_path), "glue", [make_data("sst2", 20), make_data("rte", 20)], {})
+        score_baseline(
+            "constant",
+            RunStore(tmp_path),
+            "glue",
+            [make_data("sst2", 20), make_data("rte", 20)],
+            {},
+        )
     assert not list(tmp_path.rglob("*.*"))

@@ -32,7 +32,11 @@ def write(tmp_path: Path, make_record: Any, make_section: Any, write_run: Any) -
     """`write(name, base, recipe, seed, change)`: a run whose scores are around `base`."""
 
     def run(
-        name: str, base: float, recipe: int = 0, seed: int = 0, change: Callable[..., None] = lambda r: None
+        name: str,
+        base: float,
+        recipe: int = 0,
+        seed: int = 0,
+        change: Callable[..., None] = lambda r: None,
     ) -> None:
         record = make_record() | {
             "name": name,
@@ -70,14 +74,20 @@ def test_a_recipe_is_its_settings_and_its_corpus(make_record: Any) -> None:
     record = make_record() | {"config": {section: {"a": 1} for section in SECTIONS}}
     first = recipe_of(read_record(record))
     for section in SECTIONS:
-        other = record | {"config": record["config"] | {section: {"a": 2}, "seed": 7, "name": "other"}}
+        other = record | {
+            "config": record["config"] | {section: {"a": 2}, "seed": 7, "name": "other"}
+        }
         assert (recipe_of(read_record(other)) == first) == (section in BESIDE)
     assert recipe_of(read_record(record | {"corpus": {"manifest_sha256": "0" * 64}})) != first
     assert recipe_of(read_record(make_record())) is None  # settings that are not all on record
 
 
 def test_an_entry_is_the_mean_of_its_seeds_with_their_noise(write: Write, tmp_path: Path) -> None:
-    scores = {"new": [0.70, 0.706, 0.703], "old": [0.65, 0.652, 0.648], "older": [0.645, 0.649, 0.648]}
+    scores = {
+        "new": [0.70, 0.706, 0.703],
+        "old": [0.65, 0.652, 0.648],
+        "older": [0.645, 0.649, 0.648],
+    }
     for recipe, (name, bases) in enumerate(scores.items()):
         for seed, base in enumerate(bases):
             write(f"{name}-seed{seed}", base, recipe, seed)
@@ -87,7 +97,9 @@ def test_an_entry_is_the_mean_of_its_seeds_with_their_noise(write: Write, tmp_pa
     runs = [row.main for row in new.entry.rows]
     assert new.entry.main == pytest.approx(statistics.fmean(runs))  # type: ignore[type-var]
     assert new.entry.spread == pytest.approx(statistics.stdev(runs))  # type: ignore[type-var]
-    assert new.entry.bounds == pytest.approx(stats.t.interval(0.95, 2, new.entry.main, stats.sem(runs)))
+    assert new.entry.bounds == pytest.approx(
+        stats.t.interval(0.95, 2, new.entry.main, stats.sem(runs))
+    )
     pairs = p_values([one.entry.scores for one in (new, old, older)])[[0, 0, 1], [1, 2, 2]]
     assert [old.p, older.p] == pytest.approx(adjusted(pairs)[::2])
     assert new.p is None and old.needed is None and older.needed is not None
@@ -108,7 +120,12 @@ def test_single_runs_look_as_simple_as_they_are(write: Write, tmp_path: Path) ->
     for name, base in (("a", 0.7), ("b", 0.699), ("c", 0.65), ("d", 0.65)):
         write(name, base, recipe=ord(name))
     board = _board(tmp_path)
-    assert board.noise_columns == [] and [one.places for one in board.ranked_entries] == ["1–2", "1–2", "3–4", "3–4"]
+    assert board.noise_columns == [] and [one.places for one in board.ranked_entries] == [
+        "1–2",
+        "1–2",
+        "3–4",
+        "3–4",
+    ]
     write("a1", 0.702, recipe=ord("a"), seed=1)
     write("a2", 0.701, recipe=ord("a"), seed=2)
     board = _board(tmp_path)
@@ -133,7 +150,9 @@ def test_what_could_be_a_selection_is_said(write: Write, tmp_path: Path) -> None
     assert other.entry.remarks == ["code of 2 commits"]
 
 
-def test_runs_compete_within_their_track(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_compete_within_their_track(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write("cpu", 0.6)
     for name, device in (("a6000", "NVIDIA RTX A6000"), ("a6000-too", "RTX A6000")):
         write(name, 0.7, ord(device[0]), change=partial(_on, device=device))
@@ -141,20 +160,31 @@ def test_runs_compete_within_their_track(write: Write, tmp_path: Path, monkeypat
     titles = [group.title for group in board.groups if group.rows]
     assert titles == ["Closed division, 1 min on RTX A6000", "Closed division, 1 min on Test CPU"]
     assert [one.places for one in board.ranked_entries] == ["1–2", "1–2", "1"]
-    monkeypatch.setattr(Track, "title", "1 min")  # as of two limits that are the same to three digits
+    monkeypatch.setattr(
+        Track, "title", "1 min"
+    )  # as of two limits that are the same to three digits
     assert [len(group.rows) for group in _board(tmp_path).groups if group.rows] == [2, 1]
 
 
 def test_seeds_whose_means_have_another_order_than_the_medians_tell_nothing_apart() -> None:
     """Each seed of the first fails on another task, which medians of the tasks do not see."""
     better = [80.1, 79.9, 80.0, 80.0, 80.0]
-    for worse, told in (([79.0, 78.9, 79.3, 78.6, 79.1], False), ([81.0, 81.1, 80.9, 81.2, 81.0], True)):
-        found: Any = [SimpleNamespace(main=main, fine_tunings=seeds) for main, seeds in ((80.5, worse), (80.0, better))]
+    for worse, told in (
+        ([79.0, 78.9, 79.3, 78.6, 79.1], False),
+        ([81.0, 81.1, 80.9, 81.2, 81.0], True),
+    ):
+        found: Any = [
+            SimpleNamespace(main=main, fine_tunings=seeds)
+            for main, seeds in ((80.5, worse), (80.0, better))
+        ]
         assert _apart_by_fine_tuning(found)[0, 1] == told
 
 
 def test_tracks_of_equal_work_know_no_device() -> None:
-    day, work = track_for("hours", 24, None, "NVIDIA A100-SXM4-80GB"), track_for("exaflops", 13, "wall", "Test CPU")
+    day, work = (
+        track_for("hours", 24, None, "NVIDIA A100-SXM4-80GB"),
+        track_for("exaflops", 13, "wall", "Test CPU"),
+    )
     assert day == track_for("hours", 24, "wall", "A100 80GB") and day.title == "24 h on A100 80GB"
     assert work == track_for("exaflops", 13, None, None)
     assert work.title == "13 exaFLOPs on any device (the day of an RTX A6000)"
@@ -163,16 +193,25 @@ def test_tracks_of_equal_work_know_no_device() -> None:
     assert in_order([None, work, minutes, day]) == [day, minutes, work, None]
 
 
-def test_another_objective_competes_by_the_same_clock_in_a_table_of_its_own(write: Write, tmp_path: Path) -> None:
+def test_another_objective_competes_by_the_same_clock_in_a_table_of_its_own(
+    write: Write, tmp_path: Path
+) -> None:
     write("masked", 0.6)
 
     def replaced(record: dict[str, Any]) -> None:
         record["pretrain"].update(objective="rtd", validation={"replaced_token_loss": 0.3})
 
     write("electra", 0.7, recipe=1, change=replaced)
-    write("dirty", 0.8, recipe=2, change=lambda r: replaced(r) or r["environment"]["git"].update(dirty=True))
+    write(
+        "dirty",
+        0.8,
+        recipe=2,
+        change=lambda r: replaced(r) or r["environment"]["git"].update(dirty=True),
+    )
     board = _board(tmp_path)
-    found = {group.title: [row[1].text for row in group.rows] for group in board.groups if group.rows}
+    found = {
+        group.title: [row[1].text for row in group.rows] for group in board.groups if group.rows
+    }
     track = "1 min on Test CPU"
     assert list(found.values())[:2] == [["masked"], ["electra", "masked"]]
     assert list(found)[:2] == [f"Closed division, {track}", f"Any objective, same clock, {track}"]
@@ -181,25 +220,41 @@ def test_another_objective_competes_by_the_same_clock_in_a_table_of_its_own(writ
     assert tables == {"masked": "closed", "electra": "any objective"}
 
 
-def test_the_verdict_of_a_duel_stands_beside_the_recipes_that_fought(write: Write, tmp_path: Path) -> None:
+def test_the_verdict_of_a_duel_stands_beside_the_recipes_that_fought(
+    write: Write, tmp_path: Path
+) -> None:
     write("new", 0.7, recipe=1)
     write("new1", 0.702, recipe=1, seed=1)
     write("old", 0.699, recipe=0)
     ledger = Ledger(tmp_path / "duels")
     for recipe in (0, 1):
-        ledger.write("configuration", hash=f"h{recipe}", settings={section: {"a": recipe} for section in SECTIONS})
+        ledger.write(
+            "configuration",
+            hash=f"h{recipe}",
+            settings={section: {"a": recipe} for section in SECTIONS},
+        )
     terms = dict.fromkeys(TERMS, 1) | {
-        "base": {"hash": "h0"}, "candidate": {"hash": "h1"}, "measure": "loss", "device": "Test CPU", "clock": "wall",
-        "budgets": [{"hours": 60 / 3600}] * 2, "corpora": ["cd" * 32] * 2,
-    }  # fmt: skip
-    ledger.write("duel", id="older", **{name: value for name, value in terms.items() if name != "corpora"})
+        "base": {"hash": "h0"},
+        "candidate": {"hash": "h1"},
+        "measure": "loss",
+        "device": "Test CPU",
+        "clock": "wall",
+        "budgets": [{"hours": 60 / 3600}] * 2,
+        "corpora": ["cd" * 32] * 2,
+    }
+    ledger.write(
+        "duel", id="older", **{name: value for name, value in terms.items() if name != "corpora"}
+    )
     ledger.write("duel", id="d", **terms)
     for name in ("older", "d"):
         ledger.write("verdict", id=name, verdict="win")
     board = _board(tmp_path)
     assert board.ranked_entries[1].duel == "lost by pinned validation loss"
     assert board.groups[0].rows[1][7].text == "lost by pinned validation loss"
-    for name, verdict, why in (("e", "undecided", None), ("f", "loss", "the candidate is diverged with seed 1")):
+    for name, verdict, why in (
+        ("e", "undecided", None),
+        ("f", "loss", "the candidate is diverged with seed 1"),
+    ):
         ledger.write("duel", id=name, **terms)
         ledger.write("verdict", id=name, verdict=verdict, why=why)
     assert _ranked_entries(tmp_path)[1].duel == (

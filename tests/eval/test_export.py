@@ -27,7 +27,9 @@ OWN = "model.first_attn_norm=true"  # a choice that stock transformers lacks
 
 @pytest.fixture(scope="module")
 def trained(
-    tmp_path_factory: pytest.TempPathFactory, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str]
+    tmp_path_factory: pytest.TempPathFactory,
+    compose: Callable[..., dict[str, Any]],
+    tiny_overrides: list[str],
 ) -> Path:
     """Two finished runs: `stock` of an architecture that transformers has, `own` of one that it lacks."""
     runs = tmp_path_factory.mktemp("runs")
@@ -61,21 +63,38 @@ def card(folder: Path) -> tuple[dict[str, Any], str]:
     return yaml.safe_load(header), body
 
 
-def test_the_folder_is_complete_and_the_weights_are_those_of_the_run(runs: Path, run_export: Export) -> None:
-    common = {"README.md", "config.json", "model.safetensors", "special_tokens_map.json", "tokenizer.json"}
+def test_the_folder_is_complete_and_the_weights_are_those_of_the_run(
+    runs: Path, run_export: Export
+) -> None:
+    common = {
+        "README.md",
+        "config.json",
+        "model.safetensors",
+        "special_tokens_map.json",
+        "tokenizer.json",
+    }
     for name, more in (("stock", set()), ("own", set(CODE))):
         folder = run_export(f"name={name}")
         assert {path.name for path in folder.iterdir()} == common | {"tokenizer_config.json"} | more
         for file in ("model.safetensors", "tokenizer.json"):
             assert (folder / file).read_bytes() == (runs / name / "final" / file).read_bytes(), file
-        assert [path.name for path in (runs / name).iterdir() if path.name.endswith((".tmp", ".old"))] == []
+        assert [
+            path.name for path in (runs / name).iterdir() if path.name.endswith((".tmp", ".old"))
+        ] == []
     assert "auto_map" not in json.loads((runs / "stock" / "export" / "config.json").read_text())
 
 
 def test_a_stock_architecture_loads_without_remote_code(run_export: Export) -> None:
     folder = run_export("name=stock")
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForMaskedLM.from_pretrained(folder)
-    assert model(**tokenizer(["w7 w8 w9", "w5"], padding=True, return_tensors="pt")).logits.isfinite().all()
+    tokenizer, model = (
+        AutoTokenizer.from_pretrained(folder),
+        AutoModelForMaskedLM.from_pretrained(folder),
+    )
+    assert (
+        model(**tokenizer(["w7 w8 w9", "w5"], padding=True, return_tensors="pt"))
+        .logits.isfinite()
+        .all()
+    )
 
 
 def test_the_card_says_what_the_record_says(
@@ -90,7 +109,10 @@ def test_the_card_says_what_the_record_says(
     assert header["license"] == "apache-2.0" and header["language"] == "en"
     assert header["library_name"] == "transformers" and header["pipeline_tag"] == "fill-mask"
     assert "custom_code" in header["tags"]
-    found = {(r.dataset_config, r.dataset_split): r for r in ModelCard.load(folder / "README.md").data.eval_results}
+    found = {
+        (r.dataset_config, r.dataset_split): r
+        for r in ModelCard.load(folder / "README.md").data.eval_results
+    }
     cola = found["cola", "validation"]
     assert (cola.metric_type, cola.metric_value) == (
         "matthews_correlation",
@@ -99,10 +121,18 @@ def test_the_card_says_what_the_record_says(
     assert ("mnli", "validation_mismatched") in found and ("rte", "validation") not in found
     corpus = record["corpus"]
     for text in (
-        corpus["manifest_sha256"], corpus["tokenizer"]["sha256"], record["pretrain"]["final_sha256"],
-        corpus["sources"][0]["license"], "12 of 12 steps", "weight_decay 0.01", "rate 0.25", "first_attn_norm True",
-        "trust_remote_code=True", "Sequences of at most", *section["averages"]["avg9"]["definition"].split("; ")[:1],
-    ):  # fmt: skip
+        corpus["manifest_sha256"],
+        corpus["tokenizer"]["sha256"],
+        record["pretrain"]["final_sha256"],
+        corpus["sources"][0]["license"],
+        "12 of 12 steps",
+        "weight_decay 0.01",
+        "rate 0.25",
+        "first_attn_norm True",
+        "trust_remote_code=True",
+        "Sequences of at most",
+        *section["averages"]["avg9"]["definition"].split("; ")[:1],
+    ):
         assert text in body, text
     verdict = judge(read_record(load_record(runs / "own")))
     assert all(finding.rule in body for finding in verdict.broken)
@@ -112,31 +142,49 @@ def test_the_card_says_what_the_record_says(
     assert SPLIT_WORDS in card(run_export("name=own"))[1]
 
 
-def test_without_scores_or_record_the_card_says_so(runs: Path, run_export: Export, tmp_path: Path) -> None:
+def test_without_scores_or_record_the_card_says_so(
+    runs: Path, run_export: Export, tmp_path: Path
+) -> None:
     header, body = card(run_export("name=stock"))
-    assert "model-index" not in header and "license" not in header and "custom_code" not in header["tags"]
+    assert (
+        "model-index" not in header
+        and "license" not in header
+        and "custom_code" not in header["tags"]
+    )
     assert "Not scored yet" in body and "trust_remote_code" not in body and "No licence" in body
     shutil.copytree(runs / "own" / "final", tmp_path / "alone" / "final")
-    folder = run_export(f"model_path={tmp_path / 'alone' / 'final'}", f"export.out={tmp_path / 'alone.exported'}")
+    folder = run_export(
+        f"model_path={tmp_path / 'alone' / 'final'}", f"export.out={tmp_path / 'alone.exported'}"
+    )
     _, body = card(folder)
     assert "No record of its training lies beside it" in body and "## Corpus" not in body
 
 
-def test_the_final_folder_of_a_run_finds_its_record(runs: Path, run_export: Export, tmp_path: Path) -> None:
+def test_the_final_folder_of_a_run_finds_its_record(
+    runs: Path, run_export: Export, tmp_path: Path
+) -> None:
     folder = run_export(f"model_path={runs / 'stock' / 'final'}", f"export.out={tmp_path / 'out'}")
     assert card(folder) == card(run_export("name=stock"))
 
 
-def test_the_header_names_data_sets_as_the_hub_does_and_no_path(runs: Path, run_export: Export) -> None:
+def test_the_header_names_data_sets_as_the_hub_does_and_no_path(
+    runs: Path, run_export: Export
+) -> None:
     hub = {"name": "allenai/c4/en/train", "kind": "hub", "dataset": "allenai/c4"}
     folder = "/home/user/sets/mine"
     local = {"name": f"{folder}/train", "kind": "hub", "folder": folder}
     own = [{**hub, "name": "allenai/c4/vocab/tokenizer.json", "kind": "tokenizer"}]
     own += [{**local, "name": f"{folder}/tokenizer.json", "kind": "tokenizer"}]
-    write_record_section(runs / "stock", corpus={"sources": [hub, local, {**hub, "dataset": "old"}, *own]})
+    write_record_section(
+        runs / "stock", corpus={"sources": [hub, local, {**hub, "dataset": "old"}, *own]}
+    )
     header, body = card(run_export("name=stock"))
     assert header["datasets"] == ["allenai/c4"]
-    assert "/home/user" not in str(header) + body and "| mine/train |" in body and "| mine/tokenizer.json |" in body
+    assert (
+        "/home/user" not in str(header) + body
+        and "| mine/train |" in body
+        and "| mine/tokenizer.json |" in body
+    )
     assert "| allenai/c4/en/train |" in body and "| allenai/c4/vocab/tokenizer.json |" in body
 
 
@@ -145,7 +193,9 @@ def occupy(runs: Path) -> None:
     (runs / "stock" / "export" / "mine.txt").write_text("keep")
 
 
-def test_an_export_takes_the_place_of_an_earlier_one(runs: Path, run_export: Export, tmp_path: Path) -> None:
+def test_an_export_takes_the_place_of_an_earlier_one(
+    runs: Path, run_export: Export, tmp_path: Path
+) -> None:
     """Whole: of the earlier one's files none is left, though another model made it."""
     first = run_export("name=own", f"export.out={tmp_path / 'out'}")
     assert (first / "hf_adapter.py").is_file()
@@ -166,20 +216,35 @@ def edit_json(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda r: shutil.rmtree(r / "stock"), r"name=stock: .*record\.json: no such record.*cramming pretrain"),
+        (
+            lambda r: shutil.rmtree(r / "stock"),
+            r"name=stock: .*record\.json: no such record.*cramming pretrain",
+        ),
         (
             lambda r: write_record_section(r / "stock", pretrain={"status": "interrupted"}),
             "is interrupted, not finished",
         ),
-        (lambda r: write_record_section(r / "stock", pretrain={"status": "diverged"}), "is diverged and has no model"),
-        (lambda r: edit_json(r / "stock/record.json", lambda n: n.pop("pretrain")), "is missing, not finished"),
+        (
+            lambda r: write_record_section(r / "stock", pretrain={"status": "diverged"}),
+            "is diverged and has no model",
+        ),
+        (
+            lambda r: edit_json(r / "stock/record.json", lambda n: n.pop("pretrain")),
+            "is missing, not finished",
+        ),
         (lambda r: (r / "stock/final/model.safetensors").unlink(), r"final: no weights"),
         (
             lambda r: shutil.copy(r / "own/final/model.safetensors", r / "stock/final"),
             r"final/model\.safetensors: is not as pretraining wrote it",
         ),
-        (lambda r: (r / "stock/final/tokenizer.json").unlink(), r"final/tokenizer\.json: is missing"),
-        (lambda r: (r / "stock/final/vocab.txt").write_text("a"), r"final/vocab\.txt: was not written by pretraining"),
+        (
+            lambda r: (r / "stock/final/tokenizer.json").unlink(),
+            r"final/tokenizer\.json: is missing",
+        ),
+        (
+            lambda r: (r / "stock/final/vocab.txt").write_text("a"),
+            r"final/vocab\.txt: was not written by pretraining",
+        ),
         (occupy, r"export\.out=.*export: is there already, and neither empty nor an export"),
     ],
 )
@@ -197,9 +262,14 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda r: (r / "stock/final/tokenizer.json").write_text("{}"), r"tokenizer\.json: not a tokenizer\.json"),
         (
-            lambda r: edit_json(r / "stock/final/tokenizer_config.json", lambda n: n.pop("mask_token")),
+            lambda r: (r / "stock/final/tokenizer.json").write_text("{}"),
+            r"tokenizer\.json: not a tokenizer\.json",
+        ),
+        (
+            lambda r: edit_json(
+                r / "stock/final/tokenizer_config.json", lambda n: n.pop("mask_token")
+            ),
             r"mask_token in tokenizer_config\.json is missing",
         ),
     ],
@@ -229,13 +299,20 @@ def test_the_schema_names_what_is_written(runs: Path) -> None:
         assert {field.name for field in fields(section)} - set(raw) <= others, type(section)
 
 
-def test_the_record_knows_every_file_of_the_model(runs: Path, run_export: Export, tmp_path: Path) -> None:
+def test_the_record_knows_every_file_of_the_model(
+    runs: Path, run_export: Export, tmp_path: Path
+) -> None:
     """Of a folder that is no longer the run's, the card does not tell the run's story."""
     for name in ("stock", "own"):
         record = load_record(runs / name)
         assert record["pretrain"]["final_files"] == file_hashes(runs / name / "final")
-        assert record["pretrain"]["final_files"]["tokenizer.json"] == record["corpus"]["tokenizer"]["sha256"]
+        assert (
+            record["pretrain"]["final_files"]["tokenizer.json"]
+            == record["corpus"]["tokenizer"]["sha256"]
+        )
     assert "hf_adapter.py" in record["pretrain"]["final_files"]
     (runs / "stock" / "final" / "vocab.txt").write_text("a")
-    _, body = card(run_export(f"model_path={runs / 'stock' / 'final'}", f"export.out={tmp_path / 'out'}"))
+    _, body = card(
+        run_export(f"model_path={runs / 'stock' / 'final'}", f"export.out={tmp_path / 'out'}")
+    )
     assert "No record of its training lies beside it" in body

@@ -38,19 +38,43 @@ from cramming.precision import Mode
 from eval.finetune import loop as finetuning
 from eval.finetune.config import Hyperparameters, Init
 from eval.finetune.encode import Encoded, EncodedTask, encode_task, encode_tasks, load_encoder
-from eval.finetune.loop import PackedSplit, Predictions, TaskRun, by_length, finetune, with_used_words
+from eval.finetune.loop import (
+    PackedSplit,
+    Predictions,
+    TaskRun,
+    by_length,
+    finetune,
+    with_used_words,
+)
 from eval.finetune.models import StockEncoder, _pretrained_state, build_classifier, open_model
 from eval.finetune.workers import run_all
 from eval.tasks.datasets import Split, TaskData
 
 WORDS = [f"w{i}" for i in range(40)]
-BERT = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64, "max_position_embeddings": 32}
+BERT = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": 32,
+}
 SHAPE = {"vocab_size": 45, "num_attention_heads": 2, **BERT}
 HYPER = Hyperparameters(
-    epochs=3, batch_size=16, learning_rate=3e-3, schedule="linear", warmup=0.1, weight_decay=0.01, beta1=0.9,
-    beta2=0.98, eps=1e-6, max_grad_norm=1.0, dropout=0.1, attention_dropout=0.0, pooling="mean",
-    pooler=True, max_length=16,
-)  # fmt: skip
+    epochs=3,
+    batch_size=16,
+    learning_rate=3e-3,
+    schedule="linear",
+    warmup=0.1,
+    weight_decay=0.01,
+    beta1=0.9,
+    beta2=0.98,
+    eps=1e-6,
+    max_grad_norm=1.0,
+    dropout=0.1,
+    attention_dropout=0.0,
+    pooling="mean",
+    pooler=True,
+    max_length=16,
+)
 FIRST_TOKEN = replace(HYPER, pooling="cls")
 CPU = torch.device("cpu")
 
@@ -67,7 +91,9 @@ def make_data(name: str, examples: int, seed: int = 0) -> TaskData:
 
     def split(source: object, size: int) -> Split:
         lengths = random.integers(1, 9, (len(task.text), size))
-        texts = [[[int(w) for w in random.integers(0, 40, n)] for n in column] for column in lengths]
+        texts = [
+            [[int(w) for w in random.integers(0, 40, n)] for n in column] for column in lengths
+        ]
         if task.regression:
             labels = np.array([np.mean([w >= 20 for w in t]) * 5 for t in texts[0]], np.float32)
         else:
@@ -82,9 +108,13 @@ def encode(folder: Path, data: TaskData, max_length: int = 16) -> EncodedTask:
     return encode_task(data, load_encoder(folder, True, max_length, 45))
 
 
-def run(folder: Path, name: str, seed: int = 0, hyper: Hyperparameters = HYPER, examples: int = 300) -> Predictions:
+def run(
+    folder: Path, name: str, seed: int = 0, hyper: Hyperparameters = HYPER, examples: int = 300
+) -> Predictions:
     data = encode(folder, make_data(name, examples))
-    return finetune(TaskRun(name, seed, "pretrained", data, open_model(folder), hyper, "fp32", "cpu"))
+    return finetune(
+        TaskRun(name, seed, "pretrained", data, open_model(folder), hyper, "fp32", "cpu")
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -114,7 +144,9 @@ def test_packed_batch_equals_single_examples(bert: Path, stock: bool) -> None:
     assert together.std(0).min() > 1e-3
 
 
-def test_a_batch_is_the_chosen_examples_end_to_end_and_asks_the_device_for_nothing(bert: Path) -> None:
+def test_a_batch_is_the_chosen_examples_end_to_end_and_asks_the_device_for_nothing(
+    bert: Path,
+) -> None:
     """The device `meta` has shapes but no values: reading one from it would raise."""
     data, chosen = encode(bert, make_data("stsb", 30)).train, [7, 3, 29, 0]
     here, there = (PackedSplit(data, torch.device(kind)) for kind in ("cpu", "meta"))
@@ -140,7 +172,10 @@ def test_adapter_equals_the_suites_encoder(bert: Path) -> None:
         getattr(stock, part).load_state_dict(getattr(own, part).state_dict())
     split = PackedSplit(encode(bert, make_data("rte", 30)).train, CPU)
     torch.testing.assert_close(
-        logits(own, split, list(range(30))), logits(stock, split, list(range(30))), atol=1e-5, rtol=0
+        logits(own, split, list(range(30))),
+        logits(stock, split, list(range(30))),
+        atol=1e-5,
+        rtol=0,
     )
 
 
@@ -151,7 +186,9 @@ def test_encoding_is_shown_before_the_first_example_is_trained(
     encode_tasks([make_data("rte", 30), make_data("cola", 20)], open_model(bert), 16, {})
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("encode: ") and lines[0].endswith(", rte")
-    assert lines[-1].startswith("encode: 250 examples of 250 examples (100%)") and lines[-1].endswith(", cola")
+    assert lines[-1].startswith("encode: 250 examples of 250 examples (100%)") and lines[
+        -1
+    ].endswith(", cola")
 
 
 def test_what_a_mac_leaves_in_every_folder_belongs_to_no_model(bert: Path, tmp_path: Path) -> None:
@@ -199,13 +236,22 @@ def test_the_training_loss_is_the_mean_over_all_examples(bert: Path) -> None:
 def test_the_same_seed_gives_the_same_bits(bert: Path) -> None:
     _pretrained_state.cache_clear()  # the first run of a process reads the weights, the others do not
     first, again, other = (run(bert, "stsb", seed, examples=64) for seed in (0, 0, 1))
-    assert np.array_equal(first.scored["stsb"], again.scored["stsb"]) and first.train_loss == again.train_loss
+    assert (
+        np.array_equal(first.scored["stsb"], again.scored["stsb"])
+        and first.train_loss == again.train_loss
+    )
     assert not np.array_equal(first.scored["stsb"], other.scored["stsb"])
 
 
 @pytest.mark.parametrize(("mode", "during"), [("fp32", "highest"), ("bf16", "high")])
-def test_fp32_is_without_tf32_and_the_setting_does_not_outlive_the_run(bert: Path, mode: Mode, during: str) -> None:
-    data, hyper, source = encode(bert, make_data("sst2", 4)), replace(HYPER, epochs=1), open_model(bert)
+def test_fp32_is_without_tf32_and_the_setting_does_not_outlive_the_run(
+    bert: Path, mode: Mode, during: str
+) -> None:
+    data, hyper, source = (
+        encode(bert, make_data("sst2", 4)),
+        replace(HYPER, epochs=1),
+        open_model(bert),
+    )
     task_run = TaskRun("sst2", 0, "pretrained", data, source, hyper, mode, "cpu")
     seen: set[str] = set()
     for before in ("high", "highest"):
@@ -220,12 +266,16 @@ def test_training_with_a_part_of_the_vocabulary_changes_no_bit(
 ) -> None:
     data = make_data("stsb", 64)
     rare = [" ".join(w for w in text.split() if w < "w2") or "w1" for text in data.train.texts[0]]
-    data = replace(data, train=replace(data.train, texts=(rare, rare)))  # the dev set has words that training lacks
+    data = replace(
+        data, train=replace(data.train, texts=(rare, rare))
+    )  # the dev set has words that training lacks
     hyper = replace(HYPER, weight_decay=0.0, max_grad_norm=None)
 
     def predictions() -> np.ndarray:
         encoded = encode(bert, data)
-        return finetune(TaskRun("stsb", 0, init, encoded, open_model(bert), hyper, "fp32", "cpu")).scored["stsb"]
+        return finetune(
+            TaskRun("stsb", 0, init, encoded, open_model(bert), hyper, "fp32", "cpu")
+        ).scored["stsb"]
 
     part = predictions()
     monkeypatch.setattr(finetuning, "with_used_words", lambda encoder, train: (train, None))
@@ -234,7 +284,9 @@ def test_training_with_a_part_of_the_vocabulary_changes_no_bit(
 
 @torch.no_grad()
 def test_with_a_part_of_the_vocabulary_every_table_is_read_by_the_same_tokens() -> None:
-    encoder = Encoder(ModelConfig(vocab_size=60, hidden_size=32, num_layers=2, num_heads=2, value_embeddings=1))
+    encoder = Encoder(
+        ModelConfig(vocab_size=60, hidden_size=32, num_layers=2, num_heads=2, value_embeddings=1)
+    )
     ids = np.array([7, 50, 7, 31], np.int32)
     split = Encoded(ids, np.zeros(4, np.uint8), np.array([0, 4]), None)
     positions, packing = torch.arange(4), Packing(torch.tensor([0, 4], dtype=torch.int32), None, 4)
@@ -263,8 +315,12 @@ def test_an_easy_task_is_learned(bert: Path, name: str) -> None:
         assert set(found) == {0.0, 1.0}
 
 
-def test_another_architecture_is_fine_tuned(tmp_path: Path, write_tokenizer: Callable[..., None]) -> None:
-    config = DistilBertConfig(vocab_size=45, dim=32, n_heads=2, n_layers=1, hidden_dim=64, max_position_embeddings=32)
+def test_another_architecture_is_fine_tuned(
+    tmp_path: Path, write_tokenizer: Callable[..., None]
+) -> None:
+    config = DistilBertConfig(
+        vocab_size=45, dim=32, n_heads=2, n_layers=1, hidden_dim=64, max_position_embeddings=32
+    )
     DistilBertModel(config).save_pretrained(tmp_path)
     write_tokenizer(tmp_path, 40)
     source = open_model(tmp_path)
@@ -272,14 +328,18 @@ def test_another_architecture_is_fine_tuned(tmp_path: Path, write_tokenizer: Cal
     data = make_data("sst2", 64)
     encoded = encode_task(data, load_encoder(tmp_path, source.own, 16, source.vocab_size))
     for init in get_args(Init):
-        found = finetune(TaskRun("sst2", 0, init, encoded, source, replace(HYPER, epochs=1), "fp32", "cpu"))
+        found = finetune(
+            TaskRun("sst2", 0, init, encoded, source, replace(HYPER, epochs=1), "fp32", "cpu")
+        )
         assert np.isfinite(found.scored["sst2"]).all()
 
 
-def test_t5s_encoder_is_fine_tuned_without_a_decoder(tmp_path: Path, write_tokenizer: Callable[..., None]) -> None:
-    T5EncoderModel(T5Config(vocab_size=45, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2)).save_pretrained(
-        tmp_path
-    )
+def test_t5s_encoder_is_fine_tuned_without_a_decoder(
+    tmp_path: Path, write_tokenizer: Callable[..., None]
+) -> None:
+    T5EncoderModel(
+        T5Config(vocab_size=45, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
+    ).save_pretrained(tmp_path)
     write_tokenizer(tmp_path, 40)
     encoder = classifier(tmp_path, stock=True).encoder
     assert isinstance(encoder, StockEncoder) and isinstance(encoder.model, T5EncoderModel)
@@ -293,14 +353,34 @@ def test_t5s_encoder_is_fine_tuned_without_a_decoder(tmp_path: Path, write_token
 @pytest.mark.parametrize(
     ("error", "autocast", "raised", "says"),
     [
-        (RuntimeError("dtypes differ\n!"), True, UserError, r"16 bits \(dtypes differ !\); set eval\.precision=fp32$"),
+        (
+            RuntimeError("dtypes differ\n!"),
+            True,
+            UserError,
+            r"16 bits \(dtypes differ !\); set eval\.precision=fp32$",
+        ),
         (RuntimeError("dtypes differ\n!"), False, RuntimeError, "dtypes differ"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), True, RuntimeError, "allocate"),
-        (ValueError("Input language\nunknown"), False, UserError, r"refuses its input \(Input language unknown\)$"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+            True,
+            RuntimeError,
+            "allocate",
+        ),
+        (
+            ValueError("Input language\nunknown"),
+            False,
+            UserError,
+            r"refuses its input \(Input language unknown\)$",
+        ),
     ],
 )
 def test_what_transformers_cannot_do_is_no_traceback(
-    bert: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, autocast: bool, raised: type[Exception], says: str
+    bert: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    autocast: bool,
+    raised: type[Exception],
+    says: str,
 ) -> None:
     model = classifier(bert, stock=True)
     split = PackedSplit(encode(bert, make_data("rte", 30)).train, CPU)
@@ -326,29 +406,44 @@ def test_transformers_reports_nothing_of_what_is_not_used(
 
 
 def test_a_diverged_run_has_no_predictions(bert: Path) -> None:
-    found = run(bert, "stsb", hyper=replace(HYPER, learning_rate=1e30, max_grad_norm=None, epochs=1), examples=64)
+    found = run(
+        bert,
+        "stsb",
+        hyper=replace(HYPER, learning_rate=1e30, max_grad_norm=None, epochs=1),
+        examples=64,
+    )
     assert np.isnan(found.scored["stsb"]).all() and np.isnan(found.train_loss)
 
 
-def test_random_initialisation_ignores_the_weights_of_the_folder(bert: Path, tmp_path: Path) -> None:
+def test_random_initialisation_ignores_the_weights_of_the_folder(
+    bert: Path, tmp_path: Path
+) -> None:
     torch.manual_seed(1)
     config = BertConfig(**SHAPE)
     BertForMaskedLM(config).save_pretrained(tmp_path)
     states = []
     for folder in (bert, tmp_path):
         torch.manual_seed(5)
-        states.append(build_classifier(open_model(folder), "random", 2, replace(HYPER, pooler=False)).state_dict())
+        states.append(
+            build_classifier(
+                open_model(folder), "random", 2, replace(HYPER, pooler=False)
+            ).state_dict()
+        )
     # The folders differ in initializer_range, which scales the weights and changes nothing else.
     for a, b in zip(states[0].values(), states[1].values(), strict=True):
         assert torch.allclose(a / (a.std() + 1e-9), b / (b.std() + 1e-9), atol=1e-3) or a.ndim == 1
 
 
 def test_random_weights_have_no_attention_init_of_the_run(bert: Path, tmp_path: Path) -> None:
-    plain = ModelConfig(45, hidden_size=32, num_layers=2, num_heads=2, intermediate_size=64, max_length=32)
+    plain = ModelConfig(
+        45, hidden_size=32, num_layers=2, num_heads=2, intermediate_size=64, max_length=32
+    )
     states = []
     for attention_init in ("mimetic", "random"):
         folder = tmp_path / attention_init
-        save_pretrained(MaskedLM(replace(plain, attention_init=attention_init)), folder, bert / "tokenizer.json")  # type: ignore[arg-type]
+        save_pretrained(
+            MaskedLM(replace(plain, attention_init=attention_init)), folder, bert / "tokenizer.json"
+        )  # type: ignore[arg-type]
         torch.manual_seed(5)
         states.append(build_classifier(open_model(folder), "random", 2, HYPER).encoder.state_dict())
     assert all(torch.equal(weight, states[1][name]) for name, weight in states[0].items())
@@ -361,10 +456,14 @@ def test_sequences_have_berts_layout_and_lose_from_the_longer_text(bert: Path) -
     for i in range(50):
         ids = encoded.ids_T[encoded.starts_N[i] : encoded.starts_N[i + 1]].tolist()
         types = encoded.types_T[encoded.starts_N[i] : encoded.starts_N[i + 1]].tolist()
-        first, second = (tokenizer.encode(column[i], add_special_tokens=False) for column in data.train.texts)
+        first, second = (
+            tokenizer.encode(column[i], add_special_tokens=False) for column in data.train.texts
+        )
         a, b = types.count(0) - 2, types.count(1) - 1
         assert ids == [2, *first[:a], 3, *second[:b], 3] and types == sorted(types)
-        assert a + b == min(7, len(first) + len(second)) and min(a, b) >= min(len(first), len(second), 3)
+        assert a + b == min(7, len(first) + len(second)) and min(a, b) >= min(
+            len(first), len(second), 3
+        )
 
 
 def test_a_tokenizer_that_does_not_fit_is_refused(bert: Path) -> None:
@@ -384,5 +483,9 @@ def test_learning_rate_rises_and_falls_to_zero() -> None:
     for schedule in ("linear", "cosine"):
         hyper = replace(HYPER, schedule=schedule, learning_rate=1.0)  # type: ignore[arg-type]
         rates = [hyper.learning_rate_at(p / 100) for p in range(101)]
-        assert rates[0] == 0 and max(rates) == rates[10] == 1 and rates[-1] == pytest.approx(0, abs=1e-12)
+        assert (
+            rates[0] == 0
+            and max(rates) == rates[10] == 1
+            and rates[-1] == pytest.approx(0, abs=1e-12)
+        )
         assert rates[10:] == sorted(rates[10:], reverse=True)

@@ -200,7 +200,10 @@ def predictions(change: Callable[[str, int, dict[str, np.ndarray]], object]) -> 
             np.savez_compressed(place, **arrays)  # type: ignore[arg-type]
             line["predictions_sha256"] = file_sha256(place)
             piece = run / "glue" / "pretrained" / "pieces" / f"{task}-seed{seed}.json"
-            as_json(str(piece.relative_to(run)), lambda p: p.update(predictions_sha256=file_sha256(place)))(run)
+            as_json(
+                str(piece.relative_to(run)),
+                lambda p: p.update(predictions_sha256=file_sha256(place)),
+            )(run)
 
         lines(H, lambda rows: [edit(row) for row in rows] and None)(run)
 
@@ -216,19 +219,27 @@ def metrics(change: Callable[[str, str, float], float]) -> Change:
         for file in place.glob("pieces/*.json"):
             found = json.loads(file.read_text())
             for entry, of in found["entries"].items():
-                of["metrics"] = {n: v if v is None else change(entry, n, v) for n, v in of["metrics"].items()}
+                of["metrics"] = {
+                    n: v if v is None else change(entry, n, v) for n, v in of["metrics"].items()
+                }
             file.write_text(json.dumps(found))
 
         def rescored(rows: Rows) -> None:
             for row in rows:
-                piece = json.loads((place / "pieces" / f"{row['task']}-seed{row['seed']}.json").read_text())
+                piece = json.loads(
+                    (place / "pieces" / f"{row['task']}-seed{row['seed']}.json").read_text()
+                )
                 row["scores"] = {
-                    entry: of["metrics"][GLUE[row["task"]].main_metric] for entry, of in piece["entries"].items()
+                    entry: of["metrics"][GLUE[row["task"]].main_metric]
+                    for entry, of in piece["entries"].items()
                 }
 
         lines(H, rescored)(run)
         for name in ("record.json", "glue/pretrained/glue.json"):
-            as_json(name, lambda found: summed_up(found.get("glue", {}).get("pretrained", found), change))(run)
+            as_json(
+                name,
+                lambda found: summed_up(found.get("glue", {}).get("pretrained", found), change),
+            )(run)
 
     return forge
 
@@ -237,7 +248,9 @@ def summed_up(section: dict[str, Any], change: Callable[[str, str, float], float
     """The section with other values of seeds, and what the suite makes of them."""
     for entry, task in section["tasks"].items():
         for name, found in task["metrics"].items():
-            found.update(spread([v if v is None else change(entry, name, v) for v in found["per_seed"]]))
+            found.update(
+                spread([v if v is None else change(entry, name, v) for v in found["per_seed"]])
+            )
         task["score"] = 100 * task["metrics"][task["main_metric"]]["median"]
     scores = {entry: task["score"] for entry, task in section["tasks"].items()}
     for average in section["averages"].values():
@@ -261,7 +274,9 @@ def best_seed_for_all(run: Path) -> None:
         own, best = json.loads(file.read_text()), f"{file.stem[:-1]}0"
         found = json.loads((place / "pieces" / f"{best}.json").read_text())
         file.write_text(json.dumps({**found, "key": own["key"]}))
-        shutil.copy(place / "predictions" / f"{best}.npz", place / "predictions" / f"{file.stem}.npz")
+        shutil.copy(
+            place / "predictions" / f"{best}.npz", place / "predictions" / f"{file.stem}.npz"
+        )
     first = {
         (entry, name): value
         for file in place.glob("pieces/*-seed0.json")
@@ -275,8 +290,12 @@ def best_seed_for_all(run: Path) -> None:
 def made_from_labels(run: Path) -> None:
     """Predictions of SST-2 that are right, and its values 1 in every file."""
     tasks = Path(json.loads((run / "record.json").read_text())["corpus"]["folder"]) / "tasks"
-    labels = read_file(tasks / "SST-2" / "dev.tsv", GLUE["sst2"], GLUE["sst2"].scored[0], labelled=True).labels
-    predictions(lambda task, _, arrays: arrays.update({"dev.sst2": labels}) if task == "sst2" else None)(run)
+    labels = read_file(
+        tasks / "SST-2" / "dev.tsv", GLUE["sst2"], GLUE["sst2"].scored[0], labelled=True
+    ).labels
+    predictions(
+        lambda task, _, arrays: arrays.update({"dev.sst2": labels}) if task == "sst2" else None
+    )(run)
     metrics(lambda entry, _, value: 1.0 if entry == "sst2" else value)(run)
 
 
@@ -288,7 +307,14 @@ def raised(by: float = 0.01, entries: Collection[str] = ("rte", "sst2")) -> Chan
 def listed_elsewhere(run: Path) -> None:
     """The list of the files of a submission, signed, names other checkpoints than the journal; none is there."""
     (run / "files.json").write_bytes(
-        _text(_signed({**list_of(run), "outside": {"checkpoints/step-00000050.pt": {"bytes": 9, "sha256": "ab" * 32}}}))
+        _text(
+            _signed(
+                {
+                    **list_of(run),
+                    "outside": {"checkpoints/step-00000050.pt": {"bytes": 9, "sha256": "ab" * 32}},
+                }
+            )
+        )
     )
     shutil.rmtree(run / "checkpoints")
 
@@ -309,7 +335,9 @@ def lower_curve(run: Path) -> None:
 def as_of_an_older_version(run: Path) -> None:
     """Without what versions before 2026-11-25 did not write."""
     lines(B, lambda rows: [row.pop("setup", None) for row in rows] and None)(run)
-    lines(M, lambda rows: [rows[-1].pop(key) for key in list(rows[-1]) if key in WHOLE] and None)(run)
+    lines(M, lambda rows: [rows[-1].pop(key) for key in list(rows[-1]) if key in WHOLE] and None)(
+        run
+    )
     (run / "corpus.json").unlink()
 
 
@@ -337,18 +365,26 @@ FORGERIES: dict[str, Change] = {
     "seeds and averages raised alike": score(0.05),
     "seeds above one": score(1.0),
     "an average raised": record(
-        lambda r: [a.update(value=(a["value"] or 0) + 5) for a in r["glue"]["pretrained"]["averages"].values()]
+        lambda r: [
+            a.update(value=(a["value"] or 0) + 5)
+            for a in r["glue"]["pretrained"]["averages"].values()
+        ]
     ),
     "the mean over seeds": put(TASK["sst2"] + "metrics.accuracy.mean", lambda v: v + 0.02),
     "the deviation hidden": put(TASK["sst2"] + "metrics.accuracy.std", 0.0),
     "the interval": put(TASK["sst2"] + "metrics.accuracy.mean_ci95", [0.9, 0.91]),
     "another main metric": put(G + "tasks.mrpc.main_metric", "accuracy"),
     "another definition of the average": record(
-        lambda r: [a.update(definition="the best task") for a in r["glue"]["pretrained"]["averages"].values()]
+        lambda r: [
+            a.update(definition="the best task")
+            for a in r["glue"]["pretrained"]["averages"].values()
+        ]
     ),
     "a bad task left out": record(lambda r: r["glue"]["pretrained"]["tasks"].pop("rte")),
     "two tasks exchanged": record(
-        lambda r: r["glue"]["pretrained"]["tasks"].update(rte=r["glue"]["pretrained"]["tasks"]["qnli"])
+        lambda r: r["glue"]["pretrained"]["tasks"].update(
+            rte=r["glue"]["pretrained"]["tasks"]["qnli"]
+        )
     ),
     "a test split": put(G + "split", "test"),
     "another suite": put(G + "suite", "glue"),
@@ -366,14 +402,19 @@ FORGERIES: dict[str, Change] = {
     "one seed only": put(G + "seeds", [0]),
     "the best epoch": put(TASK["rte"] + "scored_epochs", [0, 0, 0]),
     "more epochs than stated": put(G + "hyperparameters.epochs", 0),
-    "other hyperparameters for a task": put(TASK["rte"] + "hyperparameters", lambda v: {**v, "learning_rate": 1.0}),
+    "other hyperparameters for a task": put(
+        TASK["rte"] + "hyperparameters", lambda v: {**v, "learning_rate": 1.0}
+    ),
     "another learning rate": put(G + "hyperparameters.learning_rate", 0.5),
     "another selection": put(G + "selection", "best epoch"),
     # history
     "history without its first line": lines(H, lambda rows: rows[1:]),
     "history of one seed": lines(H, lambda rows: [row for row in rows if row["seed"] == 0]),
     "history with better scores": lines(
-        H, lambda rows: [row["scores"].update(dict.fromkeys(row["scores"], 0.99)) for row in rows] and None
+        H,
+        lambda rows: (
+            [row["scores"].update(dict.fromkeys(row["scores"], 0.99)) for row in rows] and None
+        ),
     ),
     "history of other weights": every(H, "model_sha256", lambda _: "ab" * 32),
     "history of other predictions": every(H, "predictions_sha256", lambda _: "cd" * 32),
@@ -387,17 +428,27 @@ FORGERIES: dict[str, Change] = {
     # predictions and pieces
     "predictions changed": file(PREDICTIONS, flip),
     "predictions gone": without(PREDICTIONS),
-    "a piece with a better value": as_json(PIECE, lambda p: p["entries"]["sst2"]["metrics"].update(accuracy=0.99)),
-    "a piece of other predictions": as_json(PIECE, lambda p: p.update(predictions_sha256="ef" * 32)),
+    "a piece with a better value": as_json(
+        PIECE, lambda p: p["entries"]["sst2"]["metrics"].update(accuracy=0.99)
+    ),
+    "a piece of other predictions": as_json(
+        PIECE, lambda p: p.update(predictions_sha256="ef" * 32)
+    ),
     "a piece of another epoch": as_json(PIECE, lambda p: p.update(epoch=7)),
     "glue.json with other scores": as_json(
         "glue/pretrained/glue.json", lambda g: g["tasks"]["sst2"].update(score=99.0)
     ),
-    "glue.json of another model": as_json("glue/pretrained/glue.json", lambda g: g.update(model_sha256="ab" * 32)),
+    "glue.json of another model": as_json(
+        "glue/pretrained/glue.json", lambda g: g.update(model_sha256="ab" * 32)
+    ),
     # journal and clock
     "clock halved": lines(B, halves),
-    "clock halved, the record's too": both(lines(B, halves), put(P + "budget.spent_seconds", lambda v: v / 2)),
-    "heartbeats deleted": lines(B, lambda rows: [row for row in rows if row["event"] != "heartbeat"]),
+    "clock halved, the record's too": both(
+        lines(B, halves), put(P + "budget.spent_seconds", lambda v: v / 2)
+    ),
+    "heartbeats deleted": lines(
+        B, lambda rows: [row for row in rows if row["event"] != "heartbeat"]
+    ),
     "last line deleted": lines(B, lambda rows: rows[:-1]),
     "first line deleted": lines(B, lambda rows: rows[1:]),
     "two lines exchanged": lines(B, lambda rows: [rows[0], rows[2], rows[1], *rows[3:]]),
@@ -410,14 +461,21 @@ FORGERIES: dict[str, Change] = {
     "wall clock at twice the speed": lines(
         B,
         lambda rows: (
-            [row.update(wall=rows[0]["wall"] + 2 * (row["wall"] - rows[0]["wall"]) + 0.0) for row in rows[1:]] and None
+            [
+                row.update(wall=rows[0]["wall"] + 2 * (row["wall"] - rows[0]["wall"]) + 0.0)
+                for row in rows[1:]
+            ]
+            and None
         ),
     ),
     "another limit in the journal": one(B, 0, limit=600.0),
     "another unit in the journal": one(B, 0, unit="tokens"),
     "another corpus in the journal": one(B, 0, corpus="ab" * 32),
     "a checkpoint of another file": lines(
-        B, lambda rows: [row.update(sha256="ab" * 32) for row in rows if row["event"] == "checkpoint"] and None
+        B,
+        lambda rows: (
+            [row.update(sha256="ab" * 32) for row in rows if row["event"] == "checkpoint"] and None
+        ),
     ),
     "a resume that was not": lines(
         B, lambda rows: [*rows[:3], {**rows[2], "event": "resume", "sha256": "ab" * 32}, *rows[3:]]
@@ -431,7 +489,9 @@ FORGERIES: dict[str, Change] = {
     "journal with CRLF": file(B, lambda text: text.replace(b"\n", b"\r\n")),
     # budget and work on record
     "a longer limit": put(P + "budget.limit", 600),
-    "a longer limit everywhere but the journal": both(put(P + "budget.limit", 600), settings("budget.steps", 600)),
+    "a longer limit everywhere but the journal": both(
+        put(P + "budget.limit", 600), settings("budget.steps", 600)
+    ),
     "another unit": put(P + "budget.unit", "hours"),
     "less spent": put(P + "budget.spent", 10),
     "less time": put(P + "budget.spent_seconds", 0.01),
@@ -471,7 +531,11 @@ FORGERIES: dict[str, Change] = {
     "a smoother curve": every(M, "lr", lambda v: 0.5 * v + 1e-4),
     "a row less": lines(M, lambda rows: rows[1:]),
     "the last row lower": lines(
-        M, lambda rows: [row.update(loss=0.1) for row in rows if row.get("step") == 60 and "loss" in row] and None
+        M,
+        lambda rows: (
+            [row.update(loss=0.1) for row in rows if row.get("step") == 60 and "loss" in row]
+            and None
+        ),
     ),
     "steps counted twice": every(M, "step", lambda v: 2 * v),
     "tokens counted twice": every(M, "tokens", lambda v: 2 * v),
@@ -498,7 +562,9 @@ FORGERIES: dict[str, Change] = {
     "pretrained weights": put(P + "start", "checkpoint"),
     # identity, machine, code, data
     "zeros for the journal's hash": put(P + "budget.journal_sha256", "0" * 64),
-    "zeros for the weights": both(put(P + "final_sha256", "0" * 64), put(G + "model_sha256", "0" * 64)),
+    "zeros for the weights": both(
+        put(P + "final_sha256", "0" * 64), put(G + "model_sha256", "0" * 64)
+    ),
     "zeros for the corpus": put("corpus.manifest_sha256", "0" * 64),
     "no hash for the predictions": put("history.sha256", None),
     "another model scored": put(G + "model_sha256", "ab" * 32),
@@ -506,14 +572,21 @@ FORGERIES: dict[str, Change] = {
     "tokenizer exchanged": file("final/tokenizer.json", flip),
     "weights named twice": put(P + "final_files", lambda v: {**v, "model.safetensors": "ab" * 32}),
     "another machine": put("environment.device.name", "RTX 2080 Ti"),
-    "another machine, and its file gone": both(put("environment.device.name", "RTX 2080 Ti"), without(E)),
-    "another commit, and the machine's file gone": both(put("environment.git.commit", "feed" * 10), without(E)),
+    "another machine, and its file gone": both(
+        put("environment.device.name", "RTX 2080 Ti"), without(E)
+    ),
+    "another commit, and the machine's file gone": both(
+        put("environment.git.commit", "feed" * 10), without(E)
+    ),
     "another machine in both files": environment("device.name", "RTX 2080 Ti"),
     "another commit in both files": environment("git.commit", "feed" * 10),
     "the machine as a second one": both(
-        record(lambda r: r.update(resumed=[r["environment"]])), environment("device.name", "RTX 2080 Ti")
+        record(lambda r: r.update(resumed=[r["environment"]])),
+        environment("device.name", "RTX 2080 Ti"),
     ),
-    "another machine, as of an older version": both(environment("device.name", "RTX 2080"), as_of_an_older_version),
+    "another machine, as of an older version": both(
+        environment("device.name", "RTX 2080"), as_of_an_older_version
+    ),
     "another kind of device": put("environment.device.kind", "cuda"),
     "many devices": put(P + "devices", 8),
     "clean code that was not": put("environment.git.changed", ["cramming/engine.py"]),
@@ -526,7 +599,9 @@ FORGERIES: dict[str, Change] = {
     "GLUE among the sources": record(
         lambda r: r["corpus"]["sources"].append({**r["corpus"]["sources"][0], "name": "GLUE/SST-2"})
     ),
-    "no licence": record(lambda r: [source.update(license=None) for source in r["corpus"]["sources"]]),
+    "no licence": record(
+        lambda r: [source.update(license=None) for source in r["corpus"]["sources"]]
+    ),
     "a corpus that was written to": put("corpus.changed", {"train-00000.bin": "overwritten"}),
     "an older format": put("format", 0),
     "rules of old": put("rules_version", "1"),
@@ -541,27 +616,39 @@ FORGERIES: dict[str, Change] = {
     "a score raised in every file": raised(),
     "scored with other labels": metrics(lambda entry, _, value: 0.9 if entry == "stsb" else value),
     "predictions in another order": predictions(
-        lambda task, seed, arrays: arrays.update({name: values[::-1] for name, values in arrays.items()})
+        lambda task, seed, arrays: arrays.update(
+            {name: values[::-1] for name, values in arrays.items()}
+        )
     ),
     "MNLI's two sets exchanged": predictions(
         lambda task, seed, arrays: (
             arrays.update(
-                {"dev.mnli_matched": arrays["dev.mnli_mismatched"], "dev.mnli_mismatched": arrays["dev.mnli_matched"]}
+                {
+                    "dev.mnli_matched": arrays["dev.mnli_mismatched"],
+                    "dev.mnli_mismatched": arrays["dev.mnli_matched"],
+                }
             )
             if task == "mnli"
             else None
         )
     ),
     "fewer examples": both(
-        predictions(lambda task, seed, arrays: arrays.update({name: values[:200] for name, values in arrays.items()})),
+        predictions(
+            lambda task, seed, arrays: arrays.update(
+                {name: values[:200] for name, values in arrays.items()}
+            )
+        ),
         in_record_and_glue(lambda task: task.update(eval_examples=200)),
     ),
     "the best seed's files for all": best_seed_for_all,
     "another generator, and scores raised": both(
-        record(lambda r: [source.update(sha256="ab" * 32) for source in r["corpus"]["sources"]]), raised()
+        record(lambda r: [source.update(sha256="ab" * 32) for source in r["corpus"]["sources"]]),
+        raised(),
     ),
     "predictions that are not finite, and their scores": predictions(
-        lambda task, seed, arrays: arrays[f"dev.{task}"].put(0, math.nan) if task in ("sst2", "stsb") else None
+        lambda task, seed, arrays: (
+            arrays[f"dev.{task}"].put(0, math.nan) if task in ("sst2", "stsb") else None
+        )
     ),
     "predictions made from the labels": made_from_labels,
     # training, in every file
@@ -570,26 +657,36 @@ FORGERIES: dict[str, Change] = {
     "a corpus described otherwise": put("corpus.documents", 10**6),
     "a corpus that is not there, described otherwise": both(AWAY, put("corpus.documents", 10**6)),
     "such a corpus, described otherwise in its manifest too": both(
-        AWAY, put("corpus.removed", {"empty": 1}), as_json("corpus.json", lambda m: m.update(removed={"empty": 1}))
+        AWAY,
+        put("corpus.removed", {"empty": 1}),
+        as_json("corpus.json", lambda m: m.update(removed={"empty": 1})),
     ),
-    "such a corpus, and its manifest gone": both(AWAY, put("corpus.documents", 10**6), without("corpus.json")),
+    "such a corpus, and its manifest gone": both(
+        AWAY, put("corpus.documents", 10**6), without("corpus.json")
+    ),
     "other weights in every file": other_weights,
     "validated on more text": both(
         put(P + "validation.tokens", 5120),
         put(P + "validation.targets", lambda v: 10 * v),
         every(M, "validation_tokens", lambda _: 5120),
     ),
-    "one loss of each row lower": every(M, "each_loss", lambda losses: [losses[0] - 0.5, *losses[1:]]),
-    "one accuracy of each row higher": every(M, "each_accuracy", lambda shares: [shares[0] + 0.1, *shares[1:]]),
+    "one loss of each row lower": every(
+        M, "each_loss", lambda losses: [losses[0] - 0.5, *losses[1:]]
+    ),
+    "one accuracy of each row higher": every(
+        M, "each_accuracy", lambda shares: [shares[0] + 0.1, *shares[1:]]
+    ),
     "a rate a little lower": every(M, "lr", lambda v: 0.999 * v),
     "a lower curve in every file": lower_curve,
 }
 
 ROOT = Path(__file__).parents[2]
 MISSED = (
-    "predictions made from the labels", "a lower curve in every file", "other weights in every file",
+    "predictions made from the labels",
+    "a lower curve in every file",
+    "other weights in every file",
     "another machine, as of an older version",
-)  # fmt: skip
+)
 
 
 def test_what_is_missed_is_little_and_written_down() -> None:
@@ -619,7 +716,10 @@ def test_no_score_is_of_predictions_that_are_not_finite(copied: Path) -> None:
     """Of classes or numbers, whether the labels are at hand or not."""
     FORGERIES["predictions that are not finite, and their scores"](copied)
     found = " ".join(scores_disagree(copied, load_run(copied).record))
-    assert all(f"{task}-seed0.npz has predictions of {task} that are not finite" in found for task in ("sst2", "stsb"))
+    assert all(
+        f"{task}-seed0.npz has predictions of {task} that are not finite" in found
+        for task in ("sst2", "stsb")
+    )
 
 
 def test_each_word_of_the_record_on_its_corpus_has_a_witness(copied: Path) -> None:
@@ -629,5 +729,10 @@ def test_each_word_of_the_record_on_its_corpus_has_a_witness(copied: Path) -> No
     told = record["corpus"].keys() - {"folder", "manifest_sha256", "validation", "changed"}
     assert {"sources", "settings", "documents"} <= told
     for key in told:
-        file.write_text(json.dumps({**record, "corpus": {**record["corpus"], key: None}}), encoding="utf-8")
-        assert any(problem.startswith("corpus.json: ") for problem in load_run(copied).record.contradictions or ()), key
+        file.write_text(
+            json.dumps({**record, "corpus": {**record["corpus"], key: None}}), encoding="utf-8"
+        )
+        assert any(
+            problem.startswith("corpus.json: ")
+            for problem in load_run(copied).record.contradictions or ()
+        ), key

@@ -37,7 +37,10 @@ SHAPES: dict[str, tuple[str, ...]] = {
     "a budget of minutes": ("budget.minutes=0.05",),
     "a budget of exaFLOPs": ("budget.exaflops=1e-9",),
     "a batch ramp": (*STEPS, "train.batch_ramp={start: 0.25, until: 0.6}", "train.micro_batch=2"),
-    "a batch ramp by the clock": ("budget.minutes=0.05", "train.batch_ramp={start: 0.5, until: 0.8}"),
+    "a batch ramp by the clock": (
+        "budget.minutes=0.05",
+        "train.batch_ramp={start: 0.5, until: 0.8}",
+    ),
     "phases of the objective": (*STEPS, "objective=causal-then-mlm"),
     "masks by loss": (*STEPS, "objective=mlm-by-loss"),
     "all masked": (*STEPS, "objective=mlm-allmask"),
@@ -63,8 +66,16 @@ SHAPES: dict[str, tuple[str, ...]] = {
         "schedule=triangle",
     ),
     "validated on one row": (*STEPS, "train.validation_tokens=10"),
-    "validated on a block and a bit": (*STEPS, "train.sequence_length=22", "train.validation_tokens=22"),
-    "numbers as text": ("budget.minutes='0.05'", "optim.lr='1e-3'", "budget.heartbeat_seconds='0.5'"),
+    "validated on a block and a bit": (
+        *STEPS,
+        "train.sequence_length=22",
+        "train.validation_tokens=22",
+    ),
+    "numbers as text": (
+        "budget.minutes='0.05'",
+        "optim.lr='1e-3'",
+        "budget.heartbeat_seconds='0.5'",
+    ),
     "a rate by batch and width": (
         *STEPS,
         "optim.lr_scale={rule: sqrt, base_batch: 64}",
@@ -78,20 +89,34 @@ SHAPES: dict[str, tuple[str, ...]] = {
         "eval.hyperparameters.learning_rate=1e30",
         "eval.hyperparameters.max_grad_norm=null",
     ),
-    "from random weights too, and baselines": (*STEPS, "eval.init=[pretrained,random]", "eval.baselines=true"),
+    "from random weights too, and baselines": (
+        *STEPS,
+        "eval.init=[pretrained,random]",
+        "eval.baselines=true",
+    ),
 }
 
 
 @pytest.fixture
 def overrides(clean_tree: tuple[str, ...], honest_run: Path, tmp_path: Path) -> tuple[str, ...]:
     """Of a small run, `runs/run`."""
-    kept = (one for one in clean_tree if not one.startswith(("name=", "budget.steps=", "eval.seeds=", "checkpoint.")))
-    places = (f"runs={tmp_path / 'runs'}", f"corpora={honest_run.parents[1] / 'corpora'}", "name=run")
+    kept = (
+        one
+        for one in clean_tree
+        if not one.startswith(("name=", "budget.steps=", "eval.seeds=", "checkpoint."))
+    )
+    places = (
+        f"runs={tmp_path / 'runs'}",
+        f"corpora={honest_run.parents[1] / 'corpora'}",
+        "name=run",
+    )
     return (*kept, *SMALL, *places)
 
 
 @pytest.fixture
-def settings(overrides: tuple[str, ...], compose: Compose, monkeypatch: pytest.MonkeyPatch) -> Compose:
+def settings(
+    overrides: tuple[str, ...], compose: Compose, monkeypatch: pytest.MonkeyPatch
+) -> Compose:
     """Of a small run with more overrides; each training is as one of a process of its own."""
     monkeypatch.setattr("cramming.budget.process_age_seconds", lambda: 0.0)
     return lambda *more: compose(*overrides, *more)
@@ -102,7 +127,9 @@ def train(settings: Compose) -> Run:
     """`train(*overrides, ended=[(10, "stop"), (5, "kill")])`: its processes end so before these steps of theirs, and
     are resumed; then the run is scored."""
 
-    def call(*overrides: str, ended: list[tuple[int, str]] | None = None, score: bool = True) -> Path:
+    def call(
+        *overrides: str, ended: list[tuple[int, str]] | None = None, score: bool = True
+    ) -> Path:
         chosen = settings(*overrides)
         for step, how in ended or ():
             if how == "kill":
@@ -136,10 +163,15 @@ def assert_in_order(means: Means) -> Callable[[Path], None]:
     def check(run: Path) -> None:
         found = verify_run(run, means)
         broken = [finding for finding in found.findings if not finding.ok]
-        broken = [finding for finding in broken if finding.rule in ("R1", "R3", "R4", "R5", "R7", "R27")]
+        broken = [
+            finding for finding in broken if finding.rule in ("R1", "R3", "R4", "R5", "R7", "R27")
+        ]
         assert found.in_order and not broken, (found.problems, broken)
         for loaded in load_runs(run.parent):
-            assert not loaded.problem and loaded.verdict.division != "invalid", (loaded.label, loaded.verdict.broken)
+            assert not loaded.problem and loaded.verdict.division != "invalid", (
+                loaded.label,
+                loaded.verdict.broken,
+            )
 
     return check
 
@@ -154,8 +186,20 @@ def test_an_honest_run_is_in_order(shape: str, train: Run, assert_in_order: Chec
 
 @pytest.mark.parametrize(
     "ended",
-    [[(10, "stop")], [(12, "stop"), (8, "stop")], [(20, "kill")], [(6, "kill")], [(25, "kill"), (8, "stop")]],
-    ids=["stopped", "stopped twice", "killed", "killed before a checkpoint", "killed, then stopped"],
+    [
+        [(10, "stop")],
+        [(12, "stop"), (8, "stop")],
+        [(20, "kill")],
+        [(6, "kill")],
+        [(25, "kill"), (8, "stop")],
+    ],
+    ids=[
+        "stopped",
+        "stopped twice",
+        "killed",
+        "killed before a checkpoint",
+        "killed, then stopped",
+    ],
 )
 def test_a_run_that_was_interrupted_and_went_on_is_in_order(
     ended: list[tuple[int, str]], train: Run, assert_in_order: Check
@@ -165,7 +209,11 @@ def test_a_run_that_was_interrupted_and_went_on_is_in_order(
 
 @pytest.mark.parametrize("version", ["now", "before 2026-11-26"])
 def test_a_run_that_was_stopped_while_it_validated_is_in_order(
-    version: str, settings: Compose, train: Run, assert_in_order: Check, monkeypatch: pytest.MonkeyPatch
+    version: str,
+    settings: Compose,
+    train: Run,
+    assert_in_order: Check,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The log has the step before its validation; earlier versions wrote it when they stopped, behind it."""
     original = TrainState.validate
@@ -186,7 +234,9 @@ def test_a_run_that_was_stopped_while_it_validated_is_in_order(
     assert_in_order(run)
 
 
-def test_a_run_by_the_clock_that_was_killed_is_in_order(settings: Compose, assert_in_order: Check) -> None:
+def test_a_run_by_the_clock_that_was_killed_is_in_order(
+    settings: Compose, assert_in_order: Check
+) -> None:
     """That of the CPU, whatever else the machine does; it counts what a process has used, so each is a new one."""
     chosen = settings("budget.minutes=0.03", "budget.clock=cpu")
     assert in_a_child(chosen, 4) == -signal.SIGKILL
@@ -196,12 +246,19 @@ def test_a_run_by_the_clock_that_was_killed_is_in_order(settings: Compose, asser
     assert_in_order(Path(chosen["runs"]) / "run")
 
 
-def test_further_scorings_are_in_order(train: Run, settings: Compose, assert_in_order: Check) -> None:
+def test_further_scorings_are_in_order(
+    train: Run, settings: Compose, assert_in_order: Check
+) -> None:
     """The same once more, more seeds, another task, other hyperparameters, and those that were broken off: between two
     results, with one task more, and with settings whose first results have taken the place of the record's."""
     always, two = (*STEPS, "eval.baselines=true"), ("eval.seeds=[0,1]", "eval.tasks=[rte,cola]")
     run = train(*always)
-    for overrides in ((), ("eval.seeds=[0,1]",), two, (*two, "eval.hyperparameters.learning_rate=1e-4")):
+    for overrides in (
+        (),
+        ("eval.seeds=[0,1]",),
+        two,
+        (*two, "eval.hyperparameters.learning_rate=1e-4"),
+    ):
         glue.main(settings(*always, *overrides))
         assert_in_order(run)
     three = ("eval.seeds=[0,1]", "eval.tasks=[rte,cola,mrpc]")
@@ -241,7 +298,9 @@ def test_a_scoring_that_was_broken_off_and_predicted_the_same_is_in_order(
     assert "2 values" in verify_run(run, means).looked_at[0]
 
 
-def test_a_sweep_is_in_order(train: Run, settings: Compose, means: Means, assert_in_order: Check) -> None:
+def test_a_sweep_is_in_order(
+    train: Run, settings: Compose, means: Means, assert_in_order: Check
+) -> None:
     """The first point is the best; the second's predictions are not in its place, unless somebody put them there."""
     run = train(*STEPS, score=False)
     for rate in ("1e-2", "1e-10"):
@@ -250,7 +309,11 @@ def test_a_sweep_is_in_order(train: Run, settings: Compose, means: Means, assert
     assert_in_order(run)
     assert "1 values" in verify_run(run, means).looked_at[0]
     kept = run / "glue" / "pretrained" / "predictions" / "rte-seed0.npz"
-    (other,) = (file for file in run.glob("glue/*/sweep/*/*/*.npz") if file.read_bytes() != kept.read_bytes())
+    (other,) = (
+        file
+        for file in run.glob("glue/*/sweep/*/*/*.npz")
+        if file.read_bytes() != kept.read_bytes()
+    )
     shutil.copy(other, kept)
     assert any("rte seed 0: accuracy is" in problem for problem in verify_run(run, means).problems)
 
@@ -276,11 +339,18 @@ def moved(run: Path, *devices: dict[str, Any]) -> None:
             machine["device"].update(device, kind="cuda")
         hashes.extend(map(setup_hash, machines))
         (run / "environment.json").write_text(json.dumps(machines[0]))
-        rate, peak = training["exaflops"] * 1e18 / training["budget"]["spent_seconds"], devices[-1]["peak_tflops"]
-        training.update(peak_memory_bytes=40 * 2**30, model_flops_utilization=peak and rate / (peak * 1e12))
+        rate, peak = (
+            training["exaflops"] * 1e18 / training["budget"]["spent_seconds"],
+            devices[-1]["peak_tflops"],
+        )
+        training.update(
+            peak_memory_bytes=40 * 2**30, model_flops_utilization=peak and rate / (peak * 1e12)
+        )
 
     def hashed(rows: list[dict[str, Any]]) -> None:
-        for row, sha256 in zip([row for row in rows if row["event"] == "start"], hashes, strict=True):
+        for row, sha256 in zip(
+            [row for row in rows if row["event"] == "start"], hashes, strict=True
+        ):
             row["setup"] = sha256
 
     as_record(change)(run)
@@ -291,11 +361,15 @@ def moved(run: Path, *devices: dict[str, Any]) -> None:
 A100 = {"name": "NVIDIA A100-SXM4-80GB", "memory_bytes": 79 * 2**30, "peak_tflops": 312.0}
 
 
-@pytest.mark.parametrize("device", [
-    A100,
-    {**A100, "peak_tflops": 330.0},  # which a later version's table says otherwise
-    {**A100, "name": "a card that nobody knows", "peak_tflops": None},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "device",
+    [
+        A100,
+        {**A100, "peak_tflops": 330.0},  # which a later version's table says otherwise
+        {**A100, "name": "a card that nobody knows", "peak_tflops": None},
+    ],
+    ids=str,
+)
 def test_a_run_recorded_on_another_device_is_in_order(
     device: dict[str, Any], copied: Path, assert_in_order: Check
 ) -> None:
@@ -303,14 +377,18 @@ def test_a_run_recorded_on_another_device_is_in_order(
     assert_in_order(copied)
 
 
-def test_a_run_that_went_on_on_another_device_is_in_order(train: Run, assert_in_order: Check) -> None:
+def test_a_run_that_went_on_on_another_device_is_in_order(
+    train: Run, assert_in_order: Check
+) -> None:
     """What was measured is of the last one; memory, peak and speed of the first say nothing of it."""
     run = train(*STEPS, ended=[(10, "stop")])
     moved(run, {"name": "Tesla T4", "memory_bytes": 15 * 2**30, "peak_tflops": 65.0}, A100)
     assert_in_order(run)
 
 
-def test_what_an_earlier_process_forced_stays_on_record(copied: Path, assert_in_order: Check) -> None:
+def test_what_an_earlier_process_forced_stays_on_record(
+    copied: Path, assert_in_order: Check
+) -> None:
     """The gate's findings are the last process's."""
     put("pretrain.forced", ["compile", "fp8"])(copied)
     put("pretrain.gate", {"compile": "forced"})(copied)
@@ -334,14 +412,22 @@ def retimed(run: Path, seconds: Callable[[float], float], wall: Callable[[float]
         training, took = record["pretrain"], last["last_step_seconds"]
         training["budget"].update(spent_seconds=took)
         training["budget"]["processes"][0]["spent_seconds"] = last["elapsed"]
-        training.update(tokens_per_second=last["tokens"] / took, data_wait_share=last["data_wait_seconds"] / took)
+        training.update(
+            tokens_per_second=last["tokens"] / took,
+            data_wait_share=last["data_wait_seconds"] / took,
+        )
 
     as_record(change)(run)
 
 
-def test_a_process_that_was_stopped_for_a_while_is_in_order(copied: Path, assert_in_order: Check) -> None:
+def test_a_process_that_was_stopped_for_a_while_is_in_order(
+    copied: Path, assert_in_order: Check
+) -> None:
     """As by SIGSTOP, or with its machine: both clocks go on, and nobody writes a heartbeat or makes a step."""
-    when = json.loads((copied / "record.json").read_text())["pretrain"]["budget"]["spent_seconds"] - 0.1
+    when = (
+        json.loads((copied / "record.json").read_text())["pretrain"]["budget"]["spent_seconds"]
+        - 0.1
+    )
     retimed(copied, *[lambda t: t + 1000 * (t > when)] * 2)
     assert_in_order(copied)
 
@@ -382,10 +468,21 @@ def test_a_run_of_two_ranks_is_in_order(
     overrides: tuple[str, ...], settings: Compose, tmp_path: Path, assert_in_order: Check
 ) -> None:
     """Of the open division, by R10."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "cramming"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "-m",
+        "cramming",
+    ]
     subprocess.run(
-        [*torchrun, "pretrain", *overrides, *STEPS], check=True, timeout=300, capture_output=True,
+        [*torchrun, "pretrain", *overrides, *STEPS],
+        check=True,
+        timeout=300,
+        capture_output=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     glue.main(settings(*STEPS))
     assert_in_order(tmp_path / "runs" / "run")

@@ -45,7 +45,9 @@ def zipped(content: bytes, method: int = zipfile.ZIP_DEFLATED) -> bytes:
 def torn(content: bytes) -> bytes:
     """What was packed can no longer be unpacked."""
     first, *members = content.split(b"PK\x03\x04")
-    return b"PK\x03\x04".join([first, *(member[:60] + b"\xff" * 20 + member[80:] for member in members)])
+    return b"PK\x03\x04".join(
+        [first, *(member[:60] + b"\xff" * 20 + member[80:] for member in members)]
+    )
 
 
 PREDICTIONS = {
@@ -90,8 +92,13 @@ def aliases(run: Path) -> None:
 # What is done to a folder, and what is said of it.
 FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "nested-50": (in_json("record.json", "more", nested(50)), ""),
-    **{f"nested-{n}": (in_json("record.json", "more", nested(n)), "nested deeper") for n in (200, 500)},
-    **{f"nested-{n}": (in_json("record.json", "more", nested(n)), "") for n in (930, 950, 970)},  # for some reader
+    **{
+        f"nested-{n}": (in_json("record.json", "more", nested(n)), "nested deeper")
+        for n in (200, 500)
+    },
+    **{
+        f"nested-{n}": (in_json("record.json", "more", nested(n)), "") for n in (930, 950, 970)
+    },  # for some reader
     "metrics-nested": (in_json("metrics.jsonl", "more", nested(500)), ""),
     "half-a-pair": (in_json("record.json", "name", r'"\ud800x"'), ""),
     "control": (in_json("record.json", "name", r'"\u0000\u001b[2J\u202e"'), ""),
@@ -104,33 +111,54 @@ def piece(run: Path) -> None:
     place = run / "glue" / "pretrained" / "pieces"
     place.mkdir()
     sha256 = file_sha256(run / "glue" / "pretrained" / "predictions" / "cola-seed0.npz")
-    values = json.loads((run / "record.json").read_text())["glue"]["pretrained"]["tasks"]["cola"]["metrics"]
+    values = json.loads((run / "record.json").read_text())["glue"]["pretrained"]["tasks"]["cola"][
+        "metrics"
+    ]
     metrics = {name: found["per_seed"][0] for name, found in values.items()}
-    found = {"entries": {"cola": {"metrics": metrics}}, "train_loss": 0.5, "predictions_sha256": sha256, "epoch": 5}
+    found = {
+        "entries": {"cola": {"metrics": metrics}},
+        "train_loss": 0.5,
+        "predictions_sha256": sha256,
+        "epoch": 5,
+    }
     (place / "cola-seed0.json").write_text(json.dumps({**found, "key": ""}))
 
 
 def leaderboard(runs: Path) -> str:
-    main({"runs": str(runs), "report": {"out": None, "each_run": True, "ledger": "no duels", "repository": None}})
+    main(
+        {
+            "runs": str(runs),
+            "report": {"out": None, "each_run": True, "ledger": "no duels", "repository": None},
+        }
+    )
     return (runs / "report" / "leaderboard.md").read_text(encoding="utf-8")
 
 
 def test_no_hostile_run_hides_another(tmp_path: Path, make_record: Any, write_run: Any) -> None:
     """Neither by its files nor by its name, which may be no text at all."""
     write_run(tmp_path / "good", make_record() | {"name": "good"})
-    hostile = {"division_requested": "open"}  # so that none is another seed of the good one's recipe
+    hostile = {
+        "division_requested": "open"
+    }  # so that none is another seed of the good one's recipe
     for name, content in PREDICTIONS.items():
         piece(write_run(tmp_path / name, make_record() | hostile | {"name": name}, content))
     for name, (change, _) in FOLDERS.items():
         change(write_run(tmp_path / name, make_record() | hostile | {"name": name}))
-    write_run(Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff")), make_record() | hostile | {"name": ""})
+    write_run(
+        Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff")), make_record() | hostile | {"name": ""}
+    )
     (tables, _, _) = leaderboard(tmp_path).partition("## Reference")
     runs = {run.folder.name: run for run in load.load_runs(tmp_path)}
     assert len(runs) == 2 + len(PREDICTIONS) + len(FOLDERS) and "| 1 | good<br>" in tables
     for name, run in runs.items():
         assert run.label.isprintable() and f"| {run.label}" in tables, name
-        evidence = run.problem or {finding.rule: finding.evidence for finding in run.verdict.findings}["R27"]
-        assert ("no predictions" if name in PREDICTIONS else FOLDERS.get(name, ("", ""))[1]) in evidence, name
+        evidence = (
+            run.problem
+            or {finding.rule: finding.evidence for finding in run.verdict.findings}["R27"]
+        )
+        assert (
+            "no predictions" if name in PREDICTIONS else FOLDERS.get(name, ("", ""))[1]
+        ) in evidence, name
 
 
 def test_what_no_reader_foresaw_is_listed_too(
@@ -140,11 +168,15 @@ def test_what_no_reader_foresaw_is_listed_too(
         if record.name == "bad":
             raise MemoryError
 
-    monkeypatch.setattr(load, "judge", lambda record, judge=load.judge: fail(record) or judge(record))
+    monkeypatch.setattr(
+        load, "judge", lambda record, judge=load.judge: fail(record) or judge(record)
+    )
     for name in ("good", "bad"):
         write_run(tmp_path / name, make_record() | {"name": name})
     text = leaderboard(tmp_path)
-    assert "| good<br>" in text and "| bad | " in text and "cannot be judged (MemoryError: )" in text
+    assert (
+        "| good<br>" in text and "| bad | " in text and "cannot be judged (MemoryError: )" in text
+    )
 
 
 def test_what_no_reader_of_archives_foresaw_is_listed_too(
@@ -156,11 +188,19 @@ def test_what_no_reader_of_archives_foresaw_is_listed_too(
     pack(write_run(tmp_path / "good", make_record() | {"name": "good"}), tmp_path / f"bad{SUFFIX}")
     monkeypatch.setattr(load, "altered_since", fail)
     text = leaderboard(tmp_path)
-    assert "| good<br>" in text and f"| bad{SUFFIX} | " in text and "cannot be judged (OverflowError: good)" in text
+    assert (
+        "| good<br>" in text
+        and f"| bad{SUFFIX} | " in text
+        and "cannot be judged (OverflowError: good)" in text
+    )
 
 
 def test_what_an_initialisation_is_called_does_not_reach_the_terminal_raw(
-    tmp_path: Path, make_record: Any, write_run: Any, make_section: Any, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    make_record: Any,
+    write_run: Any,
+    make_section: Any,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     record = make_record()
     record["glue"]["\x1b[2J\u202e::error::"] = make_section("random")

@@ -11,14 +11,29 @@ import yaml
 
 from cramming.config import file_sha256
 from cramming.journal import Journal, first_line_sha256, read_lines
-from eval.rules.journal import config_limit, foreign_checkpoints, trained_after_the_end, uncharged_seconds
+from eval.rules.journal import (
+    config_limit,
+    foreign_checkpoints,
+    trained_after_the_end,
+    uncharged_seconds,
+)
 from eval.rules.load import load_run
 from eval.rules.table import RULES
 from eval.rules.training_agrees import out_of_order, standing
 
 SAVED = {"sha256": "ab" * 32}
 NONE_ELSE = "{hours: null, tokens: null, exaflops: null"
-ODD_FILES = ("seed: 0", "[", "[" * 1000, "- budget", "budget: 12", "budget: !!python/name:os.system", "\0", "", None)
+ODD_FILES = (
+    "seed: 0",
+    "[",
+    "[" * 1000,
+    "- budget",
+    "budget: 12",
+    "budget: !!python/name:os.system",
+    "\0",
+    "",
+    None,
+)
 
 
 def event(kind: str, process: int, elapsed: float, steps: int, **more: Any) -> dict[str, Any]:
@@ -84,26 +99,51 @@ def change_journal(run: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 
 
 def of_second_start(**changes: Any) -> Callable[[dict[str, Any]], Any]:
-    return lambda line: line.update(changes) if (line["event"], line["process"]) == ("start", 1) else None
+    return lambda line: (
+        line.update(changes) if (line["event"], line["process"]) == ("start", 1) else None
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda r: r["pretrain"]["budget"].update(journal_sha256="0" * 64), "SHA-256 of budget.jsonl is not the recor"),
-        (lambda r: r["pretrain"].update(journal_start="0" * 64), "is not the journal that the run began with"),
+        (
+            lambda r: r["pretrain"]["budget"].update(journal_sha256="0" * 64),
+            "SHA-256 of budget.jsonl is not the recor",
+        ),
+        (
+            lambda r: r["pretrain"].update(journal_start="0" * 64),
+            "is not the journal that the run began with",
+        ),
         (lambda r: r["pretrain"].update(steps=99), "100 steps in budget.jsonl, 99 in the record"),
-        (lambda r: r["pretrain"]["budget"].update(spent_seconds=50.0), "has the last step at 59.50 s of 61.00 s"),
+        (
+            lambda r: r["pretrain"]["budget"].update(spent_seconds=50.0),
+            "has the last step at 59.50 s of 61.00 s",
+        ),
         (lambda r: r["pretrain"]["budget"].update(spent_seconds=None), "no seconds to compare"),
-        (lambda r: r["pretrain"]["budget"]["processes"].pop(), "processes in budget.jsonl are not the record's"),
+        (
+            lambda r: r["pretrain"]["budget"]["processes"].pop(),
+            "processes in budget.jsonl are not the record's",
+        ),
         (lambda r: r["pretrain"]["budget"].update(limit=1.0), "had a limit of 0.016"),
         (lambda r: r["pretrain"]["budget"].update(clock="cpu"), "the record has 0.016"),
-        (lambda r: r["pretrain"]["budget"].update(unit="tokens"), "10000 tokens spent in budget.jsonl"),
-        (lambda r: r["corpus"].update(manifest_sha256="0" * 64), "process 0 read another corpus than the record's"),
-        (lambda r: r["corpus"].update(manifest_sha256=None), "process 0 read another corpus than the record's"),
+        (
+            lambda r: r["pretrain"]["budget"].update(unit="tokens"),
+            "10000 tokens spent in budget.jsonl",
+        ),
+        (
+            lambda r: r["corpus"].update(manifest_sha256="0" * 64),
+            "process 0 read another corpus than the record's",
+        ),
+        (
+            lambda r: r["corpus"].update(manifest_sha256=None),
+            "process 0 read another corpus than the record's",
+        ),
     ],
 )
-def test_a_record_that_the_journal_contradicts(run: Path, change: Callable[[Any], Any], said: str) -> None:
+def test_a_record_that_the_journal_contradicts(
+    run: Path, change: Callable[[Any], Any], said: str
+) -> None:
     assert evidence(run) == (True, "2 process(es), 61.0 s in the journal")
     change_record(run, change)
     ok, told = evidence(run)
@@ -120,7 +160,9 @@ def test_a_record_that_the_journal_contradicts(run: Path, change: Callable[[Any]
         (of_second_start(corpus="0" * 64), "process 1 read another corpus"),
     ],
 )
-def test_a_process_with_another_corpus_or_limit(run: Path, change: Callable[[Any], Any], said: str) -> None:
+def test_a_process_with_another_corpus_or_limit(
+    run: Path, change: Callable[[Any], Any], said: str
+) -> None:
     change_journal(run, change)
     ok, told = evidence(run)
     assert not ok and said in told
@@ -129,7 +171,10 @@ def test_a_process_with_another_corpus_or_limit(run: Path, change: Callable[[Any
 def test_what_lies_beside_the_journal_is_compared_with_it(run: Path) -> None:
     whole = (run / "metrics.jsonl").read_text()
     for rows, said in (
-        (whole.replace('"seconds": 59.5', f'"seconds": {61.0 + 5.1}'), "metrics.jsonl has a step at 66.10 s"),
+        (
+            whole.replace('"seconds": 59.5', f'"seconds": {61.0 + 5.1}'),
+            "metrics.jsonl has a step at 66.10 s",
+        ),
         ("", "metrics.jsonl is not beside the record, or has no training step"),
     ):
         (run / "metrics.jsonl").write_text(rows)
@@ -149,14 +194,25 @@ def test_what_lies_beside_the_journal_is_compared_with_it(run: Path) -> None:
 
 def test_what_the_wall_clock_has_more_is_evidence() -> None:
     """Nothing more: a machine may sleep, between two processes too, and its clock may be put back."""
-    walls = ((0, 1, 1000.0), (0, 11, 1110.0), (1, 2, 5000.0), (1, 8, 5006.0), (2, 1, 9000.0), (2, 7, 8000.0))
-    events: Any = [event("heartbeat", process, elapsed, 0, wall=wall) for process, elapsed, wall in walls]
+    walls = (
+        (0, 1, 1000.0),
+        (0, 11, 1110.0),
+        (1, 2, 5000.0),
+        (1, 8, 5006.0),
+        (2, 1, 9000.0),
+        (2, 7, 8000.0),
+    )
+    events: Any = [
+        event("heartbeat", process, elapsed, 0, wall=wall) for process, elapsed, wall in walls
+    ]
     assert uncharged_seconds(events) == 100.0
 
 
 def test_what_the_journal_says_that_breaks_no_rule(run: Path) -> None:
     for slept, said in ((59.0, False), (7200.0, True)):
-        change_journal(run, lambda line, s=slept: line.update(wall=line["wall"] + s * (line["event"] == "end")))
+        change_journal(
+            run, lambda line, s=slept: line.update(wall=line["wall"] + s * (line["event"] == "end"))
+        )
         ok, told = evidence(run)
         assert ok and ("by the wall clock" in told) == said
 
@@ -193,14 +249,22 @@ def test_each_row_is_compared_with_every_line_of_the_journal() -> None:
     for _ in range(300):
         steps = sorted(draw.sample(range(1, 30), draw.randint(0, 8)))
         rows = [{"step": step, "seconds": step + draw.choice([0, 0, 0, 3, -3])} for step in steps]
-        events = [{"steps": step, "last_step_seconds": float(step + draw.choice([0, 0, 2, -2]))}
-                  for step in draw.choices(range(30), k=draw.randint(0, 8))]  # fmt: skip
+        events = [
+            {"steps": step, "last_step_seconds": float(step + draw.choice([0, 0, 2, -2]))}
+            for step in draw.choices(range(30), k=draw.randint(0, 8))
+        ]
         wrong = [
             row["step"]
             for row in rows
             if any(
-                (event["steps"] > row["step"] + 1 and event["last_step_seconds"] < row["seconds"] - 1e-3)
-                or (event["steps"] < row["step"] - 1 and event["last_step_seconds"] > row["seconds"] + 1e-3)
+                (
+                    event["steps"] > row["step"] + 1
+                    and event["last_step_seconds"] < row["seconds"] - 1e-3
+                )
+                or (
+                    event["steps"] < row["step"] - 1
+                    and event["last_step_seconds"] > row["seconds"] + 1e-3
+                )
                 for event in events
             )
         ]
@@ -210,14 +274,22 @@ def test_each_row_is_compared_with_every_line_of_the_journal() -> None:
 @pytest.mark.parametrize(
     ("events", "kept"),
     [
-        ("start 0, beat 5, saved 6, beat 9, start 0, beat 0, resume 6, beat 8",
-         "beat 5 saved 6 start 0 beat 0 resume 6 beat 8"),
-        ("start 0, saved 6, beat 9, start 0, start 0, resume 6, beat 8", "saved 6 start 0 start 0 resume 6 beat 8"),
+        (
+            "start 0, beat 5, saved 6, beat 9, start 0, beat 0, resume 6, beat 8",
+            "beat 5 saved 6 start 0 beat 0 resume 6 beat 8",
+        ),
+        (
+            "start 0, saved 6, beat 9, start 0, start 0, resume 6, beat 8",
+            "saved 6 start 0 start 0 resume 6 beat 8",
+        ),
         ("start 0, saved 6, start 0, beat 0, beat 2, beat 4", "beat 2 beat 4"),
         ("start 0, beat 3, resume 2, beat 4", "resume 2 beat 4"),
     ],
     ids=["beat while loading", "killed before it resumed", "begun anew", "within a process"],
-)  # fmt: skip
+)
 def test_work_stands_up_to_the_checkpoint_that_was_gone_on_from(events: str, kept: str) -> None:
-    made = [{"event": kind, "steps": int(steps)} for kind, steps in (one.split() for one in events.split(", "))]
+    made = [
+        {"event": kind, "steps": int(steps)}
+        for kind, steps in (one.split() for one in events.split(", "))
+    ]
     assert " ".join(f"{one['event']} {one['steps']}" for one in standing(made)) == kept

@@ -35,7 +35,10 @@ def test_every_small_input_equals_the_reference_or_says_why_not(name: str) -> No
         for predictions, labels in itertools.product(map(np.array, cells), repeat=2):
             found = score([name], predictions, labels)
             value = found.values[name]
-            undefined = name in ("pearson", "spearmanr", "matthews_correlation") and len(set(labels.tolist())) == 1
+            undefined = (
+                name in ("pearson", "spearmanr", "matthews_correlation")
+                and len(set(labels.tolist())) == 1
+            )
             undefined |= name in ("pearson", "spearmanr") and len(set(predictions.tolist())) == 1
             undefined |= name == "f1" and not (predictions.any() or labels.any())
             assert math.isnan(value) == undefined == bool(found.problems)
@@ -46,14 +49,18 @@ def test_every_small_input_equals_the_reference_or_says_why_not(name: str) -> No
 def test_values_counted_by_hand() -> None:
     """Three classes, ties, and numbers whose squares are none."""
     predictions, labels = np.array([0, 1, 1, 1, 2, 0]), np.array([0, 0, 1, 1, 2, 2])
-    found = score(["accuracy", "f1_macro", "accuracy_f1", "matthews_correlation"], predictions, labels).values
+    found = score(
+        ["accuracy", "f1_macro", "accuracy_f1", "matthews_correlation"], predictions, labels
+    ).values
     macro = (1 / 2 + 4 / 5 + 2 / 3) / 3
     expected = [4 / 6, macro, (4 / 6 + macro) / 2, 12 / math.sqrt(22 * 24)]
     assert list(found.values()) == pytest.approx(expected, abs=1e-12)
     tied, labels = np.array([1.0, 2.0, 2.0, 3.0]), np.array([1.0, 3.0, 2.0, 4.0])
     for scale in (1.0, 1e150, 1e-150):
         values = score(["pearson", "spearmanr"], scale * tied, labels).values
-        assert list(values.values()) == pytest.approx([3 / math.sqrt(10), 4.5 / math.sqrt(4.5 * 5)], abs=1e-12)
+        assert list(values.values()) == pytest.approx(
+            [3 / math.sqrt(10), 4.5 / math.sqrt(4.5 * 5)], abs=1e-12
+        )
 
 
 def test_undefined_values_come_with_a_reason_and_no_number() -> None:
@@ -61,7 +68,9 @@ def test_undefined_values_come_with_a_reason_and_no_number() -> None:
     assert all(math.isnan(v) for v in constant.values.values())
     assert constant.problems == ["pearson, spearmanr undefined: all predictions are 2.5"]
     one_class = score(("matthews_correlation", "accuracy"), np.ones(5, int), np.ones(5, int))
-    assert math.isnan(one_class.values["matthews_correlation"]) and one_class.values["accuracy"] == 1
+    assert (
+        math.isnan(one_class.values["matthews_correlation"]) and one_class.values["accuracy"] == 1
+    )
     assert "all labels are 1" in one_class.problems[0]
     diverged = score(("f1", "accuracy"), np.array([1.0, np.nan]), np.array([1, 0]))
     assert all(math.isnan(v) for v in diverged.values.values())
@@ -87,8 +96,18 @@ for name in ("cola", "mrpc", "stsb"):
     metric.add_batch(predictions=predictions[20:], references=labels[20:])
     assert metric.compute() == score(task.metrics, predictions, labels).values, name
 """
-    environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {
+        "HF_HOME": str(tmp_path),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
     environment.pop("HF_MODULES_CACHE", None)
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stderr
     assert set(METRICS) == {m for t in TASKS.values() for m in t.metrics}

@@ -31,7 +31,9 @@ def bert(tmp_path_factory: pytest.TempPathFactory, write_bert: Callable[..., Pat
 
 def test_likelihoods_are_the_definition_packed_and_padded(bert: Path) -> None:
     random = np.random.default_rng(0)
-    sentences = [[2, *random.integers(5, 25, size).tolist(), 3] for size in random.integers(1, 12, 15)]
+    sentences = [
+        [2, *random.integers(5, 25, size).tolist(), 3] for size in random.integers(1, 12, 15)
+    ]
     model = AutoModelForMaskedLM.from_pretrained(bert).eval()
     expected = []
     for ids in sentences:
@@ -53,7 +55,9 @@ def write(path: Path, pairs: list[tuple[str, str]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_accuracy_is_the_mean_over_paradigms_and_turns_with_the_pairs(bert: Path, tmp_path: Path) -> None:
+def test_accuracy_is_the_mean_over_paradigms_and_turns_with_the_pairs(
+    bert: Path, tmp_path: Path
+) -> None:
     pairs = [("w1 w2 w3", "w3 w2 w1"), ("w4 w5", "w6 w7"), ("w8 w9 w1", "w9 w9 w9")]
     write(tmp_path / "a.jsonl", pairs)
     write(tmp_path / "b.jsonl", [(bad, good) for good, bad in pairs])
@@ -62,7 +66,12 @@ def test_accuracy_is_the_mean_over_paradigms_and_turns_with_the_pairs(bert: Path
         first, second = (found["paradigms"][name]["accuracy"] for name in "ab")
         assert first + second == pytest.approx(100) and found["accuracy"] == pytest.approx(50)
     write(tmp_path / "b.jsonl", [("w1", "w1")])  # equal: a miss
-    assert score_pairs(open_model(bert), read_pairs(tmp_path), CPU, 24, {})["paradigms"]["b"]["accuracy"] == 0
+    assert (
+        score_pairs(open_model(bert), read_pairs(tmp_path), CPU, 24, {})["paradigms"]["b"][
+            "accuracy"
+        ]
+        == 0
+    )
 
 
 def test_what_is_known_of_this_model_and_these_pairs_is_not_scored_again(
@@ -75,7 +84,10 @@ def test_what_is_known_of_this_model_and_these_pairs_is_not_scored_again(
     assert score_pairs(source, turned, CPU, 24, known)["accuracy"] == 100 - known["accuracy"]
     monkeypatch.setattr(minimal_pairs, "open_masked_lm", interrupt)
     assert score_pairs(source, pairs, CPU, 24, known) == known
-    others = (replace(source, sha256="0"), replace(source, files={**source.files, "tokenizer.json": "0"}))
+    others = (
+        replace(source, sha256="0"),
+        replace(source, files={**source.files, "tokenizer.json": "0"}),
+    )
     for one, length in ((source, 16), *((other, 24) for other in others)):
         with pytest.raises(KeyboardInterrupt):
             score_pairs(one, pairs, CPU, length, known)
@@ -100,7 +112,12 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     write(file, [("w1", "w2")])
     good = file.read_text()
-    for line in ("{", "[]", '{"sentence_good": "w1"}', '{"sentence_good": "w1", "sentence_bad": 3}'):
+    for line in (
+        "{",
+        "[]",
+        '{"sentence_good": "w1"}',
+        '{"sentence_good": "w1", "sentence_bad": 3}',
+    ):
         file.write_text(good + line + "\n")
         with pytest.raises(UserError, match=r"a\.jsonl:2: "):
             read_pairs(tmp_path)

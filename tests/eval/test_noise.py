@@ -15,9 +15,13 @@ SIZES = (2, 3, 4, 5, 7, 10)
 
 def _p_values(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Of many groups [draws, runs] at once; the first ones as `p_values` has them."""
-    found = np.maximum(*(ttest_ind(one, other, axis=1, equal_var=equal).pvalue for equal in (True, False)))
+    found = np.maximum(
+        *(ttest_ind(one, other, axis=1, equal_var=equal).pvalue for equal in (True, False))
+    )
     pairs = p_values([*one[:5].tolist(), *other[:5].tolist()])
-    assert pairs[range(5), range(5, 10)] == pytest.approx(found[:5]) and np.array_equal(pairs, pairs.T, equal_nan=True)
+    assert pairs[range(5), range(5, 10)] == pytest.approx(found[:5]) and np.array_equal(
+        pairs, pairs.T, equal_nan=True
+    )
     return np.asarray(found)
 
 
@@ -26,7 +30,10 @@ def test_equal_recipes_are_called_different_no_more_often_than_is_said(spread: f
     """Also where the spreads are not one, but for very few runs against many."""
     random = np.random.default_rng(0)
     for few, many in itertools.product(SIZES, repeat=2):
-        one, other = spread * random.standard_normal((DRAWS, few)), random.standard_normal((DRAWS, many))
+        one, other = (
+            spread * random.standard_normal((DRAWS, few)),
+            random.standard_normal((DRAWS, many)),
+        )
         share = (_p_values(one, other) < NOISE).mean()
         assert share < (0.057 if spread == 1 else 0.09 if few == 2 else 0.07), (few, many)
 
@@ -41,17 +48,25 @@ def test_seeds_added_until_p_is_small_find_too_much(most: int, share: float) -> 
 
 def test_a_single_run_is_held_against_the_spread_of_the_others() -> None:
     random = np.random.default_rng(1)
-    found = [p_values([group[:1], group[1:]])[0, 1] for group in random.standard_normal((1000, 5)).tolist()]
+    found = [
+        p_values([group[:1], group[1:]])[0, 1]
+        for group in random.standard_normal((1000, 5)).tolist()
+    ]
     assert 0.03 < np.mean([p < NOISE for p in found]) < 0.07
 
 
 def test_groups_without_a_spread_have_no_p_value() -> None:
     found = p_values([[70.0], [71.0], [70.0, 70.0], [71.0, 71.0], [], [70.0, 71.0]])
-    assert np.isnan(found[:5, :5]).all() and np.isfinite(found[5]).tolist() == [True] * 4 + [False, True]
+    assert np.isnan(found[:5, :5]).all() and np.isfinite(found[5]).tolist() == [True] * 4 + [
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize("effect", [1.5, 2.0, 3.0])
-def test_a_planted_gain_is_found_with_the_predicted_seeds_in_the_predicted_share(effect: float) -> None:
+def test_a_planted_gain_is_found_with_the_predicted_seeds_in_the_predicted_share(
+    effect: float,
+) -> None:
     seeds = seeds_needed(effect)
     assert seeds is not None
     random = np.random.default_rng(2)
@@ -67,7 +82,11 @@ def test_a_gain_that_no_one_would_wait_for_has_no_number_of_seeds() -> None:
 
 
 def test_looking_at_many_pairs_is_paid_for() -> None:
-    for found, paid in (([0.01, 0.04, 0.03], [0.03, 0.06, 0.06]), ([0.9, 0.5], [1.0, 1.0]), ([], [])):
+    for found, paid in (
+        ([0.01, 0.04, 0.03], [0.03, 0.06, 0.06]),
+        ([0.9, 0.5], [1.0, 1.0]),
+        ([], []),
+    ):
         assert adjusted(np.array(found)) == pytest.approx(paid)
 
 

@@ -20,9 +20,28 @@ pytestmark = pytest.mark.usefixtures("records_only")
 
 LONGEST = 10**4299  # more than a float holds, and the last that Python turns into text
 ODD = [
-    None, True, "", "NaN", "=1+1", "half \ud800", -1, 0, 0.5, 1e308, -1e308, LONGEST, -(10**400), float("nan"),
-    float("inf"), [], [[]], [1.0, "x", None], {}, {"a/b": {"c": 1}}, {"": 0},
-]  # fmt: skip
+    None,
+    True,
+    "",
+    "NaN",
+    "=1+1",
+    "half \ud800",
+    -1,
+    0,
+    0.5,
+    1e308,
+    -1e308,
+    LONGEST,
+    -(10**400),
+    float("nan"),
+    float("inf"),
+    [],
+    [[]],
+    [1.0, "x", None],
+    {},
+    {"a/b": {"c": 1}},
+    {"": 0},
+]
 NAMES = ["a/b", "/", "", "a.b", "\n|<b>", "pretrained", "avg9"]
 
 
@@ -58,12 +77,25 @@ def mutate(node: Any, draw: random.Random) -> None:
 
 def full_record(make_record: Any, make_section: Any, suite: str) -> dict[str, Any]:
     """A good record with every section that a report reads."""
-    task = {"title": "CB", "score": 70.0, "main_metric": "accuracy", "metrics": {"accuracy": {"std": 0.02}}}
-    superglue = {"tasks": {"cb": task}, "absent": {"boolq": "none"}, "averages": {"superglue5": {"value": 70.0}}}
+    task = {
+        "title": "CB",
+        "score": 70.0,
+        "main_metric": "accuracy",
+        "metrics": {"accuracy": {"std": 0.02}},
+    }
+    superglue = {
+        "tasks": {"cb": task},
+        "absent": {"boolq": "none"},
+        "averages": {"superglue5": {"value": 70.0}},
+    }
     record: dict[str, Any] = make_record(suite) | {
         "floor": make_section("bag of words", suite, 0.4),
         "superglue": {"pretrained": superglue},
-        "minimal_pairs": {"accuracy": 60.0, "paradigms": {"a": {"accuracy": 60.0}}, "definition": "mean"},
+        "minimal_pairs": {
+            "accuracy": 60.0,
+            "paradigms": {"a": {"accuracy": 60.0}},
+            "definition": "mean",
+        },
     }
     record["resumed"] = [record["environment"]]
     record["glue"]["random"]["sweep"] = {"points": [{"mean": 50.0}]}
@@ -92,7 +124,11 @@ def test_no_odd_record_stops_the_leaderboard(
     text = leaderboard(tmp_path)
     assert any(line.startswith("| 1 | good<br>") for line in text.splitlines())
     (tables, _, _) = text.partition("## Reference")
-    unread = [run.folder.name for place in range(25) if (run := load_run(tmp_path / f"odd-{place}")).problem]
+    unread = [
+        run.folder.name
+        for place in range(25)
+        if (run := load_run(tmp_path / f"odd-{place}")).problem
+    ]
     assert all(f"| {name} | " in tables for name in unread)
     assert len(list(tmp_path.glob("*/report/report.md"))) == 26 - len(unread)
 
@@ -111,7 +147,11 @@ def put(record: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     ("place", "value", "phrase"),
     [
         ("pretrain", "soon", "pretrain is 'soon', not a section"),
-        ("pretrain.status", 3, "pretrain.status is 3, not one of running, interrupted, finished, diverged, exhausted"),
+        (
+            "pretrain.status",
+            3,
+            "pretrain.status is 3, not one of running, interrupted, finished, diverged, exhausted",
+        ),
         ("pretrain.steps", float("nan"), "pretrain.steps is nan, not a finite number"),
         ("pretrain.steps", 10**400, f"pretrain.steps is 1{39 * '0'}, not a finite number"),
         ("pretrain.steps", True, "pretrain.steps is True, not a finite number"),
@@ -119,16 +159,24 @@ def put(record: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
         ("name", "", "name is '', not text"),
         ("glue", [1], "glue is list of 1, not a section"),
         ("glue.pretrained.tasks.rte", 0.7, "glue.pretrained.tasks.rte is 0.7, not a section"),
-        ("glue.pretrained.tasks.rte.score", "x", "glue.pretrained.tasks.rte.score is 'x', not a finite number"),
+        (
+            "glue.pretrained.tasks.rte.score",
+            "x",
+            "glue.pretrained.tasks.rte.score is 'x', not a finite number",
+        ),
         ("environment.git.dirty", "no", "environment.git.dirty is 'no', not true or false"),
     ],
 )
-def test_a_wrong_type_is_one_problem_with_its_path(make_record: Any, place: str, value: Any, phrase: str) -> None:
+def test_a_wrong_type_is_one_problem_with_its_path(
+    make_record: Any, place: str, value: Any, phrase: str
+) -> None:
     assert read_record(put(make_record(), place, value)).problems == [phrase]
     assert read_record(put(make_record(), place, None)).problems == []
 
 
-def test_a_slash_in_the_name_of_a_section_or_task_is_only_a_name(make_record: Any, make_section: Any) -> None:
+def test_a_slash_in_the_name_of_a_section_or_task_is_only_a_name(
+    make_record: Any, make_section: Any
+) -> None:
     record = make_record()
     record["glue"]["a/b"] = make_section("a/b")
     record["glue"]["a/b"]["tasks"]["c/d"] = {"main_metric": "f1", "metrics": {}, "score": 3.0}
@@ -137,7 +185,9 @@ def test_a_slash_in_the_name_of_a_section_or_task_is_only_a_name(make_record: An
 
 
 @pytest.mark.usefixtures("no_plots")
-@pytest.mark.parametrize("value", ["many", None, [], float("nan"), -1.0, LONGEST], ids=lambda value: repr(value)[:5])
+@pytest.mark.parametrize(
+    "value", ["many", None, [], float("nan"), -1.0, LONGEST], ids=lambda value: repr(value)[:5]
+)
 @pytest.mark.parametrize("key", ["elapsed", "charged_flops"])
 def test_an_odd_number_in_the_journal_is_damage_of_the_journal(
     tmp_path: Path, make_record: Any, write_run: Any, key: str, value: Any
@@ -147,4 +197,6 @@ def test_an_odd_number_in_the_journal_is_damage_of_the_journal(
     lines[1] = json.dumps(json.loads(lines[1]) | {key: value})
     (folder / "budget.jsonl").write_text("\n".join(lines) + "\n")
     leaderboard(tmp_path)
-    assert "budget.jsonl:2: damaged journal" in (folder / "report" / "report.md").read_text(encoding="utf-8")
+    assert "budget.jsonl:2: damaged journal" in (folder / "report" / "report.md").read_text(
+        encoding="utf-8"
+    )

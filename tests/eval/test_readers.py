@@ -33,11 +33,15 @@ LAYOUTS: dict[str, dict[str, str | None]] = {
     "MNLI": {
         "train": f"{MNLI_TEXT} label1 gold_label",
         **dict.fromkeys(
-            ("dev_matched", "dev_mismatched"), f"{MNLI_TEXT} label1 label2 label3 label4 label5 gold_label"
+            ("dev_matched", "dev_mismatched"),
+            f"{MNLI_TEXT} label1 label2 label3 label4 label5 gold_label",
         ),
         **dict.fromkeys(("test_matched", "test_mismatched"), MNLI_TEXT),
     },
-    "QNLI": {**dict.fromkeys(("train", "dev"), "index question sentence label"), "test": "index question sentence"},
+    "QNLI": {
+        **dict.fromkeys(("train", "dev"), "index question sentence label"),
+        "test": "index question sentence",
+    },
     "RTE": {**dict.fromkeys(("train", "dev"), f"{PAIR} label"), "test": PAIR},
     "WNLI": {**dict.fromkeys(("train", "dev"), f"{PAIR} label"), "test": PAIR},
     "diagnostic": {"diagnostic": PAIR},
@@ -65,7 +69,9 @@ def glue(tmp_path: Path) -> Path:
     for folder, files in LAYOUTS.items():
         (tmp_path / folder).mkdir()
         for name, header in files.items():
-            columns = (header or "source label mark sentence").split("|" if "|" in (header or "") else " ")
+            columns = (header or "source label mark sentence").split(
+                "|" if "|" in (header or "") else " "
+            )
             rows = [make_row(folder, columns, row) for row in range(ROWS)]
             lines = ([] if header is None else [columns]) + rows
             text = "".join("\t".join(line) + "\n" for line in lines)
@@ -96,7 +102,9 @@ def test_the_tasks_of_the_folder_are_found_and_what_is_absent_is_named(glue: Pat
     (glue / "MNLI/dev_mismatched.tsv").unlink()
     (glue / "MNLI/test_matched.tsv").unlink()
     data = read_task(glue, GLUE["mnli"])
-    assert [s.source.entry for s in data.scored] == ["mnli_matched"] and set(data.absent) == {"mnli_mismatched"}
+    assert [s.source.entry for s in data.scored] == ["mnli_matched"] and set(data.absent) == {
+        "mnli_mismatched"
+    }
 
 
 def edit(path: Path, line: int, change: Change) -> None:
@@ -147,18 +155,48 @@ def test_copies_of_a_data_set_train_the_same_model_and_have_one_hash(glue: Path)
 
 
 BROKEN = [
-    ("RTE/train.tsv", 1, lambda s: s.replace("sentence2", "hypothesis"), r"train.tsv:1: .*columns .*label"),
-    ("RTE/dev.tsv", 4, drop_field, r"dev.tsv:4: expected 4 .*\(index, sentence1, sentence2, label\), found 3$"),
+    (
+        "RTE/train.tsv",
+        1,
+        lambda s: s.replace("sentence2", "hypothesis"),
+        r"train.tsv:1: .*columns .*label",
+    ),
+    (
+        "RTE/dev.tsv",
+        4,
+        drop_field,
+        r"dev.tsv:4: expected 4 .*\(index, sentence1, sentence2, label\), found 3$",
+    ),
     ("QQP/dev.tsv", 3, drop_field, r"dev.tsv:3: expected 6"),
     ("RTE/dev.tsv", 3, lambda s: s + "\textra", r"dev.tsv:3: .*found 5"),
-    ("RTE/dev.tsv", 3, lambda s: drop_field(s) + "\tperhaps", r"dev.tsv:3: label 'perhaps' is not one of entailment"),
-    ("CoLA/train.tsv", 1, drop_field, r"train.tsv:1: expected 4 .*\(source, label, mark, sentence\), found 3"),
-    ("STS-B/train.tsv", 3, lambda s: drop_field(s) + "\t5.5", r"train.tsv:3: score '5.5' is not a number from 0 to 5"),
-    ("STS-B/train.tsv", 3, lambda s: drop_field(s) + "\tnan", r"train.tsv:3: score 'nan' is not a number"),
+    (
+        "RTE/dev.tsv",
+        3,
+        lambda s: drop_field(s) + "\tperhaps",
+        r"dev.tsv:3: label 'perhaps' is not one of entailment",
+    ),
+    (
+        "CoLA/train.tsv",
+        1,
+        drop_field,
+        r"train.tsv:1: expected 4 .*\(source, label, mark, sentence\), found 3",
+    ),
+    (
+        "STS-B/train.tsv",
+        3,
+        lambda s: drop_field(s) + "\t5.5",
+        r"train.tsv:3: score '5.5' is not a number from 0 to 5",
+    ),
+    (
+        "STS-B/train.tsv",
+        3,
+        lambda s: drop_field(s) + "\tnan",
+        r"train.tsv:3: score 'nan' is not a number",
+    ),
     ("RTE/test.tsv", 4, lambda s: "0" + s[1:], r"test.tsv:4: example number '0' .*official order"),
     ("RTE/test.tsv", 4, lambda s: "x" + s[1:], r"test.tsv:4: example number 'x' .*official order"),
     ("SST-2/dev.tsv", 6, lambda s: s[:-1] + "\udcff", r"SST-2/dev.tsv:6: not UTF-8 \(byte 0xff\)"),
-]  # fmt: skip
+]
 
 
 def is_refused(folder: Path, task: Task, message: str) -> None:
@@ -209,19 +247,29 @@ def test_hub_rows_become_the_same_splits(name: str, monkeypatch: pytest.MonkeyPa
     def load(path: str, config: str, split: str) -> datasets.Dataset:
         assert path == "nyu-mll/glue"
         test = split.startswith("test")
-        rows = {column: [f"{column} {config} {split} {i}" for i in range(3)] for column in task.hub_text or task.text}
-        return datasets.Dataset.from_dict({**rows, "label": [-1] * 3 if test else [0, 1, 1], "idx": [0, 1, 2]})
+        rows = {
+            column: [f"{column} {config} {split} {i}" for i in range(3)]
+            for column in task.hub_text or task.text
+        }
+        return datasets.Dataset.from_dict(
+            {**rows, "label": [-1] * 3 if test else [0, 1, 1], "idx": [0, 1, 2]}
+        )
 
     monkeypatch.setattr(datasets, "load_dataset", load)
     monkeypatch.setattr("eval.tasks.readers.prepare_hub", lambda: True)
     data = read_hub_task(task)
     assert [s.source for s in data.splits] == [task.train, *task.scored, *task.blind]
-    assert data.train.texts[0][2] == f"{(task.hub_text or task.text)[0]} {task.train.hub_config} train 2"
+    assert (
+        data.train.texts[0][2]
+        == f"{(task.hub_text or task.text)[0]} {task.train.hub_config} train 2"
+    )
     assert data.train.labels is not None and data.train.labels.tolist() == [0, 1, 1]
     assert data.blind[-1].labels is None and data.blind[-1].ids == [0, 1, 2]
 
 
-def test_hub_labels_that_the_task_does_not_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_labels_that_the_task_does_not_have_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rows = {"sentence": ["a", "b"], "label": [0, -1], "idx": [0, 1]}
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: datasets.Dataset.from_dict(rows))
     monkeypatch.setattr("eval.tasks.readers.prepare_hub", lambda: True)
@@ -232,23 +280,40 @@ def test_hub_labels_that_the_task_does_not_have_are_refused(monkeypatch: pytest.
 def test_scored_examples_that_are_trained_on_are_counted_whatever_their_labels() -> None:
     source = GLUE["mrpc"].train
     train = Split(source, (["a  b", "c", "e"], ["d", "d", "f"]), np.array([0, 1, 0]))
-    assert seen_in_training(train, Split(source, (["a b", "c", "x"], ["d", "e", "f"]), np.array([1, 1, 0]))) == 1
+    assert (
+        seen_in_training(
+            train, Split(source, (["a b", "c", "x"], ["d", "e", "f"]), np.array([1, 1, 0]))
+        )
+        == 1
+    )
 
 
 WSC: dict[str, Any] = {
-    "text": "Mark told Pete lies about himself , which he should not", "idx": 0, "label": False,
+    "text": "Mark told Pete lies about himself , which he should not",
+    "idx": 0,
+    "label": False,
     "target": {"span1_index": 2, "span1_text": "Pete", "span2_index": 8, "span2_text": "he"},
-}  # fmt: skip
+}
 SUPERGLUE_ROWS: dict[str, list[dict[str, Any]]] = {
     "BoolQ": [
         {"question": "is w1 w2", "passage": "w1 -- w2 w3", "idx": 0, "label": True},
         {"question": "is w4 w5", "passage": "w6", "idx": 1, "label": False},
     ],
     "CB": [
-        {"premise": "w1 w2", "hypothesis": "w3", "label": label} for label in ("contradiction", "neutral", "entailment")
+        {"premise": "w1 w2", "hypothesis": "w3", "label": label}
+        for label in ("contradiction", "neutral", "entailment")
     ],
     "RTE": [{"premise": "w1", "hypothesis": "w2", "label": "not_entailment", "idx": 0}],
-    "WiC": [{"word": "w1", "sentence1": "w1 w2", "sentence2": "w3 w1", "idx": 0, "label": True, "start1": 0}],
+    "WiC": [
+        {
+            "word": "w1",
+            "sentence1": "w1 w2",
+            "sentence2": "w3 w1",
+            "idx": 0,
+            "label": True,
+            "start1": 0,
+        }
+    ],
     "WSC": [WSC],
 }
 
@@ -267,13 +332,27 @@ def test_superglues_official_layouts_are_read(superglue: Path) -> None:
     assert [task.name for task in tasks] == list(SUPERGLUE) and not absent
     data = {task.name: read_task(superglue, task) for task in tasks}
     labels = {
-        name: found.scored[0].labels.tolist() for name, found in data.items() if found.scored[0].labels is not None
+        name: found.scored[0].labels.tolist()
+        for name, found in data.items()
+        if found.scored[0].labels is not None
     }
-    assert labels == {"boolq": [1, 0], "cb": [1, 2, 0], "superglue_rte": [1], "wic": [1], "wsc": [0]}
+    assert labels == {
+        "boolq": [1, 0],
+        "cb": [1, 2, 0],
+        "superglue_rte": [1],
+        "wic": [1],
+        "wsc": [0],
+    }
     first = {name: tuple(column[0] for column in found.train.texts) for name, found in data.items()}
     assert first["boolq"] == ("is w1 w2", "w1 -- w2 w3") and first["wic"] == ("w1: w1 w2", "w3 w1")
-    assert first["wsc"] == (WSC["text"], "Mark told Pete lies about himself , which Pete should not")
-    assert [t.name for t in tasks_in_folder(superglue, ("WiC", "cb"), "superglue")[0]] == ["cb", "wic"]
+    assert first["wsc"] == (
+        WSC["text"],
+        "Mark told Pete lies about himself , which Pete should not",
+    )
+    assert [t.name for t in tasks_in_folder(superglue, ("WiC", "cb"), "superglue")[0]] == [
+        "cb",
+        "wic",
+    ]
     with pytest.raises(UserError, match=r"no SuperGLUE task found; .* BoolQ/, CB/"):
         tasks_in_folder(superglue / "CB", None, "superglue")
 
@@ -282,14 +361,28 @@ def test_superglues_official_layouts_are_read(superglue: Path) -> None:
     ("name", "line", "message"),
     [
         ("cb", '{"premise": "w1", "label": "neutral"}', "KeyError: 'hypothesis'"),
-        ("cb", '{"premise": "w1", "hypothesis": "w2", "label": "maybe"}', "label 'maybe' is not one of entailment"),
+        (
+            "cb",
+            '{"premise": "w1", "hypothesis": "w2", "label": "maybe"}',
+            "label 'maybe' is not one of entailment",
+        ),
         ("cb", '{"premise": "w1", "hypo', "JSONDecodeError"),
-        ("wsc", json.dumps({**WSC, "target": {**WSC["target"], "span2_index": 11}}), "span2_index 11 .* 11 words"),
+        (
+            "wsc",
+            json.dumps({**WSC, "target": {**WSC["target"], "span2_index": 11}}),
+            "span2_index 11 .* 11 words",
+        ),
         ("superglue_rte", "[]", "TypeError"),
-        ("superglue_rte", '{"premise": "\\ud800", "hypothesis": "w", "label": "entailment"}', "can't encode"),
+        (
+            "superglue_rte",
+            '{"premise": "\\ud800", "hypothesis": "w", "label": "entailment"}',
+            "can't encode",
+        ),
     ],
 )
-def test_a_broken_line_of_json_is_named(superglue: Path, name: str, line: str, message: str) -> None:
+def test_a_broken_line_of_json_is_named(
+    superglue: Path, name: str, line: str, message: str
+) -> None:
     task = SUPERGLUE[name]
     path = superglue / task.title / "val.jsonl"
     path.write_text(path.read_text() + line + "\n")

@@ -15,7 +15,9 @@ def test_published_averages_are_those_of_the_published_scores() -> None:
     """Scores and averages are each rounded to one decimal; one row is published without decimals."""
     for row in REFERENCES:
         assert set(row.scores) in (set(NINE), set()) and (row.avg8 is None) == (not row.scores)
-        assert not row.scores or mean_of([row.scores[entry] for entry in NINE]) == pytest.approx(row.avg9, abs=0.1)
+        assert not row.scores or mean_of([row.scores[entry] for entry in NINE]) == pytest.approx(
+            row.avg9, abs=0.1
+        )
     for other in OTHER_PROTOCOLS:
         whole = all(score == round(score) for score in other.scores.values())
         assert not other.scores or sum(other.scores.values()) / 8 == pytest.approx(

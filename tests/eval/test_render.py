@@ -20,7 +20,9 @@ NASTY = 'a|b \\| <script>alert("x")</script> & "q"\nnext'
 def one(make_record: Any) -> RunPage:
     """A page with nasty words wherever a record, a folder or a file has words."""
     record = make_record()
-    record["glue"]["pretrained"]["tasks"]["rte"].update(score=None, problem=NASTY, metrics={}, train_examples=None)
+    record["glue"]["pretrained"]["tasks"]["rte"].update(
+        score=None, problem=NASTY, metrics={}, train_examples=None
+    )
     record["environment"]["device"]["name"] = record["corpus"]["sources"][0]["name"] = NASTY
     record["glue"]["pretrained"]["selection"] = record["pretrain"]["status"] = NASTY
     run = Run(Path("runs/a"), NASTY, read_record(record))
@@ -66,9 +68,13 @@ def test_page_is_well_formed_escaped_and_self_contained(one: RunPage) -> None:
     checker.feed(text)
     assert checker.open == []
     assert "<script" not in text
-    assert checker.words.count(NASTY) >= 6 and "70.2" in checker.words and "avg-9: " in checker.words
     assert (
-        not re.search(r'(?:src|href)="(?!#|\.\./record\.json)', text) and "@import" not in text and "url(" not in text
+        checker.words.count(NASTY) >= 6 and "70.2" in checker.words and "avg-9: " in checker.words
+    )
+    assert (
+        not re.search(r'(?:src|href)="(?!#|\.\./record\.json)', text)
+        and "@import" not in text
+        and "url(" not in text
     )
     assert "prefers-color-scheme: dark" in text
 
@@ -76,5 +82,7 @@ def test_page_is_well_formed_escaped_and_self_contained(one: RunPage) -> None:
 def test_energy_that_was_measured_is_a_fact_and_what_was_not_is_none() -> None:
     known = {"energy_kwh": 9.5, "energy_source": "NVML energy counter"}
     for found, shown in ((known, True), (dict.fromkeys(known), False)):
-        page = markdown("report.j2", one=RunPage(Run(Path("a"), "a", read_record({"pretrain": found})), []))
+        page = markdown(
+            "report.j2", one=RunPage(Run(Path("a"), "a", read_record({"pretrain": found})), [])
+        )
         assert ("| Energy of the GPU | 9.5 kWh, NVML energy counter |" in page) == shown

@@ -21,8 +21,15 @@ from eval.report.main import main
 from eval.report.page_data import curve, packed
 
 pytestmark = pytest.mark.usefixtures("records_only")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-SETTINGS = {"out": None, "each_run": True, "ledger": "no duels", "repository": "https://example.org/cramming"}
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+SETTINGS = {
+    "out": None,
+    "each_run": True,
+    "ledger": "no duels",
+    "repository": "https://example.org/cramming",
+}
 DEVICES = ("RTX A6000", "RTX 2080 Ti")
 NAMES = [f"run{place}" for place in range(4)]
 
@@ -31,7 +38,9 @@ Page = Any  # of Playwright, which need not be there
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install 'cramming[browser]'")
+    api = pytest.importorskip(
+        "playwright.sync_api", reason="needs Playwright: pip install 'cramming[browser]'"
+    )
     if CHROMIUM is None:
         pytest.skip("needs a Chromium in the PATH")
     with api.sync_playwright() as playwright:
@@ -40,10 +49,15 @@ def browser() -> Iterator[Any]:
         found.close()
 
 
-def _write_runs(folder: Path, count: int, make_record: Any, make_section: Any, write_run: Any) -> Path:
+def _write_runs(
+    folder: Path, count: int, make_record: Any, make_section: Any, write_run: Any
+) -> Path:
     """Runs on two devices, five points apart in score, with two widths; every fourth is open."""
     for place in range(count):
-        record = make_record() | {"name": f"run{place}", "created": f"2030-01-0{1 + place % 9}T00:00:00+00:00"}
+        record = make_record() | {
+            "name": f"run{place}",
+            "created": f"2030-01-0{1 + place % 9}T00:00:00+00:00",
+        }
         for process in (record["environment"], *record["resumed"]):
             process["device"]["name"] = DEVICES[place % 2]
         record["division_requested"] = "open" if place % 4 == 3 else "closed"
@@ -61,13 +75,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def page_file(
-    folder: Path, make_record: Any, make_section: Any, write_run: Any, monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    make_record: Any,
+    make_section: Any,
+    write_run: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Path:
     """Written once."""
     found = folder / "report" / "leaderboard.html"
     if not found.exists():
         monkeypatch.setattr(plots, "training", lambda curves: None)
-        main({"runs": str(_write_runs(folder, len(NAMES), make_record, make_section, write_run)), "report": SETTINGS})
+        main(
+            {
+                "runs": str(_write_runs(folder, len(NAMES), make_record, make_section, write_run)),
+                "report": SETTINGS,
+            }
+        )
     return found
 
 
@@ -78,7 +101,10 @@ def opened(browser: Any, page_file: Path) -> Iterator[Page]:
     wrong: list[str] = []
     page.on("console", lambda message: wrong.append(message.text))
     page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("request", lambda request: wrong.append(request.url) if request.url != page_file.as_uri() else None)
+    page.on(
+        "request",
+        lambda request: wrong.append(request.url) if request.url != page_file.as_uri() else None,
+    )
     page.goto(page_file.as_uri())
     page.wait_for_selector("html[data-ready=compared]")
     yield page
@@ -89,17 +115,34 @@ def opened(browser: Any, page_file: Path) -> Iterator[Page]:
 def _names(page: Page, table: str = "table.scores") -> list[str]:
     """The runs in a table's visible rows, from top to bottom."""
     return list(
-        page.eval_on_selector_all(f"{table} tbody tr:not([hidden]) > th a", "all => all.map(a => a.textContent)")
+        page.eval_on_selector_all(
+            f"{table} tbody tr:not([hidden]) > th a", "all => all.map(a => a.textContent)"
+        )
     )
 
 
 def test_tables_sort_within_their_groups_by_mouse_and_by_keyboard(opened: Page) -> None:
-    assert _names(opened) == ["run1", "run2", "run0", "run3"]  # the first has a track of its own, the last is open
+    assert _names(opened) == [
+        "run1",
+        "run2",
+        "run0",
+        "run3",
+    ]  # the first has a track of its own, the last is open
     head = opened.locator("table.scores thead th", has_text="RTE")
     head.locator("button").click()
-    assert head.get_attribute("aria-sort") == "descending" and _names(opened) == ["run1", "run2", "run0", "run3"]
+    assert head.get_attribute("aria-sort") == "descending" and _names(opened) == [
+        "run1",
+        "run2",
+        "run0",
+        "run3",
+    ]
     head.locator("button").press("Enter")
-    assert head.get_attribute("aria-sort") == "ascending" and _names(opened) == ["run1", "run0", "run2", "run3"]
+    assert head.get_attribute("aria-sort") == "ascending" and _names(opened) == [
+        "run1",
+        "run0",
+        "run2",
+        "run3",
+    ]
     opened.locator("[aria-label=Recipes] thead button", has_text="Width").click()
     widths = opened.eval_on_selector_all(
         "[aria-label=Recipes] tbody td:nth-child(4)", "all => all.map(a => a.textContent)"
@@ -129,10 +172,19 @@ def test_a_row_opens_to_tasks_rules_curves_and_files(opened: Page) -> None:
     panel = opened.locator("tr.detail .panel")
     panel.locator("canvas").wait_for()
     text = panel.text_content()
-    assert "MNLI-mm" in text and "Closed division. Every rule holds." in text and "layers 4, width 256" in text
+    assert (
+        "MNLI-mm" in text
+        and "Closed division. Every rule holds." in text
+        and "layers 4, width 256" in text
+    )
     targets = {a.text_content(): a.get_attribute("href") for a in panel.locator("a").all()}
-    assert targets["configuration"] == "../run2/config.yaml" and targets["report"] == "../run2/report/report.html"
-    assert targets["commit 0123456789ab"] == "https://example.org/cramming/commit/0123456789abcdef0123"
+    assert (
+        targets["configuration"] == "../run2/config.yaml"
+        and targets["report"] == "../run2/report/report.html"
+    )
+    assert (
+        targets["commit 0123456789ab"] == "https://example.org/cramming/commit/0123456789abcdef0123"
+    )
     row.locator("button.more").click()
     assert panel.count() == 0
 
@@ -140,7 +192,9 @@ def test_a_row_opens_to_tasks_rules_curves_and_files(opened: Page) -> None:
 def test_curves_tell_their_values_and_the_comparison_what_differs(opened: Page) -> None:
     compared = opened.locator("#compare")
     assert "1 of 3 settings differ" in compared.text_content()
-    assert compared.locator("table.differences tbody tr").all_text_contents() == ["model.hidden_size512256256"]
+    assert compared.locator("table.differences tbody tr").all_text_contents() == [
+        "model.hidden_size512256256"
+    ]
     opened.locator("[aria-label='Compare run1']").first.uncheck()
     assert "0 of 3 settings differ" in compared.text_content()
     for axis in ("tokens", "hours", "exaFLOPs"):
@@ -183,14 +237,21 @@ def test_no_overflow_and_nothing_serious_for_axe(opened: Page, width: int, schem
     opened.locator("[aria-label=GLUE]").evaluate("one => { one.scrollLeft = 300; }")
     assert before - 60 < first.bounding_box()["x"] <= before  # the name stays in sight
     found = axe.Axe().run(opened).response["violations"]
-    assert [(one["id"], one["nodes"][0]["html"]) for one in found if one["impact"] in ("serious", "critical")] == []
+    assert [
+        (one["id"], one["nodes"][0]["html"])
+        for one in found
+        if one["impact"] in ("serious", "critical")
+    ] == []
 
 
 def test_a_recipe_of_several_seeds_is_one_row_that_opens_to_all_its_runs(
     browser: Any, tmp_path: Path, make_record: Any, make_section: Any, write_run: Any
 ) -> None:
     for seed in (0, 1):
-        record = make_record() | {"name": f"mine-seed{seed}", "config": {section: {} for section in SECTIONS}}
+        record = make_record() | {
+            "name": f"mine-seed{seed}",
+            "config": {section: {} for section in SECTIONS},
+        }
         record["pretrain"]["seed"] = seed
         record["glue"] = {"pretrained": make_section("pretrained", base=0.6 + seed / 100)}
         write_run(tmp_path / f"mine{seed}", record)
@@ -203,15 +264,23 @@ def test_a_recipe_of_several_seeds_is_one_row_that_opens_to_all_its_runs(
     page.locator("table.scores button.more").click()
     page.locator("tr.detail section").nth(1).wait_for()
     sections = page.locator("tr.detail section").all()
-    assert sorted(one.get_attribute("aria-label") for one in sections) == ["mine-seed0", "mine-seed1"]
+    assert sorted(one.get_attribute("aria-label") for one in sections) == [
+        "mine-seed0",
+        "mine-seed1",
+    ]
     page.close()
 
 
-def test_without_scripts_the_tables_stand_and_lead_to_each_runs_report(browser: Any, page_file: Path) -> None:
+def test_without_scripts_the_tables_stand_and_lead_to_each_runs_report(
+    browser: Any, page_file: Path
+) -> None:
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(page_file.as_uri())
-    assert page.locator("table.scores tbody th a").count() == 4 and page.locator(".controls").count() == 0
+    assert (
+        page.locator("table.scores tbody th a").count() == 4
+        and page.locator(".controls").count() == 0
+    )
     page.locator("table.scores a", has_text="run2").click()
     page.locator("li:target a").click()
     assert page.title() == "run2" and "Every rule holds" in page.text_content("main")
@@ -223,7 +292,10 @@ def _written_again(page: str, count: int) -> str:
 
     def rows(found: re.Match[str]) -> str:
         name = f"run{found[1]}"
-        return "".join(found[0].replace(name, f"run{place}") for place in range(int(found[1]), count, len(NAMES)))
+        return "".join(
+            found[0].replace(name, f"run{place}")
+            for place in range(int(found[1]), count, len(NAMES))
+        )
 
     def data(found: re.Match[str]) -> str:
         value = json.loads(zlib.decompress(base64.b64decode(found[2]), -zlib.MAX_WBITS))
@@ -232,13 +304,20 @@ def _written_again(page: str, count: int) -> str:
             runs[f"run-run{place}"] = runs[f"run-run{place % len(NAMES)}"] | {"name": f"run{place}"}
         return f'id="{found[1]}">{packed(value)}<'
 
-    page = re.sub(r'<tr>(?:(?!</tr>).)*?data-runs="run-run(\d)".*?</tr>', rows, page, flags=re.DOTALL)
+    page = re.sub(
+        r'<tr>(?:(?!</tr>).)*?data-runs="run-run(\d)".*?</tr>', rows, page, flags=re.DOTALL
+    )
     return re.sub(r'id="(facts|details)">([^<]+)<', data, page)
 
 
-def test_of_500_entries_the_first_are_laid_out_and_all_are_found(browser: Any, page_file: Path) -> None:
+def test_of_500_entries_the_first_are_laid_out_and_all_are_found(
+    browser: Any, page_file: Path
+) -> None:
     """However busy the browser is: it is never idle here until the end."""
-    many, shown = page_file.with_name("many.html"), "row => row.checkVisibility({contentVisibilityAuto: true})"
+    many, shown = (
+        page_file.with_name("many.html"),
+        "row => row.checkVisibility({contentVisibilityAuto: true})",
+    )
     many.write_text(_written_again(page_file.read_text(encoding="utf-8"), 500), encoding="utf-8")
     page = browser.new_page(viewport={"width": 1600, "height": 900})
     page.add_init_script("window.idle = []; window.requestIdleCallback = (work) => idle.push(work)")
@@ -247,17 +326,29 @@ def test_of_500_entries_the_first_are_laid_out_and_all_are_found(browser: Any, p
 
     def visible(table: str = "table.scores") -> list[str]:
         rows = page.locator(f"{table} tbody tr:has([data-runs])")
-        return list(rows.evaluate_all(f"all => all.filter({shown}).map(row => row.querySelector('a').textContent)"))
+        return list(
+            rows.evaluate_all(
+                f"all => all.filter({shown}).map(row => row.querySelector('a').textContent)"
+            )
+        )
 
     names = [f"run{place}" for place in range(500)]
-    assert page.evaluate(f"[...document.querySelectorAll('table.runs tbody tr')].filter({shown}).length") <= 150
+    assert (
+        page.evaluate(
+            f"[...document.querySelectorAll('table.runs tbody tr')].filter({shown}).length"
+        )
+        <= 150
+    )
     assert page.locator("table.scores tbody [data-runs]").count() == 500
     page.locator("table.scores thead button", has_text="Model").click()
     assert visible()[:3] == ["run1", "run5", "run9"] and len(visible()) < 100  # the first track
     page.locator(".filters [name=division]").select_option("open")
     assert visible()[:3] == ["run3", "run7", "run11"] and len(visible()) < 100
     page.locator(".filters [name=name]").fill("run499")
-    assert visible() == ["run499"] and page.locator(".filters output").text_content() == "1 of 500 runs"
+    assert (
+        visible() == ["run499"]
+        and page.locator(".filters output").text_content() == "1 of 500 runs"
+    )
     page.locator(".filters button[type=reset]").click()
     page.locator(".filters output", has_text="500 of 500 runs").wait_for()
     page.emulate_media(media="print")
@@ -273,7 +364,11 @@ def test_of_500_entries_the_first_are_laid_out_and_all_are_found(browser: Any, p
 
 
 def test_a_page_of_500_runs_stays_below_5_megabytes(
-    tmp_path: Path, make_record: Any, make_section: Any, write_run: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    make_record: Any,
+    make_section: Any,
+    write_run: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(plots, "training", lambda curves: None)
     monkeypatch.setattr(plots, "scores", lambda bars, title: None)
@@ -294,4 +389,8 @@ def test_no_point_of_a_curve_is_beyond_the_last_step() -> None:
     ]
     found = curve([*rows, *ends], read_record({}))
     assert found["train"]["hours"] == [0.01, 0.02]
-    assert found["validation"] == {"tokens": [10.0, 20.0], "hours": [0.01111, 0.02], "loss": [3.0, 2.0]}
+    assert found["validation"] == {
+        "tokens": [10.0, 20.0],
+        "hours": [0.01111, 0.02],
+        "loss": [3.0, 2.0],
+    }

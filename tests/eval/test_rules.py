@@ -42,9 +42,13 @@ def glue(tmp_path: Path, make_record: Any, write_run: Any) -> Record:
 
 
 @pytest.fixture(params=["glue", "embedded"])
-def good(request: pytest.FixtureRequest, tmp_path: Path, make_record: Any, write_run: Any) -> Record:
+def good(
+    request: pytest.FixtureRequest, tmp_path: Path, make_record: Any, write_run: Any
+) -> Record:
     """The same, of either suite."""
-    return copy.deepcopy(load_run(write_run(tmp_path / "first", make_record(request.param))).record.raw)
+    return copy.deepcopy(
+        load_run(write_run(tmp_path / "first", make_record(request.param))).record.raw
+    )
 
 
 def test_telling_replaced_tokens_is_the_open_division(glue: Record) -> None:
@@ -75,18 +79,30 @@ def test_a_record_cannot_claim_to_be_older_than_it_is(glue: Record) -> None:
 
 def test_what_is_broken_before_the_first_step_is_foreseen(good: Record) -> None:
     """By the same checks, on a record without steps and scores."""
-    known = {key: good["pretrain"][key] for key in ("start", "devices", "objective", "forced", "compiled")}
-    begun = {**good, "pretrain": {**known, "compile_cache": "own", "budget": {"spent_seconds": 86400.0}}}
+    known = {
+        key: good["pretrain"][key]
+        for key in ("start", "devices", "objective", "forced", "compiled")
+    }
+    begun = {
+        **good,
+        "pretrain": {**known, "compile_cache": "own", "budget": {"spent_seconds": 86400.0}},
+    }
     del begun["glue"]
     assert foreseen(begun) == []
     begun["environment"] = {**begun["environment"], "git": {"commit": None}}
     begun["corpus"] = {**begun["corpus"], "sources": [{"name": "a.txt", "license": None}]}
-    begun["pretrain"] |= {"compile_cache": "given", "devices": 2, "budget": {"spent_seconds": 90000.0}}
+    begun["pretrain"] |= {
+        "compile_cache": "given",
+        "devices": 2,
+        "budget": {"spent_seconds": 90000.0},
+    }
     assert [line.split(":")[0] for line in foreseen(begun)] == ["R10", "R11", "R15", "R23", "R25"]
     assert foreseen(begun)[2] == "R15: source 'a.txt' has no license"
 
 
-def test_what_stands_in_the_record_is_no_file_beside_it(tmp_path: Path, make_record: Any, write_run: Any) -> None:
+def test_what_stands_in_the_record_is_no_file_beside_it(
+    tmp_path: Path, make_record: Any, write_run: Any
+) -> None:
     """Neither a journal nor a history: both are read from their files alone."""
     folder = write_run(tmp_path / "first", make_record())
     (folder / "record.json").write_text(json.dumps(load_run(folder).record.raw))
@@ -105,11 +121,16 @@ def test_the_content_of_the_tasks_is_evidence_and_what_is_not_known_is_said(good
         assert evidence.startswith(f"{said}; official by SHA-256: cola, sst2, stsb, rte, wnli; ")
         assert "official SHA-256 not known: mrpc (cdcdcdcdcdcd), qqp (" in evidence
         del _tasks(good)["rte"]["data_sha256"]
-        assert find("R22", good).evidence == "SHA-256 of the data not recorded: rte" and broken(good) == ["R22"]
+        assert find("R22", good).evidence == "SHA-256 of the data not recorded: rte" and broken(
+            good
+        ) == ["R22"]
     else:
         assert find("R22", good) == ("R22", True, said) and judge(good).division == "closed"
     del _tasks(good)["rte"]["seen_in_training"]
-    assert "rte: how many scored examples are training examples too is not on record" in find("R22", good).evidence
+    assert (
+        "rte: how many scored examples are training examples too is not on record"
+        in find("R22", good).evidence
+    )
 
 
 def test_the_own_records_of_this_project_are_valid() -> None:
@@ -174,8 +195,14 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
         lambda r: r.pop("rules_version"),
         lambda r: r.pop("suite_version"),
     ],
-    "R2": [lambda r: r["pretrain"].update(train_loss=math.inf), lambda r: r["corpus"].update(counts=[1, math.nan])],
-    "R3": [lambda r: r["pretrain"].update(status="interrupted"), lambda r: r["pretrain"].update(tokens=None)],
+    "R2": [
+        lambda r: r["pretrain"].update(train_loss=math.inf),
+        lambda r: r["corpus"].update(counts=[1, math.nan]),
+    ],
+    "R3": [
+        lambda r: r["pretrain"].update(status="interrupted"),
+        lambda r: r["pretrain"].update(tokens=None),
+    ],
     "R4": [
         lambda r: r["pretrain"]["budget"].update(overrun_seconds=0.1),
         lambda r: r["pretrain"]["budget"].update(spent=r["pretrain"]["budget"]["limit"] * 1.01),
@@ -213,9 +240,14 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
         lambda r: _value(r, "rte", -0.5),
         lambda r: _value(r, "cola", -1.5),
         lambda r: _tasks(r)["cola"]["metrics"].update(accuracy={"per_seed": [0.5, 2.0, 0.5]}),
-        lambda r: _tasks(r)["rte"].update(score=95.0, metrics={"accuracy": {"per_seed": [0.95, 0.95, 0.95]}}),
+        lambda r: _tasks(r)["rte"].update(
+            score=95.0, metrics={"accuracy": {"per_seed": [0.95, 0.95, 0.95]}}
+        ),
         lambda r: r["glue"]["random"]["hyperparameters"].update(epochs=4),
-        lambda r: (r["glue"]["pretrained"].update(seeds=[]), _tasks(r)["rte"]["metrics"]["accuracy"].clear()),
+        lambda r: (
+            r["glue"]["pretrained"].update(seeds=[]),
+            _tasks(r)["rte"]["metrics"]["accuracy"].clear(),
+        ),
     ],
     "R8": [
         lambda r: _average(r).update(value=_average(r)["value"] + 1),
@@ -235,7 +267,9 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
     "R10": [
         lambda r: r["pretrain"].update(devices=2),
         lambda r: r["environment"].pop("device"),
-        lambda r: r.update(resumed=[{**r["environment"], "device": {"kind": "cpu", "name": "another"}}]),
+        lambda r: r.update(
+            resumed=[{**r["environment"], "device": {"kind": "cpu", "name": "another"}}]
+        ),
     ],
     "R11": [
         lambda r: r["pretrain"]["budget"].update(spent_seconds=24 * 3600 + 1.0),
@@ -264,16 +298,24 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
     ],
     "R16": [
         lambda r: r["corpus"].update(sources=[]),
-        lambda r: r["corpus"]["sources"].append({"name": "data/GLUE/RTE/train.tsv", "license": "x"}),
-        lambda r: r["corpus"]["sources"].append({"name": "rajpurkar/squad", "kind": "hub", "license": "x"}),
-        lambda r: r["corpus"]["sources"].append({"name": "x/y", "dataset": "nyu-mll/glue", "license": "x"}),
+        lambda r: r["corpus"]["sources"].append(
+            {"name": "data/GLUE/RTE/train.tsv", "license": "x"}
+        ),
+        lambda r: r["corpus"]["sources"].append(
+            {"name": "rajpurkar/squad", "kind": "hub", "license": "x"}
+        ),
+        lambda r: r["corpus"]["sources"].append(
+            {"name": "x/y", "dataset": "nyu-mll/glue", "license": "x"}
+        ),
         lambda r: r["corpus"].pop("decontamination"),
         lambda r: r["corpus"]["decontamination"].update(ngram=50),
         lambda r: r["corpus"]["decontamination"].pop("development"),
         lambda r: r["corpus"]["decontamination"]["development"].pop("QQP/dev.tsv"),
         lambda r: r["corpus"]["decontamination"]["development"].pop("MNLI/dev_mismatched.tsv"),
         lambda r: r["corpus"]["decontamination"]["development"]["RTE/dev.tsv"].update(texts=2),
-        lambda r: r["corpus"]["decontamination"]["development"]["RTE/dev.tsv"].update(sha256="0" * 64),
+        lambda r: r["corpus"]["decontamination"]["development"]["RTE/dev.tsv"].update(
+            sha256="0" * 64
+        ),
         lambda r: _tasks(r)["mrpc"].pop("texts_sha256"),
     ],
     "R17": [
@@ -318,11 +360,16 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
     "R23": [
         lambda r: r["environment"]["git"].update(dirty=True),
         lambda r: r["environment"]["git"].update(commit=None),
-        lambda r: r.update(resumed=[r["environment"], {**r["environment"], "git": {"commit": "c", "dirty": True}}]),
+        lambda r: r.update(
+            resumed=[r["environment"], {**r["environment"], "git": {"commit": "c", "dirty": True}}]
+        ),
         lambda r: r["glue"]["pretrained"]["environment"]["git"].update(dirty=None),
         lambda r: r["history_file"]["entries"][0].update(git={"commit": "c", "dirty": True}),
     ],
-    "R24": [lambda r: r["pretrain"].update(forced=["budget"]), lambda r: r["pretrain"].pop("forced")],
+    "R24": [
+        lambda r: r["pretrain"].update(forced=["budget"]),
+        lambda r: r["pretrain"].pop("forced"),
+    ],
     "R25": [
         lambda r: r["pretrain"].update(compile_cache="given"),
         lambda r: r["resumed"][0].update(compile_cache="given"),
@@ -341,7 +388,7 @@ BREAKS: dict[str, list[Callable[[Record], Any]]] = {
         lambda r: r["contradictions"].append("budget.jsonl: step 3: tokens falls"),
         lambda r: r.pop("contradictions"),
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("number", [rule.number for rule in RULES])
@@ -352,17 +399,33 @@ def test_each_rule_can_be_broken(number: str, glue: Record) -> None:
         change(record)
         finding = find(number, record)
         assert not finding.ok and finding.evidence, f"{number}, change {index}"
-        assert judge(record).division == "invalid" if division == "both" else judge(record).division != "closed"
+        assert (
+            judge(record).division == "invalid"
+            if division == "both"
+            else judge(record).division != "closed"
+        )
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "coca-cola/articles.txt", "rte/2024/news.txt", "mycola/a.txt", "cb/train.txt", "ax/test.txt", "record/a.tsv",
-        "hot-glue/all.txt", "cola-wars/train.jsonl", "diagnostic/train.tsv", "text/squadron.txt", "a/train-v1.1.json",
-        "quorate/a.txt", "rte/train/news.txt", "squad5/a.txt", "record/train/0.csv",
+        "coca-cola/articles.txt",
+        "rte/2024/news.txt",
+        "mycola/a.txt",
+        "cb/train.txt",
+        "ax/test.txt",
+        "record/a.tsv",
+        "hot-glue/all.txt",
+        "cola-wars/train.jsonl",
+        "diagnostic/train.tsv",
+        "text/squadron.txt",
+        "a/train-v1.1.json",
+        "quorate/a.txt",
+        "rte/train/news.txt",
+        "squad5/a.txt",
+        "record/train/0.csv",
     ],
-)  # fmt: skip
+)
 def test_a_word_in_the_path_of_a_text_does_not_make_it_downstream(glue: Record, name: str) -> None:
     glue["corpus"]["sources"].append({"name": name, "kind": "text", "license": "x"})
     assert judge(glue).division == "closed"
@@ -371,27 +434,56 @@ def test_a_word_in_the_path_of_a_text_does_not_make_it_downstream(glue: Record, 
 @pytest.mark.parametrize(
     "name",
     [
-        "CoLA/dev.tsv", "a/GLUE/mnli/dev_matched.tsv.gz", "sst2/train-00000-of-00001.parquet", "glue/squad.jsonl",
-        "CoLA/original/raw/in_domain_train.tsv", "SST-2/original/SOStr.txt", "multinli_1.0/multinli_1.0_train.jsonl",
-        "multinli_1.0_train.jsonl", "SQuAD/train-v1.1.json", "squad-train-v1.1.json", "stsbenchmark/sts-train.csv",
-        "glue/all_train.json", "glue_data/a.txt", "cola_public_1.1/a.txt", "glue_rte.csv", "boolq/a.txt", "MultiRC.xz",
-        "RTE/train.tsv", "CB/val.jsonl", "ax/test-00000-of-00001.parquet", "diagnostic/diagnostic.tsv", "AX-b/AX-b.csv",
-        "datasets--stanfordnlp--sst2/snapshots/1/data/train-00000-of-00001.parquet", "datasets--x--my-rte/a.parquet",
-        "SQuAD2.0/a.json", "squad_v2/a.json", "msr_paraphrase_train.txt", "quora_duplicate_questions.tsv",
+        "CoLA/dev.tsv",
+        "a/GLUE/mnli/dev_matched.tsv.gz",
+        "sst2/train-00000-of-00001.parquet",
+        "glue/squad.jsonl",
+        "CoLA/original/raw/in_domain_train.tsv",
+        "SST-2/original/SOStr.txt",
+        "multinli_1.0/multinli_1.0_train.jsonl",
+        "multinli_1.0_train.jsonl",
+        "SQuAD/train-v1.1.json",
+        "squad-train-v1.1.json",
+        "stsbenchmark/sts-train.csv",
+        "glue/all_train.json",
+        "glue_data/a.txt",
+        "cola_public_1.1/a.txt",
+        "glue_rte.csv",
+        "boolq/a.txt",
+        "MultiRC.xz",
+        "RTE/train.tsv",
+        "CB/val.jsonl",
+        "ax/test-00000-of-00001.parquet",
+        "diagnostic/diagnostic.tsv",
+        "AX-b/AX-b.csv",
+        "datasets--stanfordnlp--sst2/snapshots/1/data/train-00000-of-00001.parquet",
+        "datasets--x--my-rte/a.parquet",
+        "SQuAD2.0/a.json",
+        "squad_v2/a.json",
+        "msr_paraphrase_train.txt",
+        "quora_duplicate_questions.tsv",
         "rte/train/0000.parquet",
     ],
-)  # fmt: skip
+)
 def test_a_file_in_a_folder_of_a_task_or_called_so_is_downstream(glue: Record, name: str) -> None:
     glue["corpus"]["sources"].append({"name": name, "kind": "text", "license": "x"})
     assert f"downstream data among the sources: {name}" in find("R16", glue).evidence
 
 
-def test_a_data_set_of_the_hub_is_downstream_by_the_words_of_its_name_and_a_local_one_by_its_path(glue: Record) -> None:
+def test_a_data_set_of_the_hub_is_downstream_by_the_words_of_its_name_and_a_local_one_by_its_path(
+    glue: Record,
+) -> None:
     for name, folder, ok in [
-        ("x/QQP_triplets/train", None, False), ("google/boolq/train", None, False), ("x/copa/train", None, False),
-        ("SetFit/sst5/train", None, False), ("quora/train", None, False), ("x/squad2/train", None, False),
-        ("x/cocacola/train", None, True), ("./squad/train", "./squad", False), ("./my-squad/train", "./my-squad", True),
-    ]:  # fmt: skip
+        ("x/QQP_triplets/train", None, False),
+        ("google/boolq/train", None, False),
+        ("x/copa/train", None, False),
+        ("SetFit/sst5/train", None, False),
+        ("quora/train", None, False),
+        ("x/squad2/train", None, False),
+        ("x/cocacola/train", None, True),
+        ("./squad/train", "./squad", False),
+        ("./my-squad/train", "./my-squad", True),
+    ]:
         source = {
             "name": name,
             "kind": "hub",
@@ -399,25 +491,38 @@ def test_a_data_set_of_the_hub_is_downstream_by_the_words_of_its_name_and_a_loca
             "folder": folder,
             "dataset": None if folder else name[:-6],
         }
-        changed = {**glue, "corpus": {**glue["corpus"], "sources": [*glue["corpus"]["sources"], source]}}
+        changed = {
+            **glue,
+            "corpus": {**glue["corpus"], "sources": [*glue["corpus"]["sources"], source]},
+        }
         assert find("R16", changed).ok == ok, name
 
 
 def test_results_of_a_scoring_that_was_broken_off_are_known_one_by_one() -> None:
     """Of two seeds that predict the same, such as one class alone, both."""
-    lines = [{"init": "pretrained", "suite": "glue", "key": key, "predictions_sha256": "same"} for key in "abc"]
+    lines = [
+        {"init": "pretrained", "suite": "glue", "key": key, "predictions_sha256": "same"}
+        for key in "abc"
+    ]
     section = {"suite": "glue", "seeds": [0], "history_entries": 1}
-    record = {"glue": {"pretrained": section}, "history": {"entries": 1}, "history_file": {"entries": lines}}
+    record = {
+        "glue": {"pretrained": section},
+        "history": {"entries": 1},
+        "history_file": {"entries": lines},
+    }
     assert [line.key for line in made_later(read_record(record), "pretrained")] == ["b", "c"]
 
 
 def test_a_later_scorings_files_are_told_by_task_and_seed() -> None:
     """Its seed 1 may predict what the section's own seed 0 did."""
     lines = [
-        {"task": "rte", "seed": seed, "predictions_sha256": sha256} for seed, sha256 in ((0, "a"), (1, "b"), (1, "a"))
+        {"task": "rte", "seed": seed, "predictions_sha256": sha256}
+        for seed, sha256 in ((0, "a"), (1, "b"), (1, "a"))
     ]
     read = read_record({"history_file": {"entries": lines}}).history_file
-    assert read and files_of(read.entries[2:]) - files_of(read.entries[:2]) == {("rte-seed1.npz", "a")}
+    assert read and files_of(read.entries[2:]) - files_of(read.entries[:2]) == {
+        ("rte-seed1.npz", "a")
+    }
 
 
 def test_a_claim_of_the_open_division_stays_wherever_it_is_written(good: Record) -> None:
@@ -430,11 +535,16 @@ def test_the_search_for_downstream_text(glue: Record) -> None:
     """It is demanded of text that was not generated; what it removed is shown."""
     search = glue["corpus"]["decontamination"]
     search["removed"] = {"CoLA": 3, "QNLI": 1700}
-    assert find("R16", glue).ok and "documents removed: CoLA 3, QNLI 1700" in find("R16", glue).evidence
+    assert (
+        find("R16", glue).ok
+        and "documents removed: CoLA 3, QNLI 1700" in find("R16", glue).evidence
+    )
     unscored = {key: value for key, value in glue.items() if key != "glue"}
     assert find("R16", unscored).ok
     search["development"]["MNLI/dev_mismatched.tsv"].update(texts=0)
-    assert find("R16", unscored).evidence.endswith("; 0 texts of MNLI/dev_mismatched.tsv, which has 19664")
+    assert find("R16", unscored).evidence.endswith(
+        "; 0 texts of MNLI/dev_mismatched.tsv, which has 19664"
+    )
     glue["corpus"]["decontamination"] = {"ngram": 13}
     assert "delete the corpus and prepare it anew" in find("R16", glue).evidence
     del glue["corpus"]["decontamination"]
@@ -446,9 +556,13 @@ def test_the_search_for_downstream_text(glue: Record) -> None:
     assert judge(glue).division == "open"
 
 
-def test_embedded_tasks_are_those_of_the_corpus(tmp_path: Path, make_record: Any, write_run: Any) -> None:
+def test_embedded_tasks_are_those_of_the_corpus(
+    tmp_path: Path, make_record: Any, write_run: Any
+) -> None:
     """A folder of anybody's making, or another seed's, is none."""
-    record = copy.deepcopy(load_run(write_run(tmp_path / "first", make_record("embedded"))).record.raw)
+    record = copy.deepcopy(
+        load_run(write_run(tmp_path / "first", make_record("embedded"))).record.raw
+    )
     for sha256 in ("0" * 64, None):
         record["glue"]["pretrained"]["tasks_corpus_sha256"] = sha256
         assert broken(record) == ["R22"]
@@ -467,10 +581,15 @@ def test_rows_that_do_not_compete_may_have_fewer_seeds(
     record = make_record()
     record["glue"]["random"] = make_section("random", seeds=[0])
     found = load_run(write_run(tmp_path / "first", record)).record
-    assert table.judge(found).division == "closed" and "random: seeds [0]" in find("R21", found.raw).evidence
+    assert (
+        table.judge(found).division == "closed"
+        and "random: seeds [0]" in find("R21", found.raw).evidence
+    )
 
 
-def test_what_lies_beside_the_record_is_looked_at(tmp_path: Path, make_record: Any, write_run: Any) -> None:
+def test_what_lies_beside_the_record_is_looked_at(
+    tmp_path: Path, make_record: Any, write_run: Any
+) -> None:
     """A model need not lie there, and what only people read may."""
     record = make_record()
     record["pretrain"]["final_files"].pop("model.safetensors")
@@ -484,8 +603,13 @@ def test_what_lies_beside_the_record_is_looked_at(tmp_path: Path, make_record: A
     (folder / "glue/pretrained/predictions/rte-seed1.npz").write_text("x")
     (folder / "glue/pretrained/predictions/cola-seed0.npz").unlink()
     (finding,) = table.judge(load_run(folder).record).broken
-    lost, altered = "not beside the record: cola-seed0.npz", "not those of the history: rte-seed1.npz"
-    assert finding.rule == "R26" and all(said in finding.evidence for said in (lost, altered, "final/config.json"))
+    lost, altered = (
+        "not beside the record: cola-seed0.npz",
+        "not those of the history: rte-seed1.npz",
+    )
+    assert finding.rule == "R26" and all(
+        said in finding.evidence for said in (lost, altered, "final/config.json")
+    )
 
 
 def test_a_model_from_elsewhere_is_open_not_invalid(good: Record) -> None:
@@ -495,7 +619,9 @@ def test_a_model_from_elsewhere_is_open_not_invalid(good: Record) -> None:
     assert judge(good).division == "open"
 
 
-def test_scores_on_marked_subsets_with_missing_tasks_are_open(good: Record, recompute_averages: Any) -> None:
+def test_scores_on_marked_subsets_with_missing_tasks_are_open(
+    good: Record, recompute_averages: Any
+) -> None:
     for section in good["glue"].values():
         del section["tasks"]["qqp"]
         section["tasks"]["qnli"].update(train_examples=13459, subset=True)
@@ -503,13 +629,19 @@ def test_scores_on_marked_subsets_with_missing_tasks_are_open(good: Record, reco
     assert judge(good).division == "open" and broken(good) == ["R22"]
 
 
-def test_a_failed_seed_leaves_its_score_missing_and_the_record_valid(good: Record, recompute_averages: Any) -> None:
+def test_a_failed_seed_leaves_its_score_missing_and_the_record_valid(
+    good: Record, recompute_averages: Any
+) -> None:
     section = good["glue"]["pretrained"]
-    section["tasks"]["cola"].update(score=None, problem="seed 1: the loss is not finite", scored_epochs=[5, 2, 5])
+    section["tasks"]["cola"].update(
+        score=None, problem="seed 1: the loss is not finite", scored_epochs=[5, 2, 5]
+    )
     section["tasks"]["cola"]["metrics"]["matthews_correlation"]["per_seed"][1] = None
     section["averages"] = recompute_averages(section)
     assert broken(good) == ["R22"]  # R20 holds: what was scored is the last epoch
-    section["tasks"]["cola"]["score"] = 50.0  # a median of the seeds that did not fail is a substitute
+    section["tasks"]["cola"]["score"] = (
+        50.0  # a median of the seeds that did not fail is a substitute
+    )
     assert "R7" in broken(good)
 
 

@@ -27,9 +27,13 @@ class Chain(MaskedLM):
 
     def __init__(self, width: int = 3) -> None:
         nn.Module.__init__(self)
-        self.config = ModelConfig(vocab_size=8, hidden_size=4, num_heads=2, num_layers=2, tie_embeddings=False)
+        self.config = ModelConfig(
+            vocab_size=8, hidden_size=4, num_heads=2, num_layers=2, tie_embeddings=False
+        )
         self.encoder = nn.Module()  # type: ignore[assignment]
-        self.encoder.blocks = nn.ModuleList(nn.Linear(width, width, bias=False).double() for _ in range(2))
+        self.encoder.blocks = nn.ModuleList(
+            nn.Linear(width, width, bias=False).double() for _ in range(2)
+        )
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         first, second = self.encoder.blocks
@@ -84,13 +88,18 @@ def test_ages_are_those_of_the_papers() -> None:
     for stages in (Stages(4, 1), Stages(4, 4), Stages(8, 3), Stages(5, 16)):
         for stage in range(stages.number):
             every = {
-                name: [rule.age(stages, stage, n) for n in range(stages.micro_batches)] for name, rule in RULES.items()
+                name: [rule.age(stages, stage, n) for n in range(stages.micro_batches)]
+                for name, rule in RULES.items()
             }
             assert set(every["synchronous"]) == {0}
             assert set(every["pipedream"]) == {stages.number - 1 - stage}
             assert set(every["2bw"]) == {1}
             expected = (2 * (stages.number - 1 - stage) + 1) / stages.micro_batches
-            assert statistics.fmean(every["pipemare"]) == pytest.approx(expected) == stages.mean_age(stage)
+            assert (
+                statistics.fmean(every["pipemare"])
+                == pytest.approx(expected)
+                == stages.mean_age(stage)
+            )
 
 
 @pytest.mark.parametrize("name", ["pipedream", "2bw", "pipemare", "pipemare-t1", "pipemare-t1-t2"])
@@ -105,10 +114,14 @@ def test_updates_are_those_that_are_calculated_by_hand(name: str) -> None:
         training.step([Given(x) for x in xs], rate)  # type: ignore[misc]
         total = [torch.zeros(3, 3).double()] * 2
         for n, x in enumerate(xs):
-            seen = [versions[max(0, step - rule.age(stages, stage, n))][stage] for stage in range(2)]
+            seen = [
+                versions[max(0, step - rule.age(stages, stage, n))][stage] for stage in range(2)
+            ]
             newest = versions[-1]
             if rule.corrects:
-                newest = [w - v * (2 * (1 - s) + 1) / 2 for s, (w, v) in enumerate(zip(newest, velocity))]
+                newest = [
+                    w - v * (2 * (1 - s) + 1) / 2 for s, (w, v) in enumerate(zip(newest, velocity))
+                ]
             found = gradients(seen, seen if rule.stashes else newest, x)
             total = [a + b / 2 for a, b in zip(total, found)]  # the engine's mean over targets
         rates = [rate / 1.5 ** (1 - min(step / annealing, 1)) if rule.slows else rate, rate]
@@ -126,14 +139,19 @@ def test_a_tied_matrix_is_refused(make_model: Callable[..., Any]) -> None:
 
 
 def test_the_study_is_written_and_continued(
-    tmp_path: Path, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    compose: Callable[..., dict[str, Any]],
+    tiny_overrides: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settings = compose(*tiny_overrides, "budget.steps=3", "train.micro_batch=2", "name=s")
     pipelines.main(settings, 2, [0], tmp_path)
     text = (tmp_path / "study.md").read_text(encoding="utf-8")
     assert all(f"| {name} |" in text for name in [*RULES, "gpipe", "1f1b", "zbv"])
     assert "20.0% | 20.0%" in text  # (p - 1) / (m + p - 1) with p = 2, m = 4
-    assert (tmp_path / "study.svg").exists() and "micro-batch 3" in (tmp_path / "time-gpipe.svg").read_text()
+    assert (tmp_path / "study.svg").exists() and "micro-batch 3" in (
+        tmp_path / "time-gpipe.svg"
+    ).read_text()
     monkeypatch.setattr(pipelines, "_train", lambda *_: pytest.fail("is done already"))
     pipelines.main(settings, 2, [0], tmp_path)
     with pytest.raises(UserError, match=r"study.stages=3 is above model.num_layers=2"):
@@ -149,7 +167,11 @@ def test_the_study_is_written_and_continued(
     ],
 )
 def test_what_is_not_simulated_is_refused(
-    tmp_path: Path, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str], override: str, problem: str
+    tmp_path: Path,
+    compose: Callable[..., dict[str, Any]],
+    tiny_overrides: list[str],
+    override: str,
+    problem: str,
 ) -> None:
     settings = compose(*tiny_overrides, "budget.steps=3", "train.micro_batch=2", override)
     with pytest.raises(UserError, match=rf"study pipelines: .*{problem}"):
@@ -158,17 +180,27 @@ def test_what_is_not_simulated_is_refused(
 
 @pytest.mark.parametrize("lost", [["2bw"], ["synchronous"], ["synchronous", "2bw"]])
 def test_a_run_that_diverged_says_so(
-    tmp_path: Path, compose: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, lost: list[str]
+    tmp_path: Path,
+    compose: Callable[..., dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    lost: list[str],
 ) -> None:
     """Its loss is not finite, and nothing is compared with it: of the same seed, of whichever rule."""
     losses = {rule: float("nan") if name in lost else 2.5 for name, rule in RULES.items()}
-    monkeypatch.setattr(pipelines, "_train", lambda _, rule, stages: {"rows": [], "validation_loss": losses[rule]})
+    monkeypatch.setattr(
+        pipelines, "_train", lambda _, rule, stages: {"rows": [], "validation_loss": losses[rule]}
+    )
     settings = compose("model=tiny", "budget.steps=3", "train.micro_batch=2")
     for _ in range(2):  # the second time as stored
         pipelines.main(settings, 2, [0, 1], tmp_path)
-        rows = (line.strip("| ").split(" | ") for line in (tmp_path / "study.md").read_text().splitlines())
+        rows = (
+            line.strip("| ").split(" | ")
+            for line in (tmp_path / "study.md").read_text().splitlines()
+        )
         found = {row[0]: row[3:] for row in rows if row[0] in RULES}
         assert {name for name, row in found.items() if row[0] == "diverged"} == set(lost)
         against = "–" if "synchronous" in lost else "+0.000"
         assert all(row == ["diverged", "–", "–"] for name, row in found.items() if name in lost)
-        assert all(row == ["2.500", "0.000", against] for name, row in found.items() if name not in lost)
+        assert all(
+            row == ["2.500", "0.000", against] for name, row in found.items() if name not in lost
+        )

@@ -51,7 +51,9 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calls:
         path.write_text(json.dumps(record))
 
     monkeypatch.setattr(study, "_verb", verb)
-    monkeypatch.setattr(study, "given_overrides", lambda: ["study.what=vocab", "name=x", "budget.hours=1"])
+    monkeypatch.setattr(
+        study, "given_overrides", lambda: ["study.what=vocab", "name=x", "budget.hours=1"]
+    )
     return made
 
 
@@ -59,7 +61,11 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calls:
 def settings(compose: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     def make(tmp_path: Path, **changes: Any) -> dict[str, Any]:
         places = {"runs": str(tmp_path), "corpora": str(tmp_path / "corpora"), "name": "x"}
-        return {**compose(), **places, "study": {"vocab_sizes": [512, 1024], "seeds": [0, 1], **changes}}
+        return {
+            **compose(),
+            **places,
+            "study": {"vocab_sizes": [512, 1024], "seeds": [0, 1], **changes},
+        }
 
     return make
 
@@ -72,15 +78,31 @@ def test_all_is_checked_before_anything_trains_and_every_run_has_the_users_setti
     assert [(verb, overrides[-1]) for verb, overrides in checks] == [
         (verb, "--check") for verb in ("glue", "prepare", "pretrain") * 2
     ]
-    assert calls[6:] == runs and all({"name=x-vocab512-1", "name=x-vocab1024-1"} & set(words) for _, words in checks)
-    assert checks[0][1] == ["budget.hours=1", "tokenizer.vocab_size=512", "name=x-vocab512-1", "--check"]
+    assert calls[6:] == runs and all(
+        {"name=x-vocab512-1", "name=x-vocab1024-1"} & set(words) for _, words in checks
+    )
+    assert checks[0][1] == [
+        "budget.hours=1",
+        "tokenizer.vocab_size=512",
+        "name=x-vocab512-1",
+        "--check",
+    ]
     assert [verb for verb, _ in runs] == ["prepare", "pretrain", "glue"] * 4
-    assert runs[0][1] == ["budget.hours=1", "tokenizer.vocab_size=512", "name=x-vocab512-0", "seed=0"]
+    assert runs[0][1] == [
+        "budget.hours=1",
+        "tokenizer.vocab_size=512",
+        "name=x-vocab512-0",
+        "seed=0",
+    ]
     table = (tmp_path / "x-vocab-study" / "study.md").read_text()
-    assert "| vocab512 | 2 | 500 | – | – | 2.500 | 1,000 |" in table and "| vocab1024 | 2 |" in table
+    assert (
+        "| vocab512 | 2 | 500 | – | – | 2.500 | 1,000 |" in table and "| vocab1024 | 2 |" in table
+    )
 
 
-def test_the_same_command_again_does_only_what_is_missing(calls: Calls, settings: Settings, tmp_path: Path) -> None:
+def test_the_same_command_again_does_only_what_is_missing(
+    calls: Calls, settings: Settings, tmp_path: Path
+) -> None:
     main(settings(tmp_path, glue=False))
     assert {verb for verb, _ in calls} == {"prepare", "pretrain"}
     calls.clear()
@@ -88,14 +110,18 @@ def test_the_same_command_again_does_only_what_is_missing(calls: Calls, settings
     assert [verb for verb, _ in ran(calls)] == ["glue"] * 4
     assert {verb for verb, _ in calls} == {"glue"}
     calls.clear()
-    main(settings(tmp_path))  # by its record a run is scored as soon as one initialisation is: glue knows what it lacks
+    main(
+        settings(tmp_path)
+    )  # by its record a run is scored as soon as one initialisation is: glue knows what it lacks
     assert [verb for verb, _ in ran(calls)] == ["glue"] * 4
     calls.clear()
     path = tmp_path / "x-vocab512-1" / "record.json"
     path.write_text(json.dumps({"format": 1, "pretrain": {"status": "interrupted"}}))
     main(settings(tmp_path))
     runs = [call for call in ran(calls) if "name=x-vocab512-1" in call[1]]
-    assert [verb for verb, _ in runs] == ["prepare", "pretrain", "glue"] and "resume=true" in runs[1][1]
+    assert [verb for verb, _ in runs] == ["prepare", "pretrain", "glue"] and "resume=true" in runs[
+        1
+    ][1]
     assert [verb for verb, _ in ran(calls) if verb != "glue"] == ["prepare", "pretrain"]
 
 
@@ -110,7 +136,11 @@ def earlier(compose: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[
         config = compose(*(each for each in own if each.partition("=")[0] not in typed), *overrides)
         path = tmp_path / "x-vocab1024-1" / "record.json"
         path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps({"format": 1, "config": config, "pretrain": {"status": "finished"}, **sections}))
+        path.write_text(
+            json.dumps(
+                {"format": 1, "config": config, "pretrain": {"status": "finished"}, **sections}
+            )
+        )
 
     return make
 
@@ -126,12 +156,20 @@ def earlier(compose: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[
 )
 @pytest.mark.parametrize("status", ["finished", "interrupted", "diverged"])
 def test_a_run_made_with_other_settings_ends_the_study_before_anything_runs(
-    calls: Calls, settings: Settings, earlier: Callable[..., None], tmp_path: Path,
-    override: str, was: str, wanted: str, status: str,
-) -> None:  # fmt: skip
+    calls: Calls,
+    settings: Settings,
+    earlier: Callable[..., None],
+    tmp_path: Path,
+    override: str,
+    was: str,
+    wanted: str,
+    status: str,
+) -> None:
     """Though it is of the last variant and seed."""
     earlier(override, pretrain={"status": status})
-    with pytest.raises(UserError, match=f"x-vocab1024-1: .* made with {was}, .* has {wanted}.*name=, or remove"):
+    with pytest.raises(
+        UserError, match=f"x-vocab1024-1: .* made with {was}, .* has {wanted}.*name=, or remove"
+    ):
         main(settings(tmp_path))
     assert not calls
 
@@ -143,25 +181,39 @@ def test_a_study_goes_on_with_other_places_and_more_seeds_or_variants(
     main(settings(tmp_path, vocab_sizes=[1024], seeds=[1], glue=False))
     assert not ran(calls)
     main(settings(tmp_path, vocab_sizes=[512, 1024], seeds=[1, 2], glue=False))
-    made = {override for verb, overrides in ran(calls) if verb == "pretrain" for override in overrides}
+    made = {
+        override for verb, overrides in ran(calls) if verb == "pretrain" for override in overrides
+    }
     names = {override for override in made if override.startswith("name=")}
     assert names == {"name=x-vocab512-1", "name=x-vocab512-2", "name=x-vocab1024-2"}
 
 
 def test_a_corpus_may_lie_elsewhere_and_must_be_the_same(
-    calls: Calls, settings: Settings, earlier: Callable[..., None], make_corpus: Callable[..., Path], tmp_path: Path,
+    calls: Calls,
+    settings: Settings,
+    earlier: Callable[..., None],
+    make_corpus: Callable[..., Path],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    folders = [make_corpus(tmp_path / name, documents=20, seed=seed) for name, seed in (("a", 0), ("b", 0), ("c", 1))]
+) -> None:
+    folders = [
+        make_corpus(tmp_path / name, documents=20, seed=seed)
+        for name, seed in (("a", 0), ("b", 0), ("c", 1))
+    ]
     hashes = [Manifest.load(folder / "manifest.json").sha256() for folder in folders]
     assert hashes[0] == hashes[1] != hashes[2]
     for key, sections, other in (
-        ("data.corpus", lambda sha256: {"manifest_sha256": sha256}, f"corpus manifest_sha256={hashes[2]}"),
         (
-            "train.validation_corpus", lambda sha256: {"validation": {"manifest_sha256": sha256}},
+            "data.corpus",
+            lambda sha256: {"manifest_sha256": sha256},
+            f"corpus manifest_sha256={hashes[2]}",
+        ),
+        (
+            "train.validation_corpus",
+            lambda sha256: {"validation": {"manifest_sha256": sha256}},
             f"train.validation_corpus={folders[2]}",
         ),
-    ):  # fmt: skip
+    ):
         given = ["budget.hours=1", f"{key}={folders[0]}"]
         monkeypatch.setattr(study, "given_overrides", lambda given=given: given)
         for folder, sha256, problem in (
@@ -187,9 +239,13 @@ def test_a_corpus_may_lie_elsewhere_and_must_be_the_same(
     ],
 )
 def test_scores_made_with_other_settings_end_a_study_of_scores_only(
-    calls: Calls, settings: Settings, earlier: Callable[..., None], tmp_path: Path,
-    scored: dict[str, Any], problem: str | None,
-) -> None:  # fmt: skip
+    calls: Calls,
+    settings: Settings,
+    earlier: Callable[..., None],
+    tmp_path: Path,
+    scored: dict[str, Any],
+    problem: str | None,
+) -> None:
     earlier(glue={"pretrained": {"suite": "embedded", "tasks": {}, "averages": {}, **scored}})
     if problem:
         with pytest.raises(UserError, match=problem):
@@ -205,10 +261,22 @@ def test_a_run_without_a_model_has_no_score_and_is_not_repeated(
 ) -> None:
     for name in ("x-a-0", "x-b-0"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "record.json").write_text(json.dumps({"format": 1, "pretrain": {"status": status}}))
-    main(settings(tmp_path, what="data", variants={"data": {"a": ["data/filters=gopher"], "b": []}}, seeds=[0]))
+        (tmp_path / name / "record.json").write_text(
+            json.dumps({"format": 1, "pretrain": {"status": status}})
+        )
+    main(
+        settings(
+            tmp_path,
+            what="data",
+            variants={"data": {"a": ["data/filters=gopher"], "b": []}},
+            seeds=[0],
+        )
+    )
     assert not calls
-    assert f"| a | 1 (1 {status}) | – | – | – | – | – |" in (tmp_path / "x-data-study" / "study.md").read_text()
+    assert (
+        f"| a | 1 (1 {status}) | – | – | – | – | – |"
+        in (tmp_path / "x-data-study" / "study.md").read_text()
+    )
 
 
 @pytest.mark.parametrize("status", ["diverged", "exhausted"])
@@ -231,34 +299,54 @@ def test_a_run_that_ends_without_a_model_does_not_end_the_study(
     monkeypatch.setattr(study, "given_overrides", list)
     main(settings(tmp_path, glue=True))
     table = (tmp_path / "x-vocab-study" / "study.md").read_text()
-    assert f"| vocab512 | 2 (1 {status}) | – | – | – | 2.500 | 1,000 |" in table and "| vocab1024 | 2 |" in table
+    assert (
+        f"| vocab512 | 2 (1 {status}) | – | – | – | 2.500 | 1,000 |" in table
+        and "| vocab1024 | 2 |" in table
+    )
 
 
 def scored(name: str, validation: dict[str, str] | None = None, **scores: float | None) -> Run:
     tasks = {entry: {"score": value} for entry, value in scores.items()}
     section = {"suite": "embedded", "tasks": tasks, "averages": {}}
-    record = {"name": name, "glue": {"pretrained": section}, "pretrain": {"validation": {"loss": 3.0}, "tokens": 10}}
+    record = {
+        "name": name,
+        "glue": {"pretrained": section},
+        "pretrain": {"validation": {"loss": 3.0}, "tokens": 10},
+    }
     record |= {"corpus": {"vocab_size": 700, "validation": validation}}
     return Run(Path(name), name, read_record(record))
 
 
 def test_mean_and_spread_over_seeds_of_the_entries_that_all_runs_have(tmp_path: Path) -> None:
-    runs = [scored("a", cola=50.0, sst2=70.0, rte=60.0), scored("b", cola=58.0, sst2=70.0, rte=None)]
+    runs = [
+        scored("a", cola=50.0, sst2=70.0, rte=60.0),
+        scored("b", cola=58.0, sst2=70.0, rte=None),
+    ]
     write(tmp_path, "data", {"v": runs, "w": [scored("a", cola=None)]})
     text = (tmp_path / "study.md").read_text()
-    assert "| v | 2 | 700 | 62.0 | 2.83 | 3.000 | 10 |" in text and "means in percent of: SST-2, CoLA." in text
-    assert "| w | 1 | 700 | – | – | 3.000 | 10 |" in text and "different rows are not comparable" in text
+    assert (
+        "| v | 2 | 700 | 62.0 | 2.83 | 3.000 | 10 |" in text
+        and "means in percent of: SST-2, CoLA." in text
+    )
+    assert (
+        "| w | 1 | 700 | – | – | 3.000 | 10 |" in text
+        and "different rows are not comparable" in text
+    )
 
 
 def test_losses_on_one_text_compare(tmp_path: Path) -> None:
     text = {"folder": "text", "manifest_sha256": "1"}
     others = [scored("c", {"folder": "other", "manifest_sha256": "2"}), scored("d")]
     own = scored("e")  # on the held-out text of its own corpus
-    own = replace(own, record=replace(own.record, corpus=replace(own.record.corpus, manifest_sha256="9")))
+    own = replace(
+        own, record=replace(own.record, corpus=replace(own.record.corpus, manifest_sha256="9"))
+    )
     for other, compare in ((scored("b", text), True), *((one, False) for one in (*others, own))):
         lost = Run(Path("f"), "f", read_record({"pretrain": {"status": "diverged"}}))  # of no text
         write(tmp_path, "data", {"v": [scored("a", text)], "w": [other, lost]})
-        assert ("Validation losses are all on one text." in (tmp_path / "study.md").read_text()) == compare
+        assert (
+            "Validation losses are all on one text." in (tmp_path / "study.md").read_text()
+        ) == compare
     write(tmp_path, "masking", {"v": [own], "w": [own]})
     assert "Validation losses are all on one text." in (tmp_path / "study.md").read_text()
 
@@ -272,10 +360,16 @@ def test_one_run_does_not_count_as_two(
     assert not calls
 
 
-@pytest.mark.parametrize("word", ["seed=3", "name=y", "runs=elsewhere", "resume=true", "+study.glue=true"])
-def test_what_is_the_studys_own_is_no_variants(calls: Calls, settings: Settings, tmp_path: Path, word: str) -> None:
+@pytest.mark.parametrize(
+    "word", ["seed=3", "name=y", "runs=elsewhere", "resume=true", "+study.glue=true"]
+)
+def test_what_is_the_studys_own_is_no_variants(
+    calls: Calls, settings: Settings, tmp_path: Path, word: str
+) -> None:
     variants = {"data": {"a": [], "b": ["optim=sgd", word]}}
-    with pytest.raises(UserError, match=rf"study\.variants\.data\.b: {re.escape(word)} is for the whole study"):
+    with pytest.raises(
+        UserError, match=rf"study\.variants\.data\.b: {re.escape(word)} is for the whole study"
+    ):
         main(settings(tmp_path, what="data", variants=variants))
     assert not calls
 
@@ -286,15 +380,20 @@ def test_a_variants_mistake_names_the_variant_before_anything_runs(
 ) -> None:
     if has_run:
         (tmp_path / "x-b-0").mkdir()
-        (tmp_path / "x-b-0" / "record.json").write_text(json.dumps({"format": 1, "config": {"name": "x-b-0"}}))
-    with pytest.raises(UserError, match=r"^study\.variants\.data\.b: Could not override 'optim\.rate'"):
+        (tmp_path / "x-b-0" / "record.json").write_text(
+            json.dumps({"format": 1, "config": {"name": "x-b-0"}})
+        )
+    with pytest.raises(
+        UserError, match=r"^study\.variants\.data\.b: Could not override 'optim\.rate'"
+    ):
         main(settings(tmp_path, what="data", variants={"data": {"a": [], "b": ["optim.rate=1"]}}))
     assert not calls
 
 
 @pytest.mark.parametrize("what", ["vocab", "pipelines"])
 @pytest.mark.parametrize(
-    ("word", "problem"), [("seed=5", r"give study\.seeds=\[5\]"), ("resume=true", "goes on by itself; leave it out")]
+    ("word", "problem"),
+    [("seed=5", r"give study\.seeds=\[5\]"), ("resume=true", "goes on by itself; leave it out")],
 )
 def test_what_the_study_decides_is_refused(
     calls: Calls,
@@ -321,7 +420,9 @@ def test_a_study_that_is_ended_ends_its_training_in_order(tmp_path: Path) -> Non
     """SIGTERM, as from a job scheduler: the verb that runs hears of it and ends in its own way."""
     child = tmp_path / "python"
     end = f"touch {tmp_path / 'ended'}; exit 143"
-    child.write_text(f"#!/bin/sh\ntrap '{end}' TERM\necho on\nfor _ in $(seq 600); do sleep 0.05; done\n")
+    child.write_text(
+        f"#!/bin/sh\ntrap '{end}' TERM\necho on\nfor _ in $(seq 600); do sleep 0.05; done\n"
+    )
     child.chmod(0o755)
     code = f"import sys; from eval.extras import study; sys.executable = {str(child)!r}; study._verb('pretrain', [])"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
@@ -334,8 +435,16 @@ def test_a_study_that_is_ended_ends_its_training_in_order(tmp_path: Path) -> Non
 
 def test_a_study_of_one_variant_end_to_end(tiny_overrides: list[str], tmp_path: Path) -> None:
     """Every verb the real one, in a process of its own. The same command again trains nothing, another is refused."""
-    places = [f"runs={tmp_path / 'runs'}", f"corpora={tmp_path / 'corpora'}", "name=x", "study.glue=false"]
-    given = [o for o in tiny_overrides if not o.startswith("data.corpus=")] + ["data=embedded", "data.size=20000"]
+    places = [
+        f"runs={tmp_path / 'runs'}",
+        f"corpora={tmp_path / 'corpora'}",
+        "name=x",
+        "study.glue=false",
+    ]
+    given = [o for o in tiny_overrides if not o.startswith("data.corpus=")] + [
+        "data=embedded",
+        "data.size=20000",
+    ]
     wanted = [*places, *given, "budget.steps=3", "study.vocab_sizes=[300]", "study.seeds=[0]"]
     command = [sys.executable, "-m", "cramming", "study", "vocab", *wanted]
     subprocess.run(command, check=True)
@@ -345,14 +454,24 @@ def test_a_study_of_one_variant_end_to_end(tiny_overrides: list[str], tmp_path: 
     table = (tmp_path / "runs/x-vocab-study/study.md").read_text()
     assert f"| vocab300 | 1 | 300 | – | – | {loss:.3f} | {tokens:,} |" in table
     again = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert "cramming pretrain" not in again and (tmp_path / "runs/x-vocab-study/study.md").read_text() == table
+    assert (
+        "cramming pretrain" not in again
+        and (tmp_path / "runs/x-vocab-study/study.md").read_text() == table
+    )
     other = subprocess.run([*command, "optim.lr=0.5"], check=False, capture_output=True, text=True)
-    assert other.returncode == 2 and "x-vocab300-0: this run was made with optim.lr=" in other.stderr
+    assert (
+        other.returncode == 2 and "x-vocab300-0: this run was made with optim.lr=" in other.stderr
+    )
 
 
 def test_a_figure_of_the_losses_stands_beside_the_table(tmp_path: Path) -> None:
-    rows = [{"progress": step / 4, "tokens": 10 * step, "loss": 5.0 - step, "lr": 0.1} for step in range(4)]
-    runs = {name: [replace(scored(name), metrics=rows) for _ in range(3)] for name in ("one", "other")}
+    rows = [
+        {"progress": step / 4, "tokens": 10 * step, "loss": 5.0 - step, "lr": 0.1}
+        for step in range(4)
+    ]
+    runs = {
+        name: [replace(scored(name), metrics=rows) for _ in range(3)] for name in ("one", "other")
+    }
     write(tmp_path, "masking", runs)
     drawn = (tmp_path / "study.svg").read_text()
     assert drawn.startswith("<svg") and all(drawn.count(f">{name}<") == 1 for name in runs)
@@ -371,12 +490,19 @@ STUDIES = ("architectures", "batch", "data", "masking", "schedules")
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("what", STUDIES)
-def test_every_variant_is_a_run_at_any_size(compose: Callable[..., dict[str, Any]], what: str) -> None:
+def test_every_variant_is_a_run_at_any_size(
+    compose: Callable[..., dict[str, Any]], what: str
+) -> None:
     """Names are of one study only: the runs of all studies with one name lie in one folder."""
     given = ["experiment=crammed-bert-day", "scale=30M"]
     settings = compose(*given)
     variants = build(StudyConfig, {**settings["study"], "what": what}, "study").overrides_of(given)
-    others = [name for study, table in settings["study"]["variants"].items() if study != what for name in table]
+    others = [
+        name
+        for study, table in settings["study"]["variants"].items()
+        if study != what
+        for name in table
+    ]
     assert len(variants) > 1 and not variants.keys() & set(others)
     seen = []
     for changes in variants.values():
@@ -393,9 +519,15 @@ def test_shapes_have_the_parameters_of_the_model(compose: Callable[..., dict[str
         config = build(StudyConfig, {**settings["study"], "what": "architectures"}, "study")
         variants, counts = config.overrides_of(["model=crammed-bert", given]), {}
         for name in ("as-chosen", "deep-narrow", "shallow-wide", "plain-mlp"):
-            model = compose("model=crammed-bert", given, *variants[name])["model"] | {"vocab_size": 32768}
+            model = compose("model=crammed-bert", given, *variants[name])["model"] | {
+                "vocab_size": 32768
+            }
             counts[name] = count_parameters(build(ModelConfig, model, "")).without_embeddings
-        assert {name: count for name, count in counts.items() if abs(count / counts["as-chosen"] - 1) > 0.07} == {}
+        assert {
+            name: count
+            for name, count in counts.items()
+            if abs(count / counts["as-chosen"] - 1) > 0.07
+        } == {}
 
 
 def test_a_multiple_of_what_is_set() -> None:
@@ -408,7 +540,8 @@ def test_a_multiple_of_what_is_set() -> None:
             multiplied(f"{name}*=2", settings)
     for times in ("half", "", "nan", "inf"):
         with pytest.raises(
-            UserError, match=rf"study: train\.batch_size\*={times}: {times} is no number to multiply with"
+            UserError,
+            match=rf"study: train\.batch_size\*={times}: {times} is no number to multiply with",
         ):
             multiplied(f"train.batch_size*={times}", settings)
 
@@ -418,16 +551,23 @@ def test_a_multiple_of_what_is_set() -> None:
     [
         (["optim.lr*=0.5", "optim=lamb"], ["optim=lamb", "optim.lr=0.0003125"]),
         (["scale=30M", "model.num_layers*=0.5"], ["scale=30M", "model.num_layers=4"]),
-        (["train.batch_size*=2", "tokenizer.path='a*=b'"], ["tokenizer.path='a*=b'", "train.batch_size=64"]),
+        (
+            ["train.batch_size*=2", "tokenizer.path='a*=b'"],
+            ["tokenizer.path='a*=b'", "train.batch_size=64"],
+        ),
     ],
 )
-def test_a_multiple_is_of_what_the_variant_has_otherwise(changes: list[str], expected: list[str]) -> None:
+def test_a_multiple_is_of_what_the_variant_has_otherwise(
+    changes: list[str], expected: list[str]
+) -> None:
     config = StudyConfig("mine", {"mine": {"a": changes}})
     assert config.overrides_of(["train.batch_size=32"]) == {"a": expected}
 
 
 @pytest.mark.usefixtures("quick")
-def test_learning_rates_follow_the_batch_by_the_square_root(compose: Callable[..., dict[str, Any]]) -> None:
+def test_learning_rates_follow_the_batch_by_the_square_root(
+    compose: Callable[..., dict[str, Any]],
+) -> None:
     """Of every optimizer, with a rule of its own (`optim.lr_scale`) or without."""
     for name in sorted(file.stem for file in (config_folder() / "optim").glob("*.yaml")):
         for batch in (16, 256):
@@ -440,14 +580,22 @@ def test_learning_rates_follow_the_batch_by_the_square_root(compose: Callable[..
             assert peaks["whole-batch"] == Config.of(compose(*shared)).peak_learning_rate, name
             shares = {variant: peak / peaks["whole-batch"] for variant, peak in peaks.items()}
             expected = {"quarter-batch": 0.25, "half-batch": 0.5, "double-batch": 2}
-            assert shares == pytest.approx({v: expected.get(v, 1) ** 0.5 for v in shares}, rel=1e-3), (name, batch)
+            assert shares == pytest.approx(
+                {v: expected.get(v, 1) ** 0.5 for v in shares}, rel=1e-3
+            ), (name, batch)
 
 
 @pytest.mark.usefixtures("quick")
-def test_masked_variants_are_masked_whatever_the_objective(compose: Callable[..., dict[str, Any]]) -> None:
+def test_masked_variants_are_masked_whatever_the_objective(
+    compose: Callable[..., dict[str, Any]],
+) -> None:
     shared = ["objective=causal-then-mlm"]
-    variants = build(StudyConfig, compose(*shared)["study"] | {"what": "masking"}, "study").overrides_of(shared)
-    assert {Config.of(compose(*shared, *changes)).objective.kinds for changes in variants.values()} == {"mlm"}
+    variants = build(
+        StudyConfig, compose(*shared)["study"] | {"what": "masking"}, "study"
+    ).overrides_of(shared)
+    assert {
+        Config.of(compose(*shared, *changes)).objective.kinds for changes in variants.values()
+    } == {"mlm"}
 
 
 @pytest.mark.usefixtures("quick")
@@ -465,10 +613,14 @@ def test_settings(compose: Callable[..., dict[str, Any]]) -> None:
     config = build(StudyConfig, settings["study"], "study")
     assert config.overrides_of([])["vocab1024"] == ["tokenizer.vocab_size=1024"]
     scored = {
-        what for what in ("vocab", *STUDIES) if build(StudyConfig, settings["study"] | {"what": what}, "").fine_tunes
+        what
+        for what in ("vocab", *STUDIES)
+        if build(StudyConfig, settings["study"] | {"what": what}, "").fine_tunes
     }
     assert set(config.variants) == set(STUDIES) and scored == {"vocab", "data"}
-    with pytest.raises(UserError, match=r"study: what='all': choose one of architectures, batch, .*vocab"):
+    with pytest.raises(
+        UserError, match=r"study: what='all': choose one of architectures, batch, .*vocab"
+    ):
         build(StudyConfig, settings["study"] | {"what": "all"}, "study")
     with pytest.raises(UserError, match="study: nothing to run"):
         build(StudyConfig, {"vocab_sizes": []}, "study").overrides_of([])

@@ -18,14 +18,19 @@ from eval.report.submission import FILES, archive, collect, to_tsv
 @pytest.fixture(autouse=True)
 def small_test_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten examples per test set instead of up to 390,965."""
-    small = {name: (task, ExampleFile(**{**source.__dict__, "examples": 10})) for name, (task, source) in FILES.items()}
+    small = {
+        name: (task, ExampleFile(**{**source.__dict__, "examples": 10}))
+        for name, (task, source) in FILES.items()
+    }
     monkeypatch.setattr(submission, "FILES", small)
 
 
 def _predictions() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     return {
-        name: rng.uniform(-1, 6, 10) if task.regression else rng.integers(0, len(task.labels), 10).astype(float)
+        name: rng.uniform(-1, 6, 10)
+        if task.regression
+        else rng.integers(0, len(task.labels), 10).astype(float)
         for name, (task, _) in FILES.items()
     }
 
@@ -36,11 +41,16 @@ def test_the_servers_names_and_words() -> None:
     with zipfile.ZipFile(io.BytesIO(archive(_predictions()))) as bundle:
         files = {name: bundle.read(name).decode() for name in bundle.namelist()}
     assert all(text.startswith("index\tprediction\n0\t") for text in files.values())
-    words = {name: {line.split("\t")[1] for line in text.splitlines()[1:]} for name, text in files.items()}
+    words = {
+        name: {line.split("\t")[1] for line in text.splitlines()[1:]}
+        for name, text in files.items()
+    }
     three = {"entailment", "neutral", "contradiction"}
     assert all(words[f"{name}.tsv"] <= three for name in ("MNLI-m", "MNLI-mm", "AX"))
     assert all(words[f"{name}.tsv"] <= {"entailment", "not_entailment"} for name in ("QNLI", "RTE"))
-    assert all(words[f"{name}.tsv"] <= {"0", "1"} for name in ("CoLA", "SST-2", "MRPC", "QQP", "WNLI"))
+    assert all(
+        words[f"{name}.tsv"] <= {"0", "1"} for name in ("CoLA", "SST-2", "MRPC", "QQP", "WNLI")
+    )
     assert archive(_predictions()) == archive(_predictions())
 
 
@@ -60,7 +70,9 @@ def store(folder: Path, predictions: dict[str, np.ndarray], **changed: dict[str,
     for task_name, arrays in by_task.items():
         path = folder / f"{task_name}-seed3.npz"
         whole = arrays | changed.get(task_name, {})
-        np.savez_compressed(path, **{name: values for name, values in whole.items() if values is not None})
+        np.savez_compressed(
+            path, **{name: values for name, values in whole.items() if values is not None}
+        )
         line = {"suite": "glue", "init": "pretrained", "task": task_name, "seed": 3}
         lines.append(line | {"predictions_sha256": file_sha256(path)})
     return read_record(
@@ -68,7 +80,11 @@ def store(folder: Path, predictions: dict[str, np.ndarray], **changed: dict[str,
             "glue": {"pretrained": {"suite": "glue", "seeds": [1, 3], "history_entries": 99}},
             "history": {"entries": 99},
             "history_file": {"entries": lines},
-            "beside": {"predictions": {line["task"] + "-seed3.npz": line["predictions_sha256"] for line in lines}},
+            "beside": {
+                "predictions": {
+                    line["task"] + "-seed3.npz": line["predictions_sha256"] for line in lines
+                }
+            },
         }
     )
 
@@ -88,10 +104,20 @@ def test_collects_what_fine_tuning_left(tmp_path: Path) -> None:
         ("sst2", {"test.sst2": np.zeros(9)}, "SST-2", "9 of 10 test examples"),
         ("rte", {"test.rte": None}, "RTE", "no test set in the data"),
         ("rte", {"test.rte": np.array([None])}, "RTE", "the stored predictions are damaged"),
-        ("rte", {"test_ids.rte": np.arange(10)[::-1]}, "RTE", "the test file is not in the official order"),
+        (
+            "rte",
+            {"test_ids.rte": np.arange(10)[::-1]},
+            "RTE",
+            "the test file is not in the official order",
+        ),
         ("cola", {"test.cola": np.full(10, 2.0)}, "CoLA", "a prediction is no label of the task"),
         ("cola", {"test.cola": np.full(10, 0.5)}, "CoLA", "a prediction is no label of the task"),
-        ("stsb", {"test.stsb": np.full(10, np.nan)}, "STS-B", "a prediction is no label of the task"),
+        (
+            "stsb",
+            {"test.stsb": np.full(10, np.nan)},
+            "STS-B",
+            "a prediction is no label of the task",
+        ),
     ],
 )
 def test_what_the_server_would_refuse_is_missing(
@@ -106,4 +132,6 @@ def test_takes_only_what_the_recorded_scores_are_made_of(tmp_path: Path) -> None
     record.beside.predictions["rte-seed3.npz"] = "0" * 64
     del record.beside.predictions["wnli-seed3.npz"]
     _, missing = collect(tmp_path, record, 3)
-    assert missing == dict.fromkeys(("RTE.tsv", "WNLI.tsv"), "the stored predictions are not those of the history")
+    assert missing == dict.fromkeys(
+        ("RTE.tsv", "WNLI.tsv"), "the stored predictions are not those of the history"
+    )

@@ -20,7 +20,11 @@ def settings(run: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("division", ["closed", "open"])
 def test_a_run_and_its_archive_are_judged_alike(
-    tmp_path: Path, make_record: Callable[..., Any], write_run: Write, capsys: pytest.CaptureFixture[str], division: str
+    tmp_path: Path,
+    make_record: Callable[..., Any],
+    write_run: Write,
+    capsys: pytest.CaptureFixture[str],
+    division: str,
 ) -> None:
     record = make_record()
     record["division_requested"] = division
@@ -32,7 +36,9 @@ def test_a_run_and_its_archive_are_judged_alike(
         assert load_run(folder).verdict == load_run(run).verdict
 
 
-def test_an_invalid_run_is_refused(tmp_path: Path, make_record: Callable[..., Any], write_run: Write) -> None:
+def test_an_invalid_run_is_refused(
+    tmp_path: Path, make_record: Callable[..., Any], write_run: Write
+) -> None:
     run = write_run(tmp_path / "first", make_record())
     (run / "budget.jsonl").unlink()
     with pytest.raises(UserError, match="first: invalid by"):
@@ -41,7 +47,10 @@ def test_an_invalid_run_is_refused(tmp_path: Path, make_record: Callable[..., An
 
 
 def test_what_a_run_without_scores_needs_is_said_once(
-    tmp_path: Path, make_record: Callable[..., Any], write_run: Write, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    make_record: Callable[..., Any],
+    write_run: Write,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     record = make_record()
     del record["glue"]
@@ -61,7 +70,9 @@ def test_a_folder_whose_name_no_archive_has_is_refused_before_anything_is_writte
 ) -> None:
     run = write_run(tmp_path / name, make_record())
     before = sorted(run.rglob("*"))
-    with pytest.raises(UserError, match=r"cannot stand in an archive; rename it to letters, digits, - \. _"):
+    with pytest.raises(
+        UserError, match=r"cannot stand in an archive; rename it to letters, digits, - \. _"
+    ):
         main(settings(run))
     assert sorted(run.rglob("*")) == before
 

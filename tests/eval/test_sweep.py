@@ -13,7 +13,9 @@ from eval.extras import sweep
 from eval.rules.fine_tuning import global_hyperparameters, nothing_selected
 
 
-def write_point(glue: Path, init: str, name: str, section: dict[str, Any], rate: float, scores: list[float]) -> None:
+def write_point(
+    glue: Path, init: str, name: str, section: dict[str, Any], rate: float, scores: list[float]
+) -> None:
     """A finished point; `scores` are those of the first entries, the others stay."""
     hyper = {**section["hyperparameters"], "learning_rate": rate}
     tasks = {entry: {**task, "hyperparameters": hyper} for entry, task in section["tasks"].items()}
@@ -29,9 +31,14 @@ def write_point(glue: Path, init: str, name: str, section: dict[str, Any], rate:
     (point / "section.json").write_text(json.dumps({**section, **changed}))
 
 
-def test_the_best_mean_wins_for_every_initialisation_and_is_marked(tmp_path: Path, make_section: Any) -> None:
+def test_the_best_mean_wins_for_every_initialisation_and_is_marked(
+    tmp_path: Path, make_section: Any
+) -> None:
     # b has the best single task, a the best mean; the random row by itself would like c
-    for init, wanted in (("pretrained", {"a": [70, 70], "b": [90, 40], "c": [50, 50]}), ("random", {"c": [99, 99]})):
+    for init, wanted in (
+        ("pretrained", {"a": [70, 70], "b": [90, 40], "c": [50, 50]}),
+        ("random", {"c": [99, 99]}),
+    ):
         for rate, name in enumerate("abc", start=1):
             scores = wanted.get(name, [10, 10])
             write_point(tmp_path, init, name, make_section(init, "glue", 0.7), rate / 1e5, scores)
@@ -50,7 +57,10 @@ def test_the_best_mean_wins_for_every_initialisation_and_is_marked(tmp_path: Pat
     assert global_hyperparameters(read_record({"glue": found}))[0]
     assert nothing_selected(read_record({"glue": found})) == (
         False,
-        "; ".join(f"{init}: last epoch, best of 3 sets of hyperparameters" for init in ("pretrained", "random")),
+        "; ".join(
+            f"{init}: last epoch, best of 3 sets of hyperparameters"
+            for init in ("pretrained", "random")
+        ),
     )
 
 
@@ -103,7 +113,10 @@ def test_points_that_do_not_compare_do_not_count(
                     file.unlink()
             time.sleep(0.01)
     found = sweep.choose(tmp_path, ["pretrained", "random"])
-    assert all(section["hyperparameters"]["learning_rate"] == 5e-5 for section in found.values()) and len(found) == 2
+    assert (
+        all(section["hyperparameters"]["learning_rate"] == 5e-5 for section in found.values())
+        and len(found) == 2
+    )
 
 
 def test_nothing_is_chosen_before_a_point_is_whole(tmp_path: Path, make_section: Any) -> None:

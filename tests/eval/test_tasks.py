@@ -38,24 +38,36 @@ MAIN = {"cola": "matthews_correlation", "mrpc": "f1", "qqp": "f1", "stsb": "pear
 
 def test_sizes_labels_and_metrics_are_the_official_ones() -> None:
     found = {
-        t.name: (t.train.folder, t.train.examples, [s.examples for s in t.scored], [s.examples for s in t.blind])
+        t.name: (
+            t.train.folder,
+            t.train.examples,
+            [s.examples for s in t.scored],
+            [s.examples for s in t.blind],
+        )
         for t in (*GLUE.values(), *SUPERGLUE.values())
     }
     assert found == SIZES and AX in GLUE["mnli"].blind
     labels = dict.fromkeys(("cola", "sst2", "mrpc", "qqp", "wnli"), ("0", "1")) | {"stsb": ()}
     labels |= dict.fromkeys(("rte", "qnli"), ("entailment", "not_entailment"))
     assert {t.name: t.labels for t in GLUE.values()} == {
-        **labels, "mnli": ("entailment", "neutral", "contradiction")
-    }  # fmt: skip
-    assert GLUE["stsb"].regression and GLUE["stsb"].outputs == 1 and GLUE["stsb"].score_range == (0, 5)
+        **labels,
+        "mnli": ("entailment", "neutral", "contradiction"),
+    }
+    assert (
+        GLUE["stsb"].regression and GLUE["stsb"].outputs == 1 and GLUE["stsb"].score_range == (0, 5)
+    )
     assert {t.name: t.main_metric for t in GLUE.values()} == dict.fromkeys(GLUE, "accuracy") | MAIN
 
 
 def test_averages_count_what_they_say() -> None:
     nine, eight = (set(AVERAGES["glue"][name].entries) for name in ("avg9", "avg8"))
-    assert len(nine) == 9 and nine - eight == {"mnli_mismatched"} and nine == set(ENTRIES) - {"wnli"}
+    assert (
+        len(nine) == 9 and nine - eight == {"mnli_mismatched"} and nine == set(ENTRIES) - {"wnli"}
+    )
     assert set(AVERAGES["embedded"]["embedded"].entries) == eight
-    assert all("WNLI" in average.definition for suite in AVERAGES.values() for average in suite.values())
+    assert all(
+        "WNLI" in average.definition for suite in AVERAGES.values() for average in suite.values()
+    )
 
 
 def test_tasks_are_found_by_name_or_title_in_table_order() -> None:
@@ -66,11 +78,19 @@ def test_tasks_are_found_by_name_or_title_in_table_order() -> None:
 
 REAL = Path(os.environ.get("CRAMMING_GLUE_DATA", "no such folder"))
 # Share of each label in the official development sets, in the order of the table: a swapped label would show.
-DEV_LABELS = {"cola": [322, 721], "sst2": [428, 444], "mrpc": [129, 279], "rte": [146, 131], "qnli": [2702, 2761]}
+DEV_LABELS = {
+    "cola": [322, 721],
+    "sst2": [428, 444],
+    "mrpc": [129, 279],
+    "rte": [146, 131],
+    "qnli": [2702, 2761],
+}
 DEV_LABELS |= {"mnli": [3479, 3123, 3213], "qqp": [25545, 14885], "wnli": [40, 31]}
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason="CRAMMING_GLUE_DATA names no folder with GLUE's official files")
+@pytest.mark.skipif(
+    not REAL.is_dir(), reason="CRAMMING_GLUE_DATA names no folder with GLUE's official files"
+)
 def test_the_real_files_have_the_tables_columns_labels_and_sizes() -> None:
     tasks, _ = tasks_in_folder(REAL, None)
     for task in tasks:
@@ -81,8 +101,12 @@ def test_the_real_files_have_the_tables_columns_labels_and_sizes() -> None:
         if (official := OFFICIAL_SHA256.get(task.name)) and not data.subset:
             assert examples_sha256(data.train, dev) == official, task.name
         for blind in data.blind:
-            assert len(blind) == blind.source.examples and blind.ids == list(range(len(blind))), blind.source
-        assert all(text.strip() for split in (data.train, dev) for column in split.texts for text in column)
+            assert len(blind) == blind.source.examples and blind.ids == list(range(len(blind))), (
+                blind.source
+            )
+        assert all(
+            text.strip() for split in (data.train, dev) for column in split.texts for text in column
+        )
         assert dev.labels is not None
         if task.regression:
             assert dev.labels.min() == 0 and dev.labels.max() == 5

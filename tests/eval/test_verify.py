@@ -50,7 +50,13 @@ def test_a_run_its_archive_and_another_of_its_name(
     [
         *(
             {"settings": settings}
-            for settings in ([], {}, {"data": None}, {"data": {"seed": "x"}}, {"data": {"seed": -1}})
+            for settings in (
+                [],
+                {},
+                {"data": None},
+                {"data": {"seed": "x"}},
+                {"data": {"seed": -1}},
+            )
         ),
         {"sources": []},
         {"manifest_sha256": "of another corpus than the tasks"},
@@ -70,7 +76,9 @@ def test_tasks_of_an_unknown_seed_are_not_generated(
     assert not [problem for problem in found.problems if problem.startswith("scores")]
 
 
-def hostile(honest: Path, place: Path, change: Callable[[dict[str, Any], dict[str, Any]], object]) -> Path:
+def hostile(
+    honest: Path, place: Path, change: Callable[[dict[str, Any], dict[str, Any]], object]
+) -> Path:
     """A copy of the run after a change of its record and of the list of its files, which is signed anew."""
     run = shutil.copytree(honest, place / "hostile")
     record, listed = json.loads((run / "record.json").read_text()), list_of(run)
@@ -104,8 +112,14 @@ def test_the_verifiers_own_troubles_are_no_problems_of_the_run(
         (lambda _, listed: listed["outside"].update({LONG_STEP: {"sha256": "0"}}), "checkpoints: "),
         (lambda record, _: record["corpus"].update(folder="a\0b"), "corpus: "),
         (lambda record, _: record["corpus"].update(folder="\ud800"), "corpus: "),
-        (lambda record, _: record["glue"]["pretrained"]["seeds"].__setitem__(0, "x" * 300), "scores: "),
-        (lambda record, _: record["glue"].update({"x" * 300: record["glue"]["pretrained"]}), "scores: "),
+        (
+            lambda record, _: record["glue"]["pretrained"]["seeds"].__setitem__(0, "x" * 300),
+            "scores: ",
+        ),
+        (
+            lambda record, _: record["glue"].update({"x" * 300: record["glue"]["pretrained"]}),
+            "scores: ",
+        ),
     ],
 )
 def test_what_a_check_stumbles_over_is_a_problem_and_hides_no_finding(
@@ -119,10 +133,14 @@ def test_what_a_check_stumbles_over_is_a_problem_and_hides_no_finding(
 ) -> None:
     run = hostile(honest_run, tmp_path, change)
     with pytest.raises(SystemExit) as ended:
-        verify.main(compose(f"data.corpus={run}", "verify.json=true"), means.make_tasks, means.search)
+        verify.main(
+            compose(f"data.corpus={run}", "verify.json=true"), means.make_tasks, means.search
+        )
     found = json.loads(capsys.readouterr().out)
     assert ended.value.code == 1 and not found["in_order"] and len(found["findings"]) == len(RULES)
-    (problem,) = [problem for problem in found["problems"] if problem.startswith(f"{told}cannot be judged (")]
+    (problem,) = [
+        problem for problem in found["problems"] if problem.startswith(f"{told}cannot be judged (")
+    ]
     assert len(problem) < 150
 
 
@@ -149,7 +167,9 @@ def test_the_text_of_a_stranger_neither_steers_the_terminal_nor_begins_a_line(
             verify.main(compose(f"data.corpus={run}", *more), means.make_tasks, means.search)
         out, err = capsys.readouterr()
         said = (err or out).splitlines()
-        assert len([line for line in said if "::error::x" in line]) >= 3 and all(map(str.isprintable, said))
+        assert len([line for line in said if "::error::x" in line]) >= 3 and all(
+            map(str.isprintable, said)
+        )
         assert not [line for line in said if line.startswith(("::", "runs/a"))]
     assert any(FORGED in problem for problem in json.loads(out)["problems"])
 
@@ -168,10 +188,14 @@ def test_a_corpus_as_json(
         (corpus / "train-00000.bin").write_bytes(b"")
     ended = pytest.raises(SystemExit, match=r"^1$") if altered else nullcontext()
     with ended:
-        verify.main(compose(f"data.corpus={corpus}", "verify.json=true"), means.make_tasks, means.search)
+        verify.main(
+            compose(f"data.corpus={corpus}", "verify.json=true"), means.make_tasks, means.search
+        )
     found = json.loads(capsys.readouterr().out)
     assert (found["corpus"], found["in_order"]) == (str(corpus), not altered)
-    assert ["train-00000.bin: its SHA-256" in problem for problem in found["problems"]] == [True] * altered
+    assert ["train-00000.bin: its SHA-256" in problem for problem in found["problems"]] == [
+        True
+    ] * altered
 
 
 @pytest.mark.parametrize("name", ["honest.zip", "honest.record (1).zip", "honest"])
@@ -211,13 +235,22 @@ def test_of_a_run_that_is_not_scored_yet_the_cure_is_said_once(
     with pytest.raises(SystemExit):
         verify.main(compose(f"data.corpus={run}"), means.make_tasks, means.search)
     told = " ".join(capsys.readouterr().out.split())
-    assert told.count("no scores yet; `cramming glue name=unscored`") == told.count("cramming glue") == 1
+    assert (
+        told.count("no scores yet; `cramming glue name=unscored`")
+        == told.count("cramming glue")
+        == 1
+    )
     assert "R7 no scores yet" in told and "every score is" not in told
-    assert "R6 no scores yet, which R14, R18, R19, R20, R21, R22 need too R7" in told and "BROKEN" not in told
+    assert (
+        "R6 no scores yet, which R14, R18, R19, R20, R21, R22 need too R7" in told
+        and "BROKEN" not in told
+    )
     assert told.endswith("unscored: not scored yet; nothing else makes it invalid")
 
 
-@pytest.mark.parametrize(("part", "rule"), [("status", "R3"), ("final_sha256", "R14"), ("train_loss", "R27"), ("", "")])
+@pytest.mark.parametrize(
+    ("part", "rule"), [("status", "R3"), ("final_sha256", "R14"), ("train_loss", "R27"), ("", "")]
+)
 def test_of_a_run_that_is_not_scored_yet_a_breach_is_still_named(
     part: str,
     rule: str,
@@ -229,24 +262,37 @@ def test_of_a_run_that_is_not_scored_yet_a_breach_is_still_named(
 ) -> None:
     run = unscored(honest_run, tmp_path, part)
     with pytest.raises(SystemExit) as ended:
-        verify.main(compose(f"data.corpus={run}", "verify.json=true"), means.make_tasks, means.search)
+        verify.main(
+            compose(f"data.corpus={run}", "verify.json=true"), means.make_tasks, means.search
+        )
     out, told = capsys.readouterr()
-    found, said = json.loads(out), [line.split()[0] for line in told.splitlines() if "BROKEN" in line]
+    found, said = (
+        json.loads(out),
+        [line.split()[0] for line in told.splitlines() if "BROKEN" in line],
+    )
     assert ended.value.code == 1 and not found["in_order"] and found["only_unscored"] == (not rule)
     assert (rule in said) if rule else not said
     assert ("NOT in order" in told) == bool(rule)
 
 
 def test_of_a_record_that_cannot_be_read_that_alone_is_said(
-    tmp_path: Path, compose: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str], means: Means
+    tmp_path: Path,
+    compose: Callable[..., dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+    means: Means,
 ) -> None:
     """All rules would be broken, and none of that would be true."""
     (tmp_path / "record.json").write_text('{"format": 99}')
     with pytest.raises(SystemExit):
-        verify.main(compose(f"data.corpus={tmp_path}", "verify.json=true"), means.make_tasks, means.search)
+        verify.main(
+            compose(f"data.corpus={tmp_path}", "verify.json=true"), means.make_tasks, means.search
+        )
     out, told = capsys.readouterr()
     found = json.loads(out)
-    assert "format 99" in found["problems"][0] and (found["division"], found["findings"]) == (None, [])
+    assert "format 99" in found["problems"][0] and (found["division"], found["findings"]) == (
+        None,
+        [],
+    )
     assert "BROKEN" not in told and "NOT in order" in told and "agrees with itself" not in told
 
 
@@ -256,8 +302,12 @@ def test_a_shipped_archive_is_in_order(archive: Path, means: Means) -> None:
         assert verify_run(folder, means).in_order
 
 
-@pytest.mark.parametrize("folder", [one for one in RECORDS.iterdir() if one.is_dir()], ids=lambda one: one.name)
-def test_of_a_shipped_record_each_changed_byte_is_named(folder: Path, tmp_path: Path, means: Means) -> None:
+@pytest.mark.parametrize(
+    "folder", [one for one in RECORDS.iterdir() if one.is_dir()], ids=lambda one: one.name
+)
+def test_of_a_shipped_record_each_changed_byte_is_named(
+    folder: Path, tmp_path: Path, means: Means
+) -> None:
     assert verify_run(folder, means).in_order
     for name in [*json.loads((folder / LIST).read_text())["files"], LIST]:
         copied = shutil.copytree(folder, tmp_path / name.replace("/", "_"))
@@ -269,26 +319,46 @@ def test_of_a_shipped_record_each_changed_byte_is_named(folder: Path, tmp_path: 
 
 @pytest.fixture(scope="module")
 def scored(
-    honest_run: Path, tmp_path_factory: pytest.TempPathFactory, compose: Callable[..., dict[str, Any]]
+    honest_run: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    compose: Callable[..., dict[str, Any]],
 ) -> tuple[Path, Path]:
     """The honest run's model scored on two of GLUE's tasks, a part of each; and the folder of these."""
     run = shutil.copytree(honest_run, tmp_path_factory.mktemp("glue") / "runs" / "honest")
     (corpus,) = honest_run.parents[1].glob("corpora/*")
     settings = compose(
-        "eval=glue_sane", f"eval.data_dir={corpus / 'tasks'}", "eval.tasks=[rte,stsb]", "eval.seeds=[0,1]",
-        "eval.workers=1", "eval.hyperparameters.epochs=1", "eval.hyperparameters.batch_size=400",
-        "eval.hyperparameters.max_length=16", f"runs={run.parent}", "name=honest", "device=cpu",
-    )  # fmt: skip
+        "eval=glue_sane",
+        f"eval.data_dir={corpus / 'tasks'}",
+        "eval.tasks=[rte,stsb]",
+        "eval.seeds=[0,1]",
+        "eval.workers=1",
+        "eval.hyperparameters.epochs=1",
+        "eval.hyperparameters.batch_size=400",
+        "eval.hyperparameters.max_length=16",
+        f"runs={run.parent}",
+        "name=honest",
+        "device=cpu",
+    )
     glue.main(settings)
     return run, shutil.copytree(corpus / "tasks", run.parents[1] / "tasks")
 
 
-def test_scores_are_computed_again_from_the_tasks_files(scored: tuple[Path, Path], means: Means) -> None:
+def test_scores_are_computed_again_from_the_tasks_files(
+    scored: tuple[Path, Path], means: Means
+) -> None:
     """Floor and constant too; without the files it is said that they were not."""
     run, tasks = scored
     without, found = verify_run(run, means), verify_run(run, replace(means, tasks=tasks))
-    assert without.in_order and "not computed again" in without.looked_at[0] and "data_dir" in without.looked_at[0]
-    assert found.in_order and "12 values of 2 tasks" in found.looked_at[0] and "all agree" in found.looked_at[0]
+    assert (
+        without.in_order
+        and "not computed again" in without.looked_at[0]
+        and "data_dir" in without.looked_at[0]
+    )
+    assert (
+        found.in_order
+        and "12 values of 2 tasks" in found.looked_at[0]
+        and "all agree" in found.looked_at[0]
+    )
     assert "share a run of 13 words" in found.looked_at[1]
 
 
@@ -301,7 +371,10 @@ def test_each_value_that_the_labels_do_not_give_is_named(
     header, *rows = file.read_text().splitlines(keepends=True)
     if fault == "labels":
         *cells, label = rows[0].rstrip("\n").split("\t")
-        rows[0] = "\t".join([*cells, "entailment" if label == "not_entailment" else "not_entailment"]) + "\n"
+        rows[0] = (
+            "\t".join([*cells, "entailment" if label == "not_entailment" else "not_entailment"])
+            + "\n"
+        )
     elif fault == "rows":
         rows = rows[:-1]
     elif fault == "no predictions":
@@ -310,10 +383,15 @@ def test_each_value_that_the_labels_do_not_give_is_named(
     if fault == "no file":
         file.unlink()
     found = verify_run(run, replace(means, tasks=tasks))
-    problems = [problem for problem in found.problems if problem.startswith("scores: pretrained: rte")]
+    problems = [
+        problem for problem in found.problems if problem.startswith("scores: pretrained: rte")
+    ]
     if fault == "labels":
         told = problems[0].split()
-        assert problems[0].startswith("scores: pretrained: rte seed 0: accuracy is") and len(problems) == 2
+        assert (
+            problems[0].startswith("scores: pretrained: rte seed 0: accuracy is")
+            and len(problems) == 2
+        )
         stored, again = float(told[7]), float(told[10])
         assert abs(stored - again) == pytest.approx(1 / 400, abs=1e-6)
     elif fault == "no predictions":
@@ -322,10 +400,14 @@ def test_each_value_that_the_labels_do_not_give_is_named(
         assert not problems and "not rte: " in found.looked_at[0] and found.in_order
 
 
-def test_a_corpus_that_is_another_or_elsewhere(honest_run: Path, tmp_path: Path, means: Means) -> None:
+def test_a_corpus_that_is_another_or_elsewhere(
+    honest_run: Path, tmp_path: Path, means: Means
+) -> None:
     for place, told in {tmp_path: "not in", honest_run: "not in"}.items():
         found = verify_run(honest_run, replace(means, corpus=place))
-        assert found.in_order and told in found.looked_at[1] and "verify.corpus" in found.looked_at[1]
+        assert (
+            found.in_order and told in found.looked_at[1] and "verify.corpus" in found.looked_at[1]
+        )
 
 
 def test_what_verify_is_lent_exists() -> None:

@@ -26,7 +26,12 @@ from eval.finetune import workers
     ],
 )
 def test_memory_decides_how_many_work_side_by_side(
-    monkeypatch: pytest.MonkeyPatch, free: float, seeds: int, cores: int, weight_bytes: int, count: int
+    monkeypatch: pytest.MonkeyPatch,
+    free: float,
+    seeds: int,
+    cores: int,
+    weight_bytes: int,
+    count: int,
 ) -> None:
     """What this process can get, a container's limit included; never none."""
     monkeypatch.setattr(workers, "usable_cores", lambda: cores)
@@ -48,13 +53,18 @@ def test_fine_tuning_on_a_cpu_keeps_few_of_onednns_kernels_unless_told(
     monkeypatch.setenv(name, given or "")
     if given is None:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(workers, "finetune", lambda run, on_examples: found.append(os.environ[name]))
+    monkeypatch.setattr(
+        workers, "finetune", lambda run, on_examples: found.append(os.environ[name])
+    )
     run = SimpleNamespace(threads=1, device="cpu", precision="fp32")
     list(workers.run_all([cast(workers.TaskRun, run)], 1, lambda examples: None))
     assert found == [kept]
 
 
-NO_MEMORY = [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED")]
+NO_MEMORY = [
+    torch.OutOfMemoryError("CUDA out of memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"),
+]
 
 
 def run_one(count: int, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +86,9 @@ def run_one(count: int, error: Exception, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_full_gpu_is_one_line(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     with pytest.raises(UserError, match=r"out of memory\?.* smaller eval\.workers"):
         run_one(2, error, monkeypatch)
-    with pytest.raises(UserError, match=r"ran out of memory; .* smaller eval\.hyperparameters\.batch_size"):
+    with pytest.raises(
+        UserError, match=r"ran out of memory; .* smaller eval\.hyperparameters\.batch_size"
+    ):
         run_one(1, error, monkeypatch)
 
 
@@ -99,6 +111,8 @@ def test_what_is_done_when_another_fails_is_not_lost(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_another_error_of_a_worker_is_our_own_defect(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+def test_another_error_of_a_worker_is_our_own_defect(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
     with pytest.raises(RuntimeError, match="shapes"):
         run_one(count, RuntimeError("shapes do not match"), monkeypatch)

@@ -49,7 +49,9 @@ def mode(device: torch.device) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_compiled_is_left(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _nothing_compiled_is_left(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
     """A CPU compiles no kernels here: they take half a minute a model, and are not the GPU's."""
     if device.type == "cpu":
         compile_ = nn.Module.compile
@@ -60,12 +62,21 @@ def _nothing_compiled_is_left(device: torch.device, monkeypatch: pytest.MonkeyPa
         torch.cuda.empty_cache()
 
 
-SMALL = ["model.hidden_size=64", "model.num_layers=2", "model.num_heads=2", "model.intermediate_size=128",
-         f"model.vocab_size={VOCABULARY}", "optim=adamw", "optim.lr=0.001"]  # fmt: skip
+SMALL = [
+    "model.hidden_size=64",
+    "model.num_layers=2",
+    "model.num_heads=2",
+    "model.intermediate_size=128",
+    f"model.vocab_size={VOCABULARY}",
+    "optim=adamw",
+    "optim.lr=0.001",
+]
 
 
 @pytest.fixture
-def make_engine(device: torch.device, mode: str, compose: Callable[..., dict[str, Any]]) -> Callable[..., Engine]:
+def make_engine(
+    device: torch.device, mode: str, compose: Callable[..., dict[str, Any]]
+) -> Callable[..., Engine]:
     """`make_engine("model=modern", "runtime.compile=model")`: seeded weights, small unless they say more."""
 
     def make(*overrides: str) -> Engine:
@@ -95,7 +106,9 @@ def train(batch_of: Callable[..., Batch]) -> Callable[..., list[StepStats]]:
     def run(engine: Engine, steps: int, packing: str = "rows", cut: int = 2) -> list[StepStats]:
         found = []
         for step in range(steps):
-            stats = engine.step([batch_of((cut * step + i) * ROWS, packing) for i in range(cut)], 1e-3)
+            stats = engine.step(
+                [batch_of((cut * step + i) * ROWS, packing) for i in range(cut)], 1e-3
+            )
             assert not stats.skipped or engine.precision.mode == "fp16"  # until its scale fits
             found.append(stats)
         return found

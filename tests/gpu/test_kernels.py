@@ -19,11 +19,38 @@ TOLERANCE = {torch.bfloat16: 1e-2, torch.float32: 1e-4}
 
 def packing_of(name: str, device: torch.device) -> Packing:
     if name == "rows":
-        return Packing(torch.arange(0, TOKENS + 1, 128, dtype=torch.int32, device=device), 128, 128, 128)
-    bounds = {"documents": [0, 5, 90, 128, 256, 300, 384, 500, 512, 640, 700, 768, 896, 1000, 1024, 1024, 1024],
-              "ragged": [0, 1, 30, 30, 37, 190, 600, 1000, 1024, 1024, 1024]}[name]  # fmt: skip
+        return Packing(
+            torch.arange(0, TOKENS + 1, 128, dtype=torch.int32, device=device), 128, 128, 128
+        )
+    bounds = {
+        "documents": [
+            0,
+            5,
+            90,
+            128,
+            256,
+            300,
+            384,
+            500,
+            512,
+            640,
+            700,
+            768,
+            896,
+            1000,
+            1024,
+            1024,
+            1024,
+        ],
+        "ragged": [0, 1, 30, 30, 37, 190, 600, 1000, 1024, 1024, 1024],
+    }[name]
     aligned = 128 if name == "documents" else None
-    return Packing(torch.tensor(bounds, dtype=torch.int32, device=device), None, 128 if aligned else 410, aligned)
+    return Packing(
+        torch.tensor(bounds, dtype=torch.int32, device=device),
+        None,
+        128 if aligned else 410,
+        aligned,
+    )
 
 
 def distance(found: Tensor, expected: Tensor) -> float:
@@ -75,16 +102,24 @@ def dense(qkv: Tensor, mask: Tensor) -> Tensor:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name", ["rows", "documents"])
 @pytest.mark.parametrize("kernel", ["varlen", "flex", "sdpa"])
-def test_a_query_subset_gets_what_it_got_among_all(device: torch.device, kernel: str, name: str, causal: bool) -> None:
+def test_a_query_subset_gets_what_it_got_among_all(
+    device: torch.device, kernel: str, name: str, causal: bool
+) -> None:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    packing, queries = packing_of(name, device)._replace(causal=causal), torch.arange(3, TOKENS, 8, device=device)
+    packing, queries = (
+        packing_of(name, device)._replace(causal=causal),
+        torch.arange(3, TOKENS, 8, device=device),
+    )
     if reason := attention.reason_against(kernel, device, dtype, 0.0):
         pytest.skip(reason)
     q, k, v = torch.randn(3, TOKENS, HEADS, SIZE, device=device, dtype=dtype)
     layout = attention.prepare(kernel, packing, TOKENS, None, dtype, 0.0)
     fewer = attention.restrict(layout, queries, TOKENS)
     assert fewer is not None
-    found, among_all = attention.attend(fewer.at_queries(q), k, v, fewer), attention.attend(q, k, v, layout)[queries]
+    found, among_all = (
+        attention.attend(fewer.at_queries(q), k, v, fewer),
+        attention.attend(q, k, v, layout)[queries],
+    )
     assert distance(found, among_all.double()) < TOLERANCE[dtype]
 
 
@@ -97,7 +132,10 @@ def test_the_fused_loss_is_cross_entropy(device: torch.device, compiled: bool) -
     targets, vocabulary, width = (10240, 32768, 128) if device.type == "cuda" else (1500, 16384, 16)
     torch.manual_seed(0)
     hidden = torch.randn(targets, width, device=device)
-    weight, bias = torch.randn(vocabulary, width, device=device) * 0.1, torch.randn(vocabulary, device=device) * 0.1
+    weight, bias = (
+        torch.randn(vocabulary, width, device=device) * 0.1,
+        torch.randn(vocabulary, device=device) * 0.1,
+    )
     wanted = torch.randint(0, vocabulary, (targets,), device=device)
     wanted[::7] = -100
     function: Callable[..., tuple[Tensor, ...]] = linear_cross_entropy

@@ -26,13 +26,23 @@ def _sums_in_one_order(device: torch.device) -> Iterator[None]:
 
 @pytest.mark.parametrize("compiled", ["off", "model"])
 def test_resumed_equals_unbroken_as_a_repetition_does(
-    compose: Callable[..., dict[str, Any]], tiny_overrides: list[str], tmp_path: Path, device: torch.device,
-    mode: str, compiled: str, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    compose: Callable[..., dict[str, Any]],
+    tiny_overrides: list[str],
+    tmp_path: Path,
+    device: torch.device,
+    mode: str,
+    compiled: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """SIGTERM in the fifth of twelve steps. Bit for bit, where a repetition is."""
 
     def start(name: str, *more: str) -> None:
-        settings = ["device=" + device.type, f"precision={mode}", f"runtime.compile='{compiled}'", f"runs={tmp_path}"]
+        settings = [
+            "device=" + device.type,
+            f"precision={mode}",
+            f"runtime.compile='{compiled}'",
+            f"runs={tmp_path}",
+        ]
         pretrain.main(compose(*tiny_overrides, *settings, f"name={name}", *more))
 
     start("whole")
@@ -41,12 +51,15 @@ def test_resumed_equals_unbroken_as_a_repetition_does(
         before_step(patch, 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
         start("broken")
     start("broken", "resume=true")
-    whole, again, broken = (load_record(tmp_path / name)["pretrain"] for name in ("whole", "again", "broken"))
+    whole, again, broken = (
+        load_record(tmp_path / name)["pretrain"] for name in ("whole", "again", "broken")
+    )
     assert broken["steps"] == 12
     if again["final_sha256"] == whole["final_sha256"]:
         assert broken["final_sha256"] == whole["final_sha256"]
     losses, repeated, resumed = (
-        [row["loss"] for row in load_metrics(tmp_path / name) if "loss" in row] for name in ("whole", "again", "broken")
+        [row["loss"] for row in load_metrics(tmp_path / name) if "loss" in row]
+        for name in ("whole", "again", "broken")
     )
     noise = max(abs(a - b) for a, b in zip(losses, repeated, strict=True))
     assert noise < 0.01 and resumed == pytest.approx(losses, rel=0, abs=10 * noise)

@@ -64,16 +64,24 @@ def test_a_compiled_step_equals_an_eager_one(
 
 
 def test_compiled_blocks_equal_eager_ones(make_engine: Make, train: Train, mode: str) -> None:
-    found, expected = (train(make_engine("model=modern", *more), 3) for more in (["runtime.compile=blocks"], []))
+    found, expected = (
+        train(make_engine("model=modern", *more), 3) for more in (["runtime.compile=blocks"], [])
+    )
     assert [s.loss for s in found] == pytest.approx([s.loss for s in expected], abs=CLOSE[mode])
 
 
 @pytest.mark.parametrize("kernel", ["varlen", "flex", "padded"])
-def test_every_kernel_trains_alike(make_engine: Make, train: Train, device: torch.device, kernel: str) -> None:
+def test_every_kernel_trains_alike(
+    make_engine: Make, train: Train, device: torch.device, kernel: str
+) -> None:
     if device.type == "cpu" and kernel in ("varlen", "flex"):
         pytest.skip("trains on CUDA only")
     found, expected = (
-        train(make_engine("model=modern", "precision.mode=auto", f"attention.kernel={k}"), 3, "documents")
+        train(
+            make_engine("model=modern", "precision.mode=auto", f"attention.kernel={k}"),
+            3,
+            "documents",
+        )
         for k in (kernel, "sdpa")
     )
     assert [s.loss for s in found] == pytest.approx([s.loss for s in expected], abs=CLOSE["bf16"])
@@ -81,7 +89,12 @@ def test_every_kernel_trains_alike(make_engine: Make, train: Train, device: torc
 
 @pytest.mark.parametrize("lever", COMPILERS.values(), ids=COMPILERS)
 def test_what_the_compiler_tries_or_replays_equals_an_eager_step(
-    make_engine: Make, train: Train, gpu: torch.device, batch_of: Callable[..., Batch], lever: list[str], mode: str
+    make_engine: Make,
+    train: Train,
+    gpu: torch.device,
+    batch_of: Callable[..., Batch],
+    lever: list[str],
+    mode: str,
 ) -> None:
     """Two micro-batches a step; between the steps a step that is not applied, and a validation."""
 
@@ -92,12 +105,17 @@ def test_what_the_compiler_tries_or_replays_equals_an_eager_step(
         found += engine.evaluate([batch_of(8 * ROWS), batch_of(9 * ROWS)])[:1]
         return found + [s.loss for s in train(engine, 2)]
 
-    found, expected = (losses(make_engine("model=modern", *more)) for more in (["runtime.compile=model", *lever], []))
+    found, expected = (
+        losses(make_engine("model=modern", *more))
+        for more in (["runtime.compile=model", *lever], [])
+    )
     assert found == pytest.approx(expected, abs=CLOSE[mode])
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-def test_fewer_bits_learn_what_fp32_learns(make_engine: Make, train: Train, device: torch.device, format_: str) -> None:
+def test_fewer_bits_learn_what_fp32_learns(
+    make_engine: Make, train: Train, device: torch.device, format_: str
+) -> None:
     is_fp8 = "mode=fp8" in FORMATS[format_][0]
     if is_fp8 and find_spec("torchao") is None:
         pytest.skip("needs torchao")
@@ -106,28 +124,37 @@ def test_fewer_bits_learn_what_fp32_learns(make_engine: Make, train: Train, devi
     if format_ == "fp16" and device.type == "cpu":
         pytest.skip("takes minutes where no instruction multiplies fp16")
     emulated = f"precision.emulate_fp8={str(is_fp8 and device.type == 'cpu').lower()}"
-    found, expected = (train(make_engine("model=bert-base", *more), 5) for more in (
-        [*FORMATS[format_], emulated], ["precision.mode=fp32"]))  # fmt: skip
+    found, expected = (
+        train(make_engine("model=bert-base", *more), 5)
+        for more in ([*FORMATS[format_], emulated], ["precision.mode=fp32"])
+    )
     assert [s.loss for s in found] == pytest.approx([s.loss for s in expected], abs=0.1)
 
 
 @pytest.mark.parametrize("memory", LESS_MEMORY.values(), ids=LESS_MEMORY)
-def test_less_memory_trains_alike(make_engine: Make, train: Train, memory: list[str], mode: str) -> None:
+def test_less_memory_trains_alike(
+    make_engine: Make, train: Train, memory: list[str], mode: str
+) -> None:
     unclipped = memory[1:]
     found, expected = (
         train(make_engine("model=crammed-bert", *more), 4, cut=1) for more in (memory, unclipped)
-    )  # fmt: skip
+    )
     assert [s.loss for s in found] == pytest.approx([s.loss for s in expected], abs=CLOSE[mode])
 
 
 @pytest.mark.parametrize(
-    "memory", [["memory.checkpoint_every=1"], ["memory.offload_activations=true"], ["memory=offload-all"]]
+    "memory",
+    [["memory.checkpoint_every=1"], ["memory.offload_activations=true"], ["memory=offload-all"]],
 )
-def test_less_memory_is_less_memory(make_engine: Make, train: Train, gpu: torch.device, memory: list[str]) -> None:
+def test_less_memory_is_less_memory(
+    make_engine: Make, train: Train, gpu: torch.device, memory: list[str]
+) -> None:
     """Of a model whose activations and weights are what counts."""
     peaks = []
     for more in ([], memory):
-        engine = make_engine("model.hidden_size=256", "model.num_layers=16", "model.intermediate_size=1024", *more)
+        engine = make_engine(
+            "model.hidden_size=256", "model.num_layers=16", "model.intermediate_size=1024", *more
+        )
         torch.cuda.reset_peak_memory_stats()
         train(engine, 2, cut=1)
         peaks.append(torch.cuda.max_memory_allocated())
@@ -137,17 +164,29 @@ def test_less_memory_is_less_memory(make_engine: Make, train: Train, gpu: torch.
 
 
 def test_a_batch_too_large_is_survived(
-    make_engine: Make, compose: Callable[..., dict[str, Any]], gpu: torch.device, batch_of: Callable[..., Batch]
+    make_engine: Make,
+    compose: Callable[..., dict[str, Any]],
+    gpu: torch.device,
+    batch_of: Callable[..., Batch],
 ) -> None:
     """A card of 3 GiB: the largest size really runs out of memory, a smaller one is found and trains."""
     few = batch_of(0)
     cap_memory(gpu, 3 + torch.cuda.memory_allocated() / 2**30)
     try:
         engine = make_engine("model=bert-base", "model.vocab_size=512")
-        sections = compose("precision=bf16", "model=bert-base", "model.hidden_size=64", "model.num_layers=2",
-                           "model.num_heads=2", "model.intermediate_size=128", "model.vocab_size=512")  # fmt: skip
+        sections = compose(
+            "precision=bf16",
+            "model=bert-base",
+            "model.hidden_size=64",
+            "model.num_layers=2",
+            "model.num_heads=2",
+            "model.intermediate_size=128",
+            "model.vocab_size=512",
+        )
         config = Config.of(sections)
-        rows, how = find_micro_batch(engine, lambda first, count: repeated(few, count), config, 2**17)
+        rows, how = find_micro_batch(
+            engine, lambda first, count: repeated(few, count), config, 2**17
+        )
         assert 8 <= rows < 2**17 and "does not fit" in how
         stats = engine.step([repeated(few, rows)], 1e-3)
         assert not stats.skipped
@@ -159,14 +198,20 @@ def repeated(few: Batch, rows: int) -> Batch:
     """So many sequences: the eight of `few` again and again."""
     again, length = rows // 8, few.ids_T.numel() // 8
     places = (few.target_positions_M + 8 * length * torch.arange(again)[:, None]).flatten()
-    packing = Packing(torch.arange(0, rows * length + 1, length, dtype=torch.int32), length, length, length)
+    packing = Packing(
+        torch.arange(0, rows * length + 1, length, dtype=torch.int32), length, length, length
+    )
     tokens = (few.ids_T.repeat(again), few.positions_T.repeat(again), packing)
     return Batch(*tokens, places, few.target_ids_M.repeat(again), again * few.num_targets)
 
 
 @pytest.mark.parametrize("again", [1, 3])
-def test_a_repeated_batch_has_the_loss_of_one(make_engine: Make, batch_of: Callable[..., Batch], again: int) -> None:
+def test_a_repeated_batch_has_the_loss_of_one(
+    make_engine: Make, batch_of: Callable[..., Batch], again: int
+) -> None:
     """What the test above makes is a batch."""
     few = batch_of(0)
-    found, expected = (make_engine("model=bert-base").evaluate([b]) for b in (repeated(few, 8 * again), few))
+    found, expected = (
+        make_engine("model=bert-base").evaluate([b]) for b in (repeated(few, 8 * again), few)
+    )
     assert found[0] == pytest.approx(expected[0], abs=1e-2) and found[2] == again * expected[2]

@@ -14,13 +14,25 @@ from cramming.optim.build import LOW_BIT
 
 STEPS = 60
 SMALL = {
-    "model.hidden_size": 32, "model.num_layers": 3, "model.num_heads": 2, "model.intermediate_size": 64,
-    "train.batch_size": 16, "train.micro_batch": 16, "train.sequence_length": 32, "optim.lr": 1e-2,
-}  # fmt: skip
-WIDE = {"model.hidden_size": 64, "model.num_layers": 1}  # smaller matrices' moments stay fp32 in torchao
+    "model.hidden_size": 32,
+    "model.num_layers": 3,
+    "model.num_heads": 2,
+    "model.intermediate_size": 64,
+    "train.batch_size": 16,
+    "train.micro_batch": 16,
+    "train.sequence_length": 32,
+    "optim.lr": 1e-2,
+}
+WIDE = {
+    "model.hidden_size": 64,
+    "model.num_layers": 1,
+}  # smaller matrices' moments stay fp32 in torchao
 FEW = {  # since products in fp16 are slow on a CPU
-    "model.num_layers": 1, "train.batch_size": 8, "train.micro_batch": 8, "optim.clip": 4.0,
-}  # fmt: skip
+    "model.num_layers": 1,
+    "train.batch_size": 8,
+    "train.micro_batch": 8,
+    "optim.clip": 4.0,
+}
 
 
 class SmallGate(Curves):

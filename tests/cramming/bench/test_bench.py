@@ -25,11 +25,22 @@ from cramming.plan import roofline
 
 Compose = Callable[..., dict[str, Any]]
 TINY = [
-    "device=cpu", "model.hidden_size=32", "model.num_layers=2", "model.num_heads=2", "model.intermediate_size=48",
-    "train.batch_size=4", "train.micro_batch=4", "train.sequence_length=16", "bench.vocab_size=128", "bench.rounds=2",
-    "bench.steps=1", "bench.gate_steps=40", "bench.gate_vocab_size=64", "optim.lr=0.01",
+    "device=cpu",
+    "model.hidden_size=32",
+    "model.num_layers=2",
+    "model.num_heads=2",
+    "model.intermediate_size=48",
+    "train.batch_size=4",
+    "train.micro_batch=4",
+    "train.sequence_length=16",
+    "bench.vocab_size=128",
+    "bench.rounds=2",
+    "bench.steps=1",
+    "bench.gate_steps=40",
+    "bench.gate_vocab_size=64",
+    "optim.lr=0.01",
     "bench.gate={model: {hidden_size: 32}, train: {batch_size: 16, micro_batch: 16}}",
-]  # fmt: skip
+]
 
 
 @pytest.fixture
@@ -37,7 +48,11 @@ def measured(compose: Compose, tmp_path: Path) -> Callable[..., tuple[dict[str, 
     """`measured("bf16")`: the raw numbers and the lines of the table after a call of `bench` for some rows."""
 
     def run(only: str, *more: str) -> tuple[dict[str, Any], list[str]]:
-        files = [f"bench.out={tmp_path}/tricks.md", f"bench.raw={tmp_path}", f"gates={tmp_path}/gates.json"]
+        files = [
+            f"bench.out={tmp_path}/tricks.md",
+            f"bench.raw={tmp_path}",
+            f"gates={tmp_path}/gates.json",
+        ]
         bench.main(compose(*TINY, *files, f"bench.only=[{only}]", *more))
         (raw,) = tmp_path.glob("tricks_*.json")
         return json.loads(raw.read_text()), (tmp_path / "tricks.md").read_text().splitlines()
@@ -56,10 +71,14 @@ def test_tricks_are_measured_judged_and_written(measured: Any, tmp_path: Path) -
     (floor,) = raw["floors"]
     assert len(floor["distances"]) == gate.REPETITIONS
     assert here.floors["1.19e-07"]["distances"] == floor["distances"]
-    assert any("3 repetitions of the reference with weights perturbed by 1.2e-07" in line for line in lines)
+    assert any(
+        "3 repetitions of the reference with weights perturbed by 1.2e-07" in line for line in lines
+    )
 
 
-def test_a_call_for_some_rows_adds_to_those_of_before(measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_for_some_rows_adds_to_those_of_before(
+    measured: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As long as both were measured under the same conditions; a row measured again takes its own place."""
     floor, count = gate.NoiseFloor(2.0**-23, [[0.0]]), itertools.count()
 
@@ -76,14 +95,18 @@ def test_a_call_for_some_rows_adds_to_those_of_before(measured: Any, monkeypatch
         raw, lines = measured(only, *more)
         assert raw["floors"] == [{"rounding": 2.0**-23, "distances": [[0.0]]}]
         rows = [(row["name"], row["error"]) for row in raw["rows"]]
-        assert [line.split(" | ")[0] for line in lines if "measurement" in line] == [f"| {name}" for name, _ in rows]
+        assert [line.split(" | ")[0] for line in lines if "measurement" in line] == [
+            f"| {name}" for name, _ in rows
+        ]
         return rows
 
     assert names_and_errors("accumulation x4") == [("accumulation x4", "measurement 0")]
     added = [("bf16", "measurement 1"), ("accumulation x4", "measurement 0")]
     assert names_and_errors("bf16") == added  # in the table's order
     assert names_and_errors("accumulation x4") == [added[0], ("accumulation x4", "measurement 2")]
-    assert names_and_errors("bf16", "train.batch_size=8") == [("bf16", "measurement 3")]  # other conditions
+    assert names_and_errors("bf16", "train.batch_size=8") == [
+        ("bf16", "measurement 3")
+    ]  # other conditions
 
 
 @pytest.mark.slow
@@ -163,8 +186,16 @@ def test_other_devices_keep_their_tables(compose: Compose, tmp_path: Path) -> No
 
 
 def test_a_utilisation_above_one_is_a_dash() -> None:
-    row = ROW | {"shape": "full", "tokens_per_second": 1e6, "speedup": 1.0, "flops_per_token": 1e6, "peak_bytes": 2e6,
-                 "base_peak_bytes": 1e6, "precision": "bf16", "learned": {"fall": 1.0, "reference": 2.0}}  # fmt: skip
+    row = ROW | {
+        "shape": "full",
+        "tokens_per_second": 1e6,
+        "speedup": 1.0,
+        "flops_per_token": 1e6,
+        "peak_bytes": 2e6,
+        "base_peak_bytes": 1e6,
+        "precision": "bf16",
+        "learned": {"fall": 1.0, "reference": 2.0},
+    }
     rows = [row | {"ceiling_flops": c} for c in (2e12, 1e12, 9e11)]
     rows.append(row | {"ceiling_flops": 8e11, "precision": "fp8"})
     _, _, *lines, _, formula = tables.tricks_table(rows)
@@ -179,10 +210,15 @@ def test_the_ceiling_is_measured_as_it_is_named_and_leaves_no_setting(
     torch.set_float32_matmul_precision("medium")
     seen: list[str] = []
     monkeypatch.setattr(
-        roofline.devices, "synchronize", lambda device: seen.append(torch.get_float32_matmul_precision())
+        roofline.devices,
+        "synchronize",
+        lambda device: seen.append(torch.get_float32_matmul_precision()),
     )
     assert bench.matmul_flops(torch.device("cpu"), torch.float32, tf32, seconds=0) > 0
-    assert set(seen) == {"high" if tf32 else "highest"} and torch.get_float32_matmul_precision() == "medium"
+    assert (
+        set(seen) == {"high" if tf32 else "highest"}
+        and torch.get_float32_matmul_precision() == "medium"
+    )
 
 
 class FakeWorker:
@@ -202,8 +238,14 @@ class FakeWorker:
         return Steps([1.0] * count, [1.0] * count, 1)
 
 
-def test_a_mode_is_measured_by_products_of_its_own_format(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "matmul_flops", lambda device, dtype, tf32: {torch.float32: 1.0 + tf32}.get(dtype, 4.0))
+def test_a_mode_is_measured_by_products_of_its_own_format(
+    compose: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        bench,
+        "matmul_flops",
+        lambda device, dtype, tf32: {torch.float32: 1.0 + tf32}.get(dtype, 4.0),
+    )
     settings, rows = compose(*TINY), {trick.name: trick for trick in tricks.TRICKS}
     config = build(bench.BenchConfig, settings["bench"], "bench")
     with ExitStack() as running:
@@ -212,15 +254,26 @@ def test_a_mode_is_measured_by_products_of_its_own_format(compose: Compose, monk
         assert [on_gpu.row(rows[name])["ceiling_flops"] for name in names] == [1, 2, 1, 4]
 
 
-def test_a_gpus_batches_are_made_ahead_in_pinned_memory(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpus_batches_are_made_ahead_in_pinned_memory(
+    compose: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pinned: list[torch.Tensor] = []
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor.clone()) or pinned[-1])
-    candidate = Candidate({"settings": compose(*TINY), "vocab_size": 128, "micro_batches": 2}, torch.device("cpu"))
+    monkeypatch.setattr(
+        torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor.clone()) or pinned[-1]
+    )
+    candidate = Candidate(
+        {"settings": compose(*TINY), "vocab_size": 128, "micro_batches": 2}, torch.device("cpu")
+    )
     cpu = list(itertools.chain(*candidate.batches(1, 2)))
     candidate.device = torch.device("cuda")
     gpu = list(itertools.chain(*candidate.batches(1, 2)))
-    tensors = [(b.ids_T, b.positions_T, b.packing.bounds_S, b.target_positions_M, b.target_ids_M) for b in gpu]
-    assert len(gpu) == 4 and all(any(tensor is one for one in pinned) for tensor in itertools.chain(*tensors))
+    tensors = [
+        (b.ids_T, b.positions_T, b.packing.bounds_S, b.target_positions_M, b.target_ids_M)
+        for b in gpu
+    ]
+    assert len(gpu) == 4 and all(
+        any(tensor is one for one in pinned) for tensor in itertools.chain(*tensors)
+    )
     assert [batch.ids_T.tolist() for batch in gpu] == [batch.ids_T.tolist() for batch in cpu]
 
 
@@ -230,7 +283,9 @@ def test_a_step_is_timed_with_its_batches_made_ahead_as_in_training(
 ) -> None:
     """On a GPU: a whole step's micro-batches, the first step's too. On a CPU making them is part of the step."""
     settings = compose(*TINY, "runtime.prefetch=1")
-    candidate = Candidate({"settings": settings, "vocab_size": 128, "micro_batches": 4}, torch.device("cpu"))
+    candidate = Candidate(
+        {"settings": settings, "vocab_size": 128, "micro_batches": 4}, torch.device("cpu")
+    )
     make, made, at_clock, ahead = candidate.source.batch, list[int](), list[int](), list[bool]()
 
     def batch(first: int, rows: int) -> Batch:
@@ -246,7 +301,9 @@ def test_a_step_is_timed_with_its_batches_made_ahead_as_in_training(
 
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     monkeypatch.setattr(worker.devices, "synchronize", lambda device: None)
-    monkeypatch.setattr(worker, "time", SimpleNamespace(perf_counter=lambda: at_clock.append(len(made)) or 0.0))
+    monkeypatch.setattr(
+        worker, "time", SimpleNamespace(perf_counter=lambda: at_clock.append(len(made)) or 0.0)
+    )
     monkeypatch.setattr(candidate, "source", SimpleNamespace(batch=batch))
     monkeypatch.setattr(candidate, "step", step)
     candidate.device = torch.device(place)
@@ -259,4 +316,6 @@ def test_synthetic_text_repeats_and_stays_in_the_vocabulary(packing: Any) -> Non
     objective = ObjectiveConfig("mlm", 0.25, 0.8, 0.1)
     first, again = (topic_batches(objective, 64, 32, packing, 4).batch(8, 4) for _ in range(2))
     assert first.ids_T.equal(again.ids_T) and int(first.ids_T.max()) < 64
-    assert not first.ids_T.equal(topic_batches(objective, 64, 32, packing, 4, seed=1).batch(8, 4).ids_T)
+    assert not first.ids_T.equal(
+        topic_batches(objective, 64, 32, packing, 4, seed=1).batch(8, 4).ids_T
+    )

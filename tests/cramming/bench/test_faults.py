@@ -28,7 +28,9 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 def _no_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that forgets who asks: every token gets its own value."""
-    broken = attention.KERNELS["sdpa"]._replace(attend=lambda q, k, v, layout, dropout: layout.at_queries(v))
+    broken = attention.KERNELS["sdpa"]._replace(
+        attend=lambda q, k, v, layout, dropout: layout.at_queries(v)
+    )
     monkeypatch.setitem(attention.KERNELS, "sdpa", broken)
 
 
@@ -46,7 +48,9 @@ def _values_gradient_turned(monkeypatch: pytest.MonkeyPatch) -> None:
 def _wrong_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last layer's queries belong to the neighbours of the targets."""
     whole = attention.restrict
-    monkeypatch.setattr(attention, "restrict", lambda layout, m, n: whole(layout, (m + 1).clamp(max=n - 1), n))
+    monkeypatch.setattr(
+        attention, "restrict", lambda layout, m, n: whole(layout, (m + 1).clamp(max=n - 1), n)
+    )
 
 
 def _lost_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,13 +67,19 @@ def _lost_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
 def _coarse_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """A number format with three bits of mantissa."""
     gelu = layers.ACTIVATIONS["gelu"]
-    monkeypatch.setitem(layers.ACTIVATIONS, "gelu", lambda x: gelu(x) + (x.detach() * 1.5).round() - x.detach() * 1.5)
+    monkeypatch.setitem(
+        layers.ACTIVATIONS,
+        "gelu",
+        lambda x: gelu(x) + (x.detach() * 1.5).round() - x.detach() * 1.5,
+    )
 
 
 def _forgotten_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accumulation that keeps the first micro-batch's gradient only."""
     accumulate = Engine.accumulate
-    monkeypatch.setattr(Engine, "accumulate", lambda self, batches, *rest: accumulate(self, batches[:1], *rest))
+    monkeypatch.setattr(
+        Engine, "accumulate", lambda self, batches, *rest: accumulate(self, batches[:1], *rest)
+    )
 
 
 def _one_micro_batch_less(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +93,9 @@ def _one_micro_batch_less(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "_forward", broken)
 
 
-def _around_adamw(before: Callable[[Any], None], after: Callable[[Any], None] = lambda optimizer: None) -> Plant:
+def _around_adamw(
+    before: Callable[[Any], None], after: Callable[[Any], None] = lambda optimizer: None
+) -> Plant:
     """Something done to AdamW before and after each step."""
     step = torch.optim.AdamW.step
 
@@ -109,7 +121,9 @@ def _second_step_for_the_first(optimizer: Any) -> None:
 
 def _weights_in_bf16(optimizer: Any) -> None:
     """So that small updates are lost."""
-    for weight in itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups):
+    for weight in itertools.chain.from_iterable(
+        group["params"] for group in optimizer.param_groups
+    ):
         weight.data.copy_(weight.data.bfloat16())
 
 
@@ -178,7 +192,9 @@ def _scales_of_other_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
     right = subclass_8bit.dequant_with_qmap
     monkeypatch.setattr(
-        subclass_8bit, "dequant_with_qmap", lambda codes, qmap, scale: right(codes, qmap, scale.roll(1))
+        subclass_8bit,
+        "dequant_with_qmap",
+        lambda codes, qmap, scale: right(codes, qmap, scale.roll(1)),
     )
 
 
@@ -212,7 +228,13 @@ def _half_a_chunk_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second half of a chunk's rows counts in the loss and not in the gradients."""
 
     def broken(
-        self: Any, first: int, h: Tensor, probabilities: Tensor, index: Tensor, here: Tensor, slope: Tensor | None
+        self: Any,
+        first: int,
+        h: Tensor,
+        probabilities: Tensor,
+        index: Tensor,
+        here: Tensor,
+        slope: Tensor | None,
     ) -> None:
         taught = (torch.arange(len(h)) < len(h) // 2)[:, None]
         add(self, first, h, probabilities.mul_(taught), index, here & taught, slope)
@@ -242,8 +264,15 @@ FAULTS: dict[str, Fault] = {
     "attention products": Fault(_values_gradient_turned, the("attention products")),
     "last layer": Fault(_wrong_tokens, the("last layer at targets")),
     "compiler": Fault(
-        _fused_wrongly, the("compile blocks"),
-        ("compile model", "activation budget 0.5", "coordinate descent", "max-autotune", "CUDA graphs"),
+        _fused_wrongly,
+        the("compile blocks"),
+        (
+            "compile model",
+            "activation budget 0.5",
+            "coordinate descent",
+            "max-autotune",
+            "CUDA graphs",
+        ),
     ),
     "number format": Fault(_coarse_products, FEW_BITS, ("tf32", "bf16", "fp8", "fp8 rowwise")),
     "residual stream": Fault(_norms_lose_gradient, the("bf16 residual stream")),
@@ -259,11 +288,13 @@ FAULTS: dict[str, Fault] = {
     "optimizer offload": Fault(_one_weight_stays, the("optimizer offload")),
     "optimizer": Fault(_around_adamw(_state_lost), PLAIN),
     "optimizer in few bits": Fault(_around_adamw(_state_lost), FEW_BITS),
-    "moments in 8 bits": Fault(_scales_of_other_blocks, the("8-bit AdamW"), ("4-bit AdamW",), "wide", "torchao"),
+    "moments in 8 bits": Fault(
+        _scales_of_other_blocks, the("8-bit AdamW"), ("4-bit AdamW",), "wide", "torchao"
+    ),
     "bias correction": Fault(_around_adamw(_second_step_for_the_first), PLAIN),
     "loss scaling": Fault(_clipped_by_the_scaled_norm, the("fp16"), size="few"),
     "learning rate": Fault(_learning_rate_too_high, PLAIN),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("family", FAULTS)
@@ -277,7 +308,9 @@ def test_a_planted_fault_of_each_family_is_caught(
     assert gate.sound(fault.trick).passed
     fault.plant(monkeypatch)
     verdict = gate.verdict(fault.trick)
-    assert not verdict.passed and verdict.distance is not None  # null: it did not run, or ended in nan
+    assert (
+        not verdict.passed and verdict.distance is not None
+    )  # null: it did not run, or ended in nan
 
 
 def test_no_trick_is_without_a_fault() -> None:
@@ -286,7 +319,9 @@ def test_no_trick_is_without_a_fault() -> None:
     assert {trick.name for trick in TRICKS if trick.rounding is not None} - covered == {"keep heap"}
 
 
-def test_steps_that_fp16_skips_until_its_scale_fits_are_no_fault(few: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_that_fp16_skips_until_its_scale_fits_are_no_fault(
+    few: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     few.sound(the("fp16"))
     skipped, step = list[bool](), Engine.step
 

@@ -36,7 +36,9 @@ def test_another_repetition_passes_and_fp32_is_not_allowed_what_bf16_is(small: A
 
 
 def test_the_tolerance_never_falls_and_has_a_least() -> None:
-    allowed = NoiseFloor(SAME, [[0.0, 1e-6, 1e-3, 0.02, 0.01], [0.0, 0.0, 2e-3, 0.01, 0.03]]).tolerance()
+    allowed = NoiseFloor(
+        SAME, [[0.0, 1e-6, 1e-3, 0.02, 0.01], [0.0, 0.0, 2e-3, 0.01, 0.03]]
+    ).tolerance()
     assert allowed == pytest.approx([6e-3, 0.06, 0.09, 0.09, 0.09])
     assert NoiseFloor(SAME, [[0.0] * 4]).tolerance() == [gate.LEAST] * 4
 
@@ -65,10 +67,14 @@ def test_a_repetition_that_diverged_judges_nothing(diverged: float, tmp_path: Pa
     assert not (tmp_path / "gates.json").exists()
 
 
-def test_a_reference_that_learns_nothing_proves_nothing(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reference_that_learns_nothing_proves_nothing(
+    small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fresh = gate.Curves(small.settings, small.steps, small.vocab_size, small.device, small.make)
     monkeypatch.setattr(fresh, "losses", lambda specs: [[3.0] * 60 for _ in specs])
-    with pytest.raises(UserError, match=r"bench\.gate_steps=60: the reference's loss fell by 0\.00"):
+    with pytest.raises(
+        UserError, match=r"bench\.gate_steps=60: the reference's loss fell by 0\.00"
+    ):
         fresh.floor(SAME)
 
 
@@ -79,9 +85,14 @@ def test_a_failed_trick_is_refused_unless_forced(compose: Compose, tmp_path: Pat
     gate.save(gates, "elsewhere", [FAILED])
     assert gate.check(settings, "here", "cpu", "fp32")["checkpoint all"] == "untested"
     gate.save(gates, "here", [FAILED])
-    with pytest.raises(UserError, match=r"checkpoint_every=1: .*strayed by 0.4 nats .*step 30.*\['checkpoint all'\]"):
+    with pytest.raises(
+        UserError,
+        match=r"checkpoint_every=1: .*strayed by 0.4 nats .*step 30.*\['checkpoint all'\]",
+    ):
         gate.check(settings, "here", "cpu", "fp32")
-    with pytest.raises(UserError, match=r"^memory\.checkpoint_every=3: the trick 'checkpoint all' failed"):
+    with pytest.raises(
+        UserError, match=r"^memory\.checkpoint_every=3: the trick 'checkpoint all' failed"
+    ):
         gate.check(compose(f"gates={gates}", "memory.checkpoint_every=3"), "here", "cpu", "fp32")
     forced = settings | {"forced": ["checkpoint all"]}
     assert gate.check(forced, "here", "cpu", "fp32")["checkpoint all"] == "forced"
@@ -91,32 +102,50 @@ def test_a_failed_trick_is_refused_unless_forced(compose: Compose, tmp_path: Pat
 
 
 NO_VERDICTS = (
-    "", "[]", '{"format": 0}', "\udcff", '{"format": 2}', '{"format": 2, "places": []}',
+    "",
+    "[]",
+    '{"format": 0}',
+    "\udcff",
+    '{"format": 2}',
+    '{"format": 2, "places": []}',
     '{"format": 2, "places": {"here": 1}}',
     '{"format": 2, "places": {"here": {"verdicts": {"tf32": {}}, "floors": {}}}}',
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("content", NO_VERDICTS)
 def test_a_file_that_holds_no_verdicts_is_named(tmp_path: Path, content: str) -> None:
     file = tmp_path / "gates.json"
     file.write_text(content, encoding="utf-8", errors="surrogateescape")
-    with pytest.raises(UserError, match=r"gates\.json: no table of verdicts in format \d+; remove it"):
+    with pytest.raises(
+        UserError, match=r"gates\.json: no table of verdicts in format \d+; remove it"
+    ):
         gate.load(file)
 
 
 @pytest.mark.parametrize("mode", ["fp32", "bf16"])
-def test_the_best_stack_has_a_verdict_of_its_own(compose: Compose, tmp_path: Path, mode: str) -> None:
+def test_the_best_stack_has_a_verdict_of_its_own(
+    compose: Compose, tmp_path: Path, mode: str
+) -> None:
     """Each trick of a stack may pass while the stack fails: `pretrain` asks for both."""
     best = tricks.best("cpu", mode)
-    settings = compose(f"gates={tmp_path / 'g.json'}", *(f"{key}={value}" for key, value in best.settings.items()))
+    settings = compose(
+        f"gates={tmp_path / 'g.json'}", *(f"{key}={value}" for key, value in best.settings.items())
+    )
     failed = Verdict(tricks.BEST, False, None, 0.02, 10, 200, 1.0, tricks.spelled(best.settings))
-    gate.save(tmp_path / "g.json", "here", [replace(failed, settings="attention.last_layer=targets")])
-    assert gate.check(settings, "here", "cpu", mode)[tricks.BEST] == "untested"  # another stack had that name
+    gate.save(
+        tmp_path / "g.json", "here", [replace(failed, settings="attention.last_layer=targets")]
+    )
+    assert (
+        gate.check(settings, "here", "cpu", mode)[tricks.BEST] == "untested"
+    )  # another stack had that name
     gate.save(tmp_path / "g.json", "here", [failed])
     with pytest.raises(UserError, match=r"last_layer=targets.*'best stack' failed .*leave it off"):
         gate.check(settings, "here", "cpu", mode)
-    assert gate.check(settings | {"forced": [tricks.BEST]}, "here", "cpu", mode)[tricks.BEST] == "forced"
+    assert (
+        gate.check(settings | {"forced": [tricks.BEST]}, "here", "cpu", mode)[tricks.BEST]
+        == "forced"
+    )
     without = {**settings, "attention": {**settings["attention"], "last_layer": "all"}}
     assert tricks.BEST not in gate.check(without, "here", "cpu", mode)
 
@@ -125,13 +154,21 @@ def test_the_best_stack_has_a_verdict_of_its_own(compose: Compose, tmp_path: Pat
     ("overrides", "names"),
     [
         (["memory.checkpoint_every=3"], {"checkpoint all"}),
-        (["memory.checkpoint_every=2", "memory.checkpoint=selective"], {"checkpoint all", "selective checkpoint"}),
+        (
+            ["memory.checkpoint_every=2", "memory.checkpoint=selective"],
+            {"checkpoint all", "selective checkpoint"},
+        ),
         (["optim=adamw8bit", "optim.eps=1e-7"], {"8-bit AdamW"}),
-        (["runtime.compile=model", "memory.activation_budget=0.4"], {"compile model", "activation budget 0.5"}),
+        (
+            ["runtime.compile=model", "memory.activation_budget=0.4"],
+            {"compile model", "activation budget 0.5"},
+        ),
         (["precision.tf32=true"], set()),
     ],
 )
-def test_another_value_does_not_hide_a_trick(compose: Compose, overrides: list[str], names: set[str]) -> None:
+def test_another_value_does_not_hide_a_trick(
+    compose: Compose, overrides: list[str], names: set[str]
+) -> None:
     plain = {trick.name for trick in tricks.in_force(compose(), "cpu", "fp32")}
     found = {trick.name for trick in tricks.in_force(compose(*overrides), "cpu", "fp32")}
     assert names <= found and found - plain <= names | {"checkpoint every 2nd"}
@@ -141,24 +178,34 @@ def test_another_value_does_not_hide_a_trick(compose: Compose, overrides: list[s
 @pytest.mark.parametrize("content", ["[]", '{"here": {}}', '{"format": 3, "places": {}}'])
 def test_a_table_of_another_format_is_named(compose: Compose, tmp_path: Path, content: str) -> None:
     (tmp_path / "gates.json").write_text(content)
-    with pytest.raises(UserError, match=r"gates\.json: no table of verdicts in format 2; remove it"):
+    with pytest.raises(
+        UserError, match=r"gates\.json: no table of verdicts in format 2; remove it"
+    ):
         gate.check(compose(f"gates={tmp_path / 'gates.json'}"), "here", "cpu", "fp32")
 
 
 def test_an_unknown_name_in_forced_lists_the_known(compose: Compose) -> None:
-    with pytest.raises(UserError, match=r"forced=\['magic'\]: the tricks are: last layer at targets"):
+    with pytest.raises(
+        UserError, match=r"forced=\['magic'\]: the tricks are: last layer at targets"
+    ):
         gate.check(compose("forced=[magic]"), "here", "cpu", "fp32")
 
 
 def test_noise_floors_are_kept_with_the_verdicts(tmp_path: Path) -> None:
     gates = tmp_path / "gates.json"
-    gate.save(gates, "here", [FAILED], [NoiseFloor(SAME, [[1e-7, 2e-3]]), NoiseFloor(COARSE, [[1e-3, 0.01]])])
+    gate.save(
+        gates,
+        "here",
+        [FAILED],
+        [NoiseFloor(SAME, [[1e-7, 2e-3]]), NoiseFloor(COARSE, [[1e-3, 0.01]])],
+    )
     gate.save(gates, "here", [], [NoiseFloor(SAME, [[1e-7, 3e-3]])])
     here = gate.load(gates)["here"]
     assert here.verdicts["checkpoint all"].passed is False
     assert {name: floor["distances"] for name, floor in here.floors.items()} == {
-        "1.19e-07": [[1e-7, 3e-3]], "0.00391": [[1e-3, 0.01]]
-    }  # fmt: skip
+        "1.19e-07": [[1e-7, 3e-3]],
+        "0.00391": [[1e-3, 0.01]],
+    }
     assert here.floors["1.19e-07"]["tolerance"] == pytest.approx([9e-3, 9e-3])
 
 

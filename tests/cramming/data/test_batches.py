@@ -21,25 +21,48 @@ LENGTH = 32
 
 
 def source(
-    folder: Path, packing: Mode = "rows", length: int = LENGTH, seed: int = 0, order: str = "shuffled"
+    folder: Path,
+    packing: Mode = "rows",
+    length: int = LENGTH,
+    seed: int = 0,
+    order: str = "shuffled",
 ) -> BatchSource:
     corpus = Corpus.open(folder)
     special = corpus.special_ids
-    masker = Masker(ObjectiveConfig("mlm", 0.25, 0.8, 0.1), corpus.vocab_size, special.mask, tuple(special), seed)
-    return BatchSource(corpus.stream("train", order), masker, length, packing, seed, shuffle=order == "shuffled")
+    masker = Masker(
+        ObjectiveConfig("mlm", 0.25, 0.8, 0.1),
+        corpus.vocab_size,
+        special.mask,
+        tuple(special),
+        seed,
+    )
+    return BatchSource(
+        corpus.stream("train", order), masker, length, packing, seed, shuffle=order == "shuffled"
+    )
 
 
 def tensors(batch: Batch) -> list[torch.Tensor]:
-    return [batch.ids_T, batch.positions_T, batch.packing.bounds_S, batch.target_positions_M, batch.target_ids_M]
+    return [
+        batch.ids_T,
+        batch.positions_T,
+        batch.packing.bounds_S,
+        batch.target_positions_M,
+        batch.target_ids_M,
+    ]
 
 
 def same(a: Batch, b: Batch) -> bool:
-    return all(torch.equal(x, y) for x, y in zip(tensors(a), tensors(b))) and a.num_targets == b.num_targets
+    return (
+        all(torch.equal(x, y) for x, y in zip(tensors(a), tensors(b)))
+        and a.num_targets == b.num_targets
+    )
 
 
 def trimmed(batch: Batch) -> Batch:
     """The batch without its empty sequences: how many there is room for depends on the rows."""
-    return dataclasses.replace(batch, packing=batch.packing._replace(bounds_S=batch.packing.bounds_S.unique()))
+    return dataclasses.replace(
+        batch, packing=batch.packing._replace(bounds_S=batch.packing.bounds_S.unique())
+    )
 
 
 def originals(batch: Batch) -> np.ndarray:
@@ -54,11 +77,18 @@ def rows_of(batch: Batch, length: int = LENGTH) -> list[tuple[bytes, ...]]:
     """Each row as bytes of its tokens, its positions, and its targets as they lie in the row."""
     count = len(batch.ids_T) // length
     places = batch.target_positions_M.view(count, -1) - torch.arange(count)[:, None] * length
-    parts = (batch.ids_T.view(count, -1), batch.positions_T.view(count, -1), places, batch.target_ids_M.view(count, -1))
+    parts = (
+        batch.ids_T.view(count, -1),
+        batch.positions_T.view(count, -1),
+        places,
+        batch.target_ids_M.view(count, -1),
+    )
     return [tuple(p[row].numpy().tobytes() for p in parts) for row in range(count)]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 15, 16, 17, 63, 64, 65, 100, 255, 257, 1000, 4096, 4097, 70_001])
+@pytest.mark.parametrize(
+    "size", [1, 2, 3, 4, 5, 15, 16, 17, 63, 64, 65, 100, 255, 257, 1000, 4096, 4097, 70_001]
+)
 def test_permute_is_a_bijection(size: int) -> None:
     for seed in (0, 1, 2**63 + 5):
         assert np.array_equal(np.sort(permute(np.arange(size), size, seed)), np.arange(size))
@@ -76,20 +106,28 @@ def test_permute_scatters_neighbours_and_depends_on_its_key() -> None:
 
 @pytest.mark.parametrize("order", ["shuffled", "source", "source_reversed"])
 @pytest.mark.parametrize("packing", ["rows", "documents"])
-def test_any_split_into_batches_gives_the_same_rows(tiny_corpus: Path, packing: Mode, order: str) -> None:
+def test_any_split_into_batches_gives_the_same_rows(
+    tiny_corpus: Path, packing: Mode, order: str
+) -> None:
     one = source(tiny_corpus, packing, order=order)
     total = 3 * one.num_windows // 2  # over the end of an epoch
     whole = rows_of(one.batch(0, total))
     again = source(tiny_corpus, packing, order=order)
     for rows in (7, 100, 333):
-        pieces = [r for first in range(0, total, rows) for r in rows_of(again.batch(first, min(rows, total - first)))]
+        pieces = [
+            r
+            for first in range(0, total, rows)
+            for r in rows_of(again.batch(first, min(rows, total - first)))
+        ]
         assert pieces == whole
     assert [rows_of(again.batch(first, 1))[0] for first in range(50, 80)] == whole[50:80]
     assert same(one.batch(50, 6), again.batch(50, 6))  # whatever was read before
 
 
 @pytest.mark.parametrize("order", ["source", "source_reversed"])
-def test_a_curriculum_comes_in_its_order_and_again_in_each_epoch(tiny_corpus: Path, order: str) -> None:
+def test_a_curriculum_comes_in_its_order_and_again_in_each_epoch(
+    tiny_corpus: Path, order: str
+) -> None:
     one = source(tiny_corpus, order=order)
     stream = Corpus.open(tiny_corpus).stream("train")
     documents = [stream.document(number) for number in range(stream.num_documents)]
@@ -110,7 +148,9 @@ def test_every_window_comes_once_per_epoch_and_masks_change(tiny_corpus: Path) -
     for epoch in range(3):
         samples = np.arange(epoch * one.num_windows, (epoch + 1) * one.num_windows)
         starts = np.sort(one.window_starts(samples))
-        assert (np.diff(starts) == LENGTH).all()  # side by side: no token twice, none left out between
+        assert (
+            np.diff(starts) == LENGTH
+        ).all()  # side by side: no token twice, none left out between
         assert 0 <= starts[0] < LENGTH
         assert starts[-1] + LENGTH <= stream.num_tokens
         assert len(starts) * LENGTH >= stream.num_tokens - 2 * LENGTH
@@ -131,7 +171,9 @@ def test_rows_are_windows_of_the_stream(tiny_corpus: Path, packing: Mode) -> Non
 
 @pytest.mark.parametrize("packing", ["rows", "documents"])
 @pytest.mark.parametrize("length", [4, 32, 200])
-def test_bounds_and_positions_equal_a_brute_force_walk(tiny_corpus: Path, packing: Mode, length: int) -> None:
+def test_bounds_and_positions_equal_a_brute_force_walk(
+    tiny_corpus: Path, packing: Mode, length: int
+) -> None:
     one = source(tiny_corpus, packing, length)
     documents = set(one.stream.document_starts.tolist())
     for first in (0, 11, 3 * one.num_windows - 4):
@@ -154,7 +196,10 @@ def test_bounds_and_positions_equal_a_brute_force_walk(tiny_corpus: Path, packin
 @pytest.mark.parametrize("packing", ["rows", "documents"])
 def test_shapes_and_types_never_change(tiny_corpus: Path, packing: Mode) -> None:
     one = source(tiny_corpus, packing)
-    shapes = {tuple((t.shape, t.dtype) for t in tensors(one.batch(first, 4))) for first in range(0, 120, 4)}
+    shapes = {
+        tuple((t.shape, t.dtype) for t in tensors(one.batch(first, 4)))
+        for first in range(0, 120, 4)
+    }
     assert len(shapes) == 1
     (ids, positions, bounds, places, targets) = next(iter(shapes))
     assert {ids[1], positions[1], places[1], targets[1]} == {torch.int64}
@@ -167,7 +212,9 @@ def test_shapes_and_types_never_change(tiny_corpus: Path, packing: Mode) -> None
 def test_causal_targets_are_of_the_document_that_is_asked(tiny_corpus: Path, packing: Mode) -> None:
     one = source(tiny_corpus, packing)
     batch = one.of(ObjectiveConfig("mlm", 0.9, 0.8, 0.1, causal=True)).batch(7, 40)
-    tokens = (one.window_starts(np.arange(7, 47))[:, None] + np.arange(LENGTH)).reshape(-1)  # places in the stream
+    tokens = (one.window_starts(np.arange(7, 47))[:, None] + np.arange(LENGTH)).reshape(
+        -1
+    )  # places in the stream
     asked = batch.target_positions_M[batch.target_ids_M != IGNORE].numpy()
     document_of = np.searchsorted(one.stream.document_starts, tokens, side="right")
     assert batch.packing.causal and len(asked) == batch.num_targets > 40 * LENGTH / 2
@@ -178,7 +225,8 @@ def test_ranks_together_read_what_one_process_reads(tiny_corpus: Path) -> None:
     one, rows, world = source(tiny_corpus), 4, 3
     alone = [r for k in range(12) for r in rows_of(one.batch(k * rows, rows))]
     shares = [
-        [rows_of(one.batch((k * world + rank) * rows, rows)) for k in range(4)] for rank in range(world)
+        [rows_of(one.batch((k * world + rank) * rows, rows)) for k in range(4)]
+        for rank in range(world)
     ]  # as pretrain.micro_batch_stream cuts them
     together = [r for k in range(4) for rank in range(world) for r in shares[rank][k]]
     assert together == alone
@@ -258,7 +306,9 @@ def test_room_for_sequences_is_by_the_documents_that_there_are() -> None:
 
     FlashAttention's backward pass has 128 tokens of scratch for each: 512 rows of 128 would need 10 times their own.
     """
-    starts = np.unique(np.concatenate([np.arange(0, 2_000_000, 900), 640_000 + np.arange(0, 100, 10)]))
+    starts = np.unique(
+        np.concatenate([np.arange(0, 2_000_000, 900), 640_000 + np.arange(0, 100, 10)])
+    )
     stream = TokenStream.of_array(np.full(2_000_000, 7, dtype=np.uint16), starts)
     masker = Masker(ObjectiveConfig("mlm", 0.25, 0.8, 0.1), 100, 4, (0, 1, 2, 3, 4), 0)
     packed = BatchSource(stream, masker, 128, "documents", 0)
@@ -273,7 +323,9 @@ def test_room_for_sequences_is_by_the_documents_that_there_are() -> None:
     assert most <= in_order.most_sequences(64) + 1 <= most + 2
 
 
-def test_a_batch_with_more_sequences_than_foreseen_takes_twice_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_with_more_sequences_than_foreseen_takes_twice_the_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     stream = TokenStream.of_array(np.full(4000, 7, dtype=np.uint16), np.arange(0, 4000, 5))
     masker = Masker(ObjectiveConfig("mlm", 0.25, 0.8, 0.1), 100, 4, (0, 1, 2, 3, 4), 0)
     packed = BatchSource(stream, masker, 20, "documents", 0)

@@ -26,11 +26,17 @@ from cramming.record import load_record
 
 
 def held_out(
-    corpus: Corpus, length: int, packing: Literal["rows", "documents"] = "rows", rate: float = 0.15, seed: int = 0,
+    corpus: Corpus,
+    length: int,
+    packing: Literal["rows", "documents"] = "rows",
+    rate: float = 0.15,
+    seed: int = 0,
     most: int = 700,
-) -> HeldOut:  # fmt: skip
+) -> HeldOut:
     objective = ObjectiveConfig("mlm", rate, 1.0, 0.0)
-    masker = Masker(objective, corpus.vocab_size, corpus.special_ids.mask, tuple(corpus.special_ids), seed)
+    masker = Masker(
+        objective, corpus.vocab_size, corpus.special_ids.mask, tuple(corpus.special_ids), seed
+    )
     return HeldOut(BatchSource(corpus.stream("validation"), masker, length, packing, seed), most)
 
 
@@ -41,19 +47,29 @@ def asked(text: HeldOut, form: ObjectiveConfig, rows: int) -> list[tuple[int, in
         valid = batch.target_ids_M != IGNORE
         assert int(valid.sum()) == batch.num_targets
         places = batch.target_positions_M[valid]
-        found += zip((places + tokens).tolist(), batch.target_ids_M[valid].tolist(), batch.ids_T[places].tolist())
+        found += zip(
+            (places + tokens).tolist(),
+            batch.target_ids_M[valid].tolist(),
+            batch.ids_T[places].tolist(),
+        )
         tokens += len(batch.ids_T)
     return found
 
 
 @pytest.mark.parametrize("form", [PINNED, ALL_MASK])
-def test_the_same_tokens_are_asked_for_whatever_a_run_trains_with(tiny_corpus: Path, form: ObjectiveConfig) -> None:
+def test_the_same_tokens_are_asked_for_whatever_a_run_trains_with(
+    tiny_corpus: Path, form: ObjectiveConfig
+) -> None:
     corpus = Corpus.open(tiny_corpus)
     text = held_out(corpus, 32)
     expected = asked(text, form, 4)
-    assert expected == sorted(set(expected)) and len({place for place, *_ in expected}) == len(expected)
+    assert expected == sorted(set(expected)) and len({place for place, *_ in expected}) == len(
+        expected
+    )
     assert all(text.ids_N[place] == target > 4 for place, target, _ in expected)
-    for length, rows, packing, rate in itertools.product((16, 31, 64, 350), (1, 3, 64), ("rows", "documents"), (0.4,)):
+    for length, rows, packing, rate in itertools.product(
+        (16, 31, 64, 350), (1, 3, 64), ("rows", "documents"), (0.4,)
+    ):
         other = held_out(corpus, length, packing, rate, seed=7)  # type: ignore[arg-type]
         assert asked(other, form, rows) == expected, (length, rows, packing)
 
@@ -62,7 +78,9 @@ def test_shapes_never_change_and_rows_have_as_many_places(tiny_corpus: Path) -> 
     """Batches of one size, the last one filled up; the places of a row ascend and lie in it."""
     for packing, rows in (("rows", 5), ("documents", 5), ("rows", 1000)):
         batches = held_out(Corpus.open(tiny_corpus), 24, packing).batches(PINNED, rows)  # type: ignore[arg-type]
-        shapes = {tuple(t.shape for t in (b.ids_T, b.packing.bounds_S, b.target_ids_M)) for b in batches}
+        shapes = {
+            tuple(t.shape for t in (b.ids_T, b.packing.bounds_S, b.target_ids_M)) for b in batches
+        }
         assert len(shapes) == 1
         for batch in batches:
             count = len(batch.ids_T) // 24
@@ -75,7 +93,9 @@ def test_three_of_twenty_tokens_are_targets(tiny_corpus: Path) -> None:
     masker = Masker(ObjectiveConfig("mlm", 0.4, 1.0, 0.0), 1000, 4, (0, 1, 2, 3, 4), 0)
     ids = np.random.default_rng(0).integers(5, 1000, 40_000)
     ids[5000:5018] = 3  # of this block two tokens are regular
-    text = HeldOut(BatchSource(TokenStream.of_array(ids, np.array([0])), masker, 128, "rows", 0), 20_000)
+    text = HeldOut(
+        BatchSource(TokenStream.of_array(ids, np.array([0])), masker, 128, "rows", 0), 20_000
+    )
     counts = text.is_target_N[: len(text.ids_N) // BLOCK * BLOCK].reshape(-1, BLOCK).sum(1)
     assert set(counts) <= {2, PER_BLOCK} and (counts == PER_BLOCK).mean() > 0.99
     found = asked(text, PINNED, 16)
@@ -91,15 +111,21 @@ def test_the_text_is_spread_over_the_whole_split() -> None:
     ids, starts = validation_text(stream, 10 * STRETCH + 5)
     assert len(ids) == 10 * STRETCH and ids[0] == 0 and ids[-1] == 99_999
     assert (np.diff(ids[::STRETCH]) > 9000).all()
-    assert set(starts) == {place for place, token in enumerate(ids) if token % 700 == 0 or place % STRETCH == 0}
+    assert set(starts) == {
+        place for place, token in enumerate(ids) if token % 700 == 0 or place % STRETCH == 0
+    }
     assert len(validation_text(stream, 300)[0]) == 300
     assert len(validation_text(TokenStream.of_array(np.arange(50), np.array([0])), 300)[0]) == 50
 
 
-def test_a_validation_loss_does_not_depend_on_the_runs_own_masking(start: Callable[..., Path]) -> None:
+def test_a_validation_loss_does_not_depend_on_the_runs_own_masking(
+    start: Callable[..., Path],
+) -> None:
     """After a first step, whose learning rate is 0, all have the weights that the seed gives."""
     runs = {
-        rate: start(f"name=r{rate}", "budget.steps=1", f"objective.rate={rate}", f"train.micro_batch={rows}")
+        rate: start(
+            f"name=r{rate}", "budget.steps=1", f"objective.rate={rate}", f"train.micro_batch={rows}"
+        )
         for rate, rows in ((0.15, 4), (0.4, 8))
     }
     first, second = (load_record(run)["pretrain"]["validation"] for run in runs.values())

@@ -25,13 +25,20 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     place = tmp_path_factory.mktemp("inspect")
     lines = [" ".join(f"word{(i * j) % 97}" for j in range(5, 8 + i)) for i in range(60)]
     (place / "a.txt").write_text("\n\n".join(lines))
-    data = {"name": "t", "source": "text", "paths": [str(place / "a.txt")], "validation_fraction": 0.1}
+    data = {
+        "name": "t",
+        "source": "text",
+        "paths": [str(place / "a.txt")],
+        "validation_fraction": 0.1,
+    }
     data["corpus"] = str(place / "corpus")
     prepare.main({"data": data, "tokenizer": {"kind": "wordpiece", "vocab_size": 200}})
     return Corpus.open(place / "corpus")
 
 
-def test_counts_lengths_sources_and_texts_are_shown(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
+def test_counts_lengths_sources_and_texts_are_shown(
+    corpus: Corpus, capsys: pytest.CaptureFixture[str]
+) -> None:
     main(config(corpus.folder))
     out = capsys.readouterr().out
     stream = corpus.stream("train")
@@ -40,10 +47,16 @@ def test_counts_lengths_sources_and_texts_are_shown(corpus: Corpus, capsys: pyte
     shards = str(len(corpus.manifest.splits["train"]))
     assert ["train", str(stream.num_documents), f"{stream.num_tokens:,}", shards] in rows
     train = next(row for row in rows if row[0] == "train" and len(row) == 7)
-    assert train[1:4:2] == [str(lengths.min()), f"{np.median(lengths):.0f}"] and train[5] == str(lengths.max())
+    assert train[1:4:2] == [str(lengths.min()), f"{np.median(lengths):.0f}"] and train[5] == str(
+        lengths.max()
+    )
     documents = corpus.manifest.counts["documents"]
-    assert any(row[0].endswith("a.txt") and row[1] == str(documents) for row in rows if len(row) == 4)
-    assert "train document 0," in out and "train document 1," in out and "train document 2," not in out
+    assert any(
+        row[0].endswith("a.txt") and row[1] == str(documents) for row in rows if len(row) == 4
+    )
+    assert (
+        "train document 0," in out and "train document 1," in out and "train document 2," not in out
+    )
     assert "word" in out and "[CLS]" not in out
 
 
@@ -52,7 +65,9 @@ def test_one_document_is_shown_whole(corpus: Corpus, capsys: pytest.CaptureFixtu
     main(config(corpus.folder, document=last))
     shown = capsys.readouterr().out.split("tokens:\n")[1].strip()
     assert len(shown) > 400 and shown in (corpus.folder.parent / "a.txt").read_text()
-    with pytest.raises(UserError, match=rf"inspect\.document={last + 1}: the train split .* documents 0 to {last}"):
+    with pytest.raises(
+        UserError, match=rf"inspect\.document={last + 1}: the train split .* documents 0 to {last}"
+    ):
         main(config(corpus.folder, document=last + 1))
 
 
@@ -78,9 +93,13 @@ def test_a_corpus_that_was_altered_is_shown_and_named(
         main(config(folder))
     assert "train document 1," in capsys.readouterr().out and "\n" not in str(error.value)
     (folder / "mine.txt").write_text("mine")
-    with pytest.raises(UserError, match=r"train-00000\.bin: [^,]*$"):  # a note that lies there alters nothing
+    with pytest.raises(
+        UserError, match=r"train-00000\.bin: [^,]*$"
+    ):  # a note that lies there alters nothing
         main(config(folder))
-    main(config(folder, split="validation"))  # of a large corpus the shards that are shown are read, and small files
+    main(
+        config(folder, split="validation")
+    )  # of a large corpus the shards that are shown are read, and small files
     (folder / "tokenizer_config.json").write_text("{}")
     with pytest.raises(UserError, match=r"prepared: .*tokenizer_config\.json"):
         main(config(folder, split="validation"))

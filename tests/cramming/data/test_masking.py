@@ -19,12 +19,16 @@ def masker(seed: int = 0, **changes: Any) -> Masker:
 def text(rows: int, length: int, special_share: float = 0.1, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
     ids = rng.integers(5, VOCAB, (rows, length))
-    return np.where(rng.random((rows, length)) < special_share, rng.integers(0, 5, (rows, length)), ids)
+    return np.where(
+        rng.random((rows, length)) < special_share, rng.integers(0, 5, (rows, length)), ids
+    )
 
 
 @pytest.mark.parametrize("length", [1, 2, 7, 128, 512])
 @pytest.mark.parametrize("rate", [0.01, 0.15, 0.25, 0.9])
-def test_every_row_has_the_same_number_of_targets_each_at_another_place(length: int, rate: float) -> None:
+def test_every_row_has_the_same_number_of_targets_each_at_another_place(
+    length: int, rate: float
+) -> None:
     one = masker(rate=rate)
     count = one.config.targets_per_row(length)
     assert count == max(1, round(rate * length))
@@ -45,7 +49,10 @@ def test_a_later_phase_has_fewer_of_the_same_targets() -> None:
         *[0.05] * 2,
     ]
     assert objective.with_most_targets() == objective.at(0.0) == masker().config
-    places = [masker(rate=objective.at(p).rate)(text(9, 100), np.arange(9)).target_positions_M for p in (0.0, 0.5, 0.9)]
+    places = [
+        masker(rate=objective.at(p).rate)(text(9, 100), np.arange(9)).target_positions_M
+        for p in (0.0, 0.5, 0.9)
+    ]
     assert [len(found) for found in places] == [9 * 25, 9 * 15, 9 * 5]
     assert set(places[0]) > set(places[1]) > set(places[2])
 
@@ -53,7 +60,11 @@ def test_a_later_phase_has_fewer_of_the_same_targets() -> None:
 def test_phases_may_be_causal_and_the_record_says_in_which_order() -> None:
     phases = (Phase(0.0, 0.15, causal=True), Phase(0.4, 0.15), Phase(0.5, 0.1))
     objective = masker(phases=phases).config
-    assert [objective.at(progress).causal for progress in (0.0, 0.39, 0.4, 0.5, 1.0)] == [True, True, *[False] * 3]
+    assert [objective.at(progress).causal for progress in (0.0, 0.39, 0.4, 0.5, 1.0)] == [
+        True,
+        True,
+        *[False] * 3,
+    ]
     assert objective.kinds == "causal, then mlm"
     assert masker(causal=True).config.kinds == "causal"
     assert masker(phases=phases[2:]).config.kinds == "mlm"
@@ -62,7 +73,9 @@ def test_phases_may_be_causal_and_the_record_says_in_which_order() -> None:
 
 @pytest.mark.parametrize("rate", [0.01, 0.25, 0.99])
 @pytest.mark.parametrize("special_share", [0.0, 0.5, 1.0])
-def test_a_causal_target_is_the_next_token_and_nothing_is_hidden(rate: float, special_share: float) -> None:
+def test_a_causal_target_is_the_next_token_and_nothing_is_hidden(
+    rate: float, special_share: float
+) -> None:
     ids, one = text(50, 64, special_share), masker(rate=rate, causal=True)
     found = one(ids, np.arange(50))
     assert np.array_equal(found.ids_NL, ids)
@@ -136,7 +149,9 @@ def test_a_samples_masks_do_not_depend_on_its_batch() -> None:
         for part in (slice(0, cut), slice(cut, None)):
             piece = masker()(ids[part], samples[part])
             assert np.array_equal(piece.ids_NL, whole.ids_NL[part])
-            assert np.array_equal(piece.target_ids_M, whole.target_ids_M.reshape(30, -1)[part].reshape(-1))
+            assert np.array_equal(
+                piece.target_ids_M, whole.target_ids_M.reshape(30, -1)[part].reshape(-1)
+            )
     order = np.random.default_rng(0).permutation(30)
     assert np.array_equal(masker()(ids[order], samples[order]).ids_NL, whole.ids_NL[order])
 
@@ -159,7 +174,9 @@ def test_the_hash_is_uniform_and_its_bits_independent(seed: int) -> None:
     assert np.abs(bits.mean(0) - 0.5).max() < 0.02  # 5.6 standard deviations
     assert np.abs(np.corrcoef(bits.T) - np.eye(64)).max() < 0.04
     buckets = np.bincount((values % np.uint64(97)).astype(int), minlength=97)
-    assert ((buckets - 20_000 / 97) ** 2).sum() / (20_000 / 97) < 170  # chi square, 96 degrees: p < 1e-5
+    assert ((buckets - 20_000 / 97) ** 2).sum() / (
+        20_000 / 97
+    ) < 170  # chi square, 96 degrees: p < 1e-5
 
 
 def test_neighbouring_keys_and_the_order_of_keys_matter() -> None:
@@ -171,7 +188,13 @@ def test_neighbouring_keys_and_the_order_of_keys_matter() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"rate": 0.0}, {"rate": 1.0}, {"mask_share": 0.9, "random_share": 0.2}, {"random_share": -0.1}]
+    "changes",
+    [
+        {"rate": 0.0},
+        {"rate": 1.0},
+        {"mask_share": 0.9, "random_share": 0.2},
+        {"random_share": -0.1},
+    ],
 )
 def test_values_that_make_no_objective(changes: dict[str, float]) -> None:
     with pytest.raises(UserError, match=f"objective.*{next(iter(changes))}="):

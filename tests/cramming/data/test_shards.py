@@ -13,12 +13,21 @@ import pytest
 from cramming.config import UserError
 from cramming.data import manifest
 from cramming.data.corpus import Corpus, TokenStream
-from cramming.data.manifest import MANIFEST, TOKENIZER, Split, content_settings, corpus_folder, token_dtype
+from cramming.data.manifest import (
+    MANIFEST,
+    TOKENIZER,
+    Split,
+    content_settings,
+    corpus_folder,
+    token_dtype,
+)
 from cramming.overrides import compose as composed
 from data_prep.shard_writer import ShardWriter, resume_point
 
 
-def write_documents(folder: Path, documents: list[np.ndarray], shard_tokens: int, chunk: int = 7) -> ShardWriter:
+def write_documents(
+    folder: Path, documents: list[np.ndarray], shard_tokens: int, chunk: int = 7
+) -> ShardWriter:
     """Append the documents' concatenation in chunks that respect no boundary."""
     flat = np.concatenate(documents)
     starts = np.cumsum([0] + [len(document) for document in documents[:-1]])
@@ -36,7 +45,9 @@ def documents() -> list[np.ndarray]:
     return [rng.integers(0, 60_000, size=length) for length in (3, 50, 1, 17, 200, 2, 33)]
 
 
-@pytest.mark.parametrize("shard_tokens", [10, 51, 306, 10_000])  # 306: one full shard, nothing behind it
+@pytest.mark.parametrize(
+    "shard_tokens", [10, 51, 306, 10_000]
+)  # 306: one full shard, nothing behind it
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
 def test_stream_is_the_concatenation_of_the_documents(
     tmp_path: Path, documents: list[np.ndarray], shard_tokens: int, chunk: int
@@ -47,12 +58,16 @@ def test_stream_is_the_concatenation_of_the_documents(
     stream = TokenStream(tmp_path, shards, np.dtype("<u2"))
     flat = np.concatenate(documents)
     assert (stream.num_tokens, stream.num_documents) == (len(flat), len(documents))
-    np.testing.assert_array_equal(stream.document_starts, np.cumsum([0] + [len(d) for d in documents[:-1]]))
+    np.testing.assert_array_equal(
+        stream.document_starts, np.cumsum([0] + [len(d) for d in documents[:-1]])
+    )
     np.testing.assert_array_equal(stream.gather(np.array([0]), len(flat))[0], flat)
     assert not list(tmp_path.glob("*.part")) and not list(tmp_path.glob(".*"))
 
 
-def test_gather_equals_slicing_at_any_place_and_length(tmp_path: Path, documents: list[np.ndarray]) -> None:
+def test_gather_equals_slicing_at_any_place_and_length(
+    tmp_path: Path, documents: list[np.ndarray]
+) -> None:
     shards = write_documents(tmp_path, documents, shard_tokens=25).shards
     stream = TokenStream(tmp_path, shards, np.dtype("<u2"))
     flat = np.concatenate(documents)
@@ -76,7 +91,9 @@ def test_resume_point_names_the_document_that_the_last_shard_was_cut_in(tmp_path
         assert starts[point.documents] + point.tokens == written
 
 
-def test_writing_behind_finished_shards_gives_the_same_files(tmp_path: Path, documents: list[np.ndarray]) -> None:
+def test_writing_behind_finished_shards_gives_the_same_files(
+    tmp_path: Path, documents: list[np.ndarray]
+) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     whole.mkdir()
     broken.mkdir()
@@ -86,12 +103,16 @@ def test_writing_behind_finished_shards_gives_the_same_files(tmp_path: Path, doc
         (broken / shard.file).unlink()
     point = resume_point(broken, full.shards[:2])
     rest = np.concatenate(documents[point.documents :])[point.tokens :]
-    starts = np.cumsum([len(document) for document in documents[point.documents : -1]]) - point.tokens
+    starts = (
+        np.cumsum([len(document) for document in documents[point.documents : -1]]) - point.tokens
+    )
     writer = ShardWriter(broken, "train", np.dtype("<u2"), 30, full.shards[:2])
     writer.append(rest, starts)
     writer.close()
     assert writer.shards == full.shards
-    assert {f.name: f.read_bytes() for f in broken.iterdir()} == {f.name: f.read_bytes() for f in whole.iterdir()}
+    assert {f.name: f.read_bytes() for f in broken.iterdir()} == {
+        f.name: f.read_bytes() for f in whole.iterdir()
+    }
 
 
 def test_open_gives_back_what_the_manifest_says(tiny_corpus: Path) -> None:
@@ -118,12 +139,24 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "missing": (shutil.rmtree, "no corpus here; make it with `cramming prepare`"),
     "half-written": (lambda folder: (folder / MANIFEST).unlink(), "half-written"),
     "no json": (lambda folder: (folder / MANIFEST).write_text("{"), "not a corpus manifest"),
-    "too deep": (lambda folder: (folder / MANIFEST).write_text("[" * 100_000), "not a corpus manifest"),
+    "too deep": (
+        lambda folder: (folder / MANIFEST).write_text("[" * 100_000),
+        "not a corpus manifest",
+    ),
     "other format": (_other_format, "corpus format 99, this version reads 2"),
     "cut short": (_truncate, r"train-00001.bin: \d+ bytes, should have \d+"),
-    "shard missing": (lambda folder: (folder / "train-00001.bin").unlink(), "train-00001.bin: missing"),
-    "index missing": (lambda folder: (folder / "train-00001.idx").unlink(), "train-00001.idx: missing"),
-    "tokenizer altered": (lambda folder: (folder / TOKENIZER).write_text("{}"), "tokenizer.json: its SHA-256"),
+    "shard missing": (
+        lambda folder: (folder / "train-00001.bin").unlink(),
+        "train-00001.bin: missing",
+    ),
+    "index missing": (
+        lambda folder: (folder / "train-00001.idx").unlink(),
+        "train-00001.idx: missing",
+    ),
+    "tokenizer altered": (
+        lambda folder: (folder / TOKENIZER).write_text("{}"),
+        "tokenizer.json: its SHA-256",
+    ),
 }
 
 
@@ -168,7 +201,9 @@ def test_a_file_that_was_written_to_since_it_was_checked_is_known(
     assert [corpus.changed() for corpus in corpora] == [[f"{split}-00000.bin"]] * 2
 
 
-def test_a_process_without_descriptors_has_no_changed_files(tmp_path: Path, make_corpus: Callable[..., Path]) -> None:
+def test_a_process_without_descriptors_has_no_changed_files(
+    tmp_path: Path, make_corpus: Callable[..., Path]
+) -> None:
     resource = pytest.importorskip("resource")
     corpus = Corpus.open(make_corpus(tmp_path / "corpus"), verify=True)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -221,7 +256,10 @@ def test_folder_name_depends_on_what_not_on_where_or_how_fast() -> None:
     assert folder.parent == Path("corpora") and folder.name.startswith("mine-bpe-300-")
     assert corpus_folder(config | {"data": {**config["data"], "workers": 7}}) == folder
     assert corpus_folder(config | {"data": {**config["data"], "paths": ["b.txt"]}}) != folder
-    assert corpus_folder(config | {"tokenizer": {"kind": "bpe", "vocab_size": 300, "lowercase": True}}) != folder
+    assert (
+        corpus_folder(config | {"tokenizer": {"kind": "bpe", "vocab_size": 300, "lowercase": True}})
+        != folder
+    )
     assert corpus_folder(config | {"data": {**config["data"], "corpus": "here"}}) == Path("here")
 
 
@@ -238,22 +276,34 @@ SPELT = {  # another way to type the same number
 def test_a_number_spelt_another_way_names_the_same_corpus() -> None:
     settings, again = composed(SPELT.keys()), composed(SPELT.values())
     assert corpus_folder(settings) == corpus_folder(again) and "-1000-" in corpus_folder(again).name
-    assert json.dumps(content_settings(settings)) == json.dumps(content_settings(again))  # the manifest's bytes
+    assert json.dumps(content_settings(settings)) == json.dumps(
+        content_settings(again)
+    )  # the manifest's bytes
 
 
 def test_settings_keep_the_name_that_earlier_versions_gave_them() -> None:
     """A corpus that took hours is found again."""
-    data = {"name": "mine", "corpus": None, "workers": 1, "paths": ["a.txt"], "validation_fraction": 0.01}
+    data = {
+        "name": "mine",
+        "corpus": None,
+        "workers": 1,
+        "paths": ["a.txt"],
+        "validation_fraction": 0.01,
+    }
     data |= {"clean": {"min_characters": 20}, "filters": {"max_symbols": 0.5, "min_words": None}}
     tokenizer = {"kind": "bpe", "vocab_size": 300, "sample_mb": 100, "path": None}
     found = corpus_folder({"corpora": "corpora", "data": data, "tokenizer": tokenizer})
     assert found.name == "mine-bpe-300-90e62cb428ef"
 
 
-def test_a_filter_that_judges_otherwise_renames_the_corpora_that_it_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_filter_that_judges_otherwise_renames_the_corpora_that_it_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def folder(**filters: float) -> Path:
         data = {"name": "mine", "corpus": None, "filters": filters}
-        return corpus_folder({"corpora": "corpora", "data": data, "tokenizer": {"kind": "bpe", "vocab_size": 300}})
+        return corpus_folder(
+            {"corpora": "corpora", "data": data, "tokenizer": {"kind": "bpe", "vocab_size": 300}}
+        )
 
     mine, others = {"max_duplicate_lines": 0.3, "min_words": 5}, {"min_words": 5}
     before = folder(**mine), folder(**others)
@@ -264,7 +314,9 @@ def test_a_filter_that_judges_otherwise_renames_the_corpora_that_it_made(monkeyp
 def test_a_limit_of_zero_is_no_limit_that_is_off() -> None:
     def folder(limit: float | None) -> Path:
         data = {"name": "mine", "corpus": None, "filters": {"max_curly_braces": limit}}
-        return corpus_folder({"corpora": "corpora", "data": data, "tokenizer": {"kind": "bpe", "vocab_size": 300}})
+        return corpus_folder(
+            {"corpora": "corpora", "data": data, "tokenizer": {"kind": "bpe", "vocab_size": 300}}
+        )
 
     assert folder(None) != folder(0) == folder(0.0)
 

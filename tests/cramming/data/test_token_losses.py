@@ -51,11 +51,16 @@ def test_of_one_target_the_probability_is_its_weight() -> None:
 
 
 def test_weights_are_mean_losses_beside_the_mean_within_bounds() -> None:
-    losses, counts = np.array([4e4, 1e4, 0.0, 1e6], np.float32), np.array([1e4, 1e4, 0.0, 1e3], np.float32)
+    losses, counts = (
+        np.array([4e4, 1e4, 0.0, 1e6], np.float32),
+        np.array([1e4, 1e4, 0.0, 1e3], np.float32),
+    )
     mean = losses.sum() / counts.sum()
     found = weights_of(np.stack([losses, counts]), 0.5)
     assert found == pytest.approx([(4 / mean) ** 0.5, LEAST, 1.0, MOST], rel=1e-2)
-    assert weights_of(np.zeros((2, 4), np.float32), 0.5).tolist() == [LEAST] * 4, "nothing seen: all alike"
+    assert weights_of(np.zeros((2, 4), np.float32), 0.5).tolist() == [LEAST] * 4, (
+        "nothing seen: all alike"
+    )
 
 
 def test_weights_change_at_fixed_points_and_the_past_fades() -> None:
@@ -67,7 +72,9 @@ def test_weights_change_at_fixed_points_and_the_past_fades() -> None:
 
 
 @pytest.mark.parametrize(("until", "even_from"), [(0.6, 60), (0.5, 50), (0.21, 21), (1.0, None)])
-def test_masks_are_uniform_from_until_on_wherever_it_lies(until: float, even_from: int | None) -> None:
+def test_masks_are_uniform_from_until_on_wherever_it_lies(
+    until: float, even_from: int | None
+) -> None:
     table = TokenLosses(ByLoss(start=0.2, until=until, every=0.3, power=0.5), 8, CPU)
     table.totals_2V += 1
     weighted = []
@@ -79,12 +86,18 @@ def test_masks_are_uniform_from_until_on_wherever_it_lies(until: float, even_fro
 
 @pytest.fixture
 def engine(compose: Callable[..., dict[str, Any]], small_model: Any) -> Engine:
-    config = Config.of(compose("precision=fp32", "train.sequence_length=16", "memory.loss_chunk=4000"))
-    config = replace(config, model=small_model, objective=replace(config.objective, by_loss=BY_LOSS))
+    config = Config.of(
+        compose("precision=fp32", "train.sequence_length=16", "memory.loss_chunk=4000")
+    )
+    config = replace(
+        config, model=small_model, objective=replace(config.objective, by_loss=BY_LOSS)
+    )
     return build_engine(config, Mesh.solo(CPU), CPU)
 
 
-def test_losses_are_those_of_the_targets_and_a_discarded_step_does_not_count(engine: Engine, tiny_source: Any) -> None:
+def test_losses_are_those_of_the_targets_and_a_discarded_step_does_not_count(
+    engine: Engine, tiny_source: Any
+) -> None:
     batches: list[Batch] = [tiny_source.batch(0, 2), tiny_source.batch(2, 2)]
     table, ids = engine.token_losses, torch.cat([batch.target_ids_M for batch in batches])
     assert table is not None
@@ -108,7 +121,12 @@ def test_losses_are_those_of_the_targets_and_a_discarded_step_does_not_count(eng
 def test_a_run_is_masked_language_modelling_and_even_until_the_start(
     start: Callable[..., Path], unbroken: Path, losses: Callable[[Path], Any]
 ) -> None:
-    run = start("name=a", "objective=mlm-by-loss", "objective.by_loss.start=0.5", "objective.by_loss.power=100")
+    run = start(
+        "name=a",
+        "objective=mlm-by-loss",
+        "objective.by_loss.start=0.5",
+        "objective.by_loss.power=100",
+    )
     assert losses(run)[:6] == losses(unbroken)[:6] and losses(run)[6] != losses(unbroken)[6]
     found, without = (load_record(folder)["pretrain"] for folder in (run, unbroken))
     assert found["objective"] == "mlm" and found["exaflops"] == without["exaflops"]

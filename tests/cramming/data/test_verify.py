@@ -21,7 +21,11 @@ from cramming.files import LOCK
 def folder(tmp_path: Path, make_corpus: Callable[..., Path]) -> Path:
     """A corpus with a file of each kind."""
     corpus = make_corpus(tmp_path / "corpus", documents=60)
-    files = {"corpus_card.md": "# Card", "card/lengths.svg": "<svg/>", "tasks/CoLA/train.tsv": "a\tb\n"}
+    files = {
+        "corpus_card.md": "# Card",
+        "card/lengths.svg": "<svg/>",
+        "tasks/CoLA/train.tsv": "a\tb\n",
+    }
     for name, text in files.items():
         (corpus / name).parent.mkdir(parents=True, exist_ok=True)
         (corpus / name).write_text(text)
@@ -37,14 +41,18 @@ def flip(path: Path, place: int) -> bytes:
     return before
 
 
-def test_an_untouched_corpus_has_no_problems(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_untouched_corpus_has_no_problems(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (folder / LOCK).write_text("")  # that a kill leaves
     assert not list(problems(folder))
     assert not verify(folder)
     assert "every file is as `prepare` wrote it" in capsys.readouterr().out
 
 
-def test_a_flipped_bit_in_any_file_is_named_and_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_flipped_bit_in_any_file_is_named_and_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     paths = [path for path in folder.rglob("*") if path.is_file()]
     assert len(paths) >= 8
     for path in paths:
@@ -57,7 +65,11 @@ def test_a_flipped_bit_in_any_file_is_named_and_refused(folder: Path, capsys: py
     (folder / "train-00000.bin").write_bytes(b"")
     (problem,) = verify(folder)
     said = capsys.readouterr().out
-    assert "train-00000.bin: its SHA-256" in problem and problem in said and "1 problem(s); delete" in said
+    assert (
+        "train-00000.bin: its SHA-256" in problem
+        and problem in said
+        and "1 problem(s); delete" in said
+    )
 
 
 def test_every_single_byte_of_the_manifest_counts(folder: Path) -> None:
@@ -80,7 +92,9 @@ def test_missing_and_unexpected_files_are_named(folder: Path) -> None:
         (True, False),
         (False, True),
     ]
-    assert "card/notes.txt" in found[0] and "CoLA/train.tsv" in found[1] and "tasks/link" in found[2]
+    assert (
+        "card/notes.txt" in found[0] and "CoLA/train.tsv" in found[1] and "tasks/link" in found[2]
+    )
 
 
 @pytest.mark.parametrize("section", ["special", "special_ids"])

@@ -19,22 +19,50 @@ from cramming.model.heads import MaskedLM
 HEADS, SIZE, TOKENS = 2, 8, 96
 PACKINGS = {
     "rows": Packing(torch.arange(0, 97, 24, dtype=torch.int32), 24, 24),
-    "ragged": Packing(torch.tensor([0, 1, 30, 30, 37, 90, 96, 96, 96], dtype=torch.int32), None, 53),
-    "in rows": Packing(torch.tensor([0, 5, 24, 48, 60, 72, 73, 96, 96], dtype=torch.int32), None, 24, 24),
-    "uneven": Packing(torch.tensor([0, *range(2, 46, 2), 96], dtype=torch.int32), None, 52),  # one long, many short
+    "ragged": Packing(
+        torch.tensor([0, 1, 30, 30, 37, 90, 96, 96, 96], dtype=torch.int32), None, 53
+    ),
+    "in rows": Packing(
+        torch.tensor([0, 5, 24, 48, 60, 72, 73, 96, 96], dtype=torch.int32), None, 24, 24
+    ),
+    "uneven": Packing(
+        torch.tensor([0, *range(2, 46, 2), 96], dtype=torch.int32), None, 52
+    ),  # one long, many short
 }
 SUBSET = torch.tensor([0, 3, 23, 24, 30, 47, 50, 60, 61, 73, 74, 95])  # three in each row of 24
 
-BERT = ModelConfig(vocab_size=128, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=24, max_length=48)
+BERT = ModelConfig(
+    vocab_size=128, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=24, max_length=48
+)
 MODERN = replace(
-    BERT, norm_order="pre", norm_bias=False, norm_eps=1e-5, final_norm=True, first_attn_norm=False, positions="rope",
-    local_window=8, global_every=2, mlp="glu", token_types=0, head_bias=False, attention_bias=False, mlp_bias=False,
+    BERT,
+    norm_order="pre",
+    norm_bias=False,
+    norm_eps=1e-5,
+    final_norm=True,
+    first_attn_norm=False,
+    positions="rope",
+    local_window=8,
+    global_every=2,
+    mlp="glu",
+    token_types=0,
+    head_bias=False,
+    attention_bias=False,
+    mlp_bias=False,
     init="depth_scaled",
-)  # fmt: skip
+)
 CRAMMED = replace(
-    MODERN, positions="scaled_sinusoidal", local_window=None, first_attn_norm=True, head_transform=False,
-    decoder_bias=False, norm_bias=True, init="normal", norm_eps=1e-12, num_layers=3,
-)  # fmt: skip
+    MODERN,
+    positions="scaled_sinusoidal",
+    local_window=None,
+    first_attn_norm=True,
+    head_transform=False,
+    decoder_bias=False,
+    norm_bias=True,
+    init="normal",
+    norm_eps=1e-12,
+    num_layers=3,
+)
 
 # Parts that an architecture may have, each by itself; what holds for all of them is tested in test_parts.py, that they
 # are counted in test_config.py, and that exported folders compute them in test_hf_adapter.py.
@@ -50,7 +78,11 @@ PARTS: dict[str, dict[str, Any]] = {
     "late layers": {"late_layers": 2},
     "convolution": {"convolution": 2},
 }
-IN_STOCK = ("relu2", "relu2 glu", "zero residual")  # which transformers' own classes have, or which train only
+IN_STOCK = (
+    "relu2",
+    "relu2 glu",
+    "zero residual",
+)  # which transformers' own classes have, or which train only
 
 
 def alone(qkv: Tensor, packing: Packing, window: int | None) -> Tensor:
@@ -63,7 +95,9 @@ def alone(qkv: Tensor, packing: Packing, window: int | None) -> Tensor:
         if packing.causal:
             hidden = hidden | (place > place[:, None])
         scores = torch.einsum("qhk,lhk->hql", q, k) * q.shape[-1] ** -0.5
-        outputs.append(torch.einsum("hql,lhk->qhk", scores.masked_fill(hidden, -torch.inf).softmax(-1), v))
+        outputs.append(
+            torch.einsum("hql,lhk->qhk", scores.masked_fill(hidden, -torch.inf).softmax(-1), v)
+        )
     return torch.cat(outputs)
 
 
@@ -75,12 +109,19 @@ def _weights(
     A window counts from the common end of a sequence's queries and keys. `rest`: causal (a window too), scale, window;
     what 2.13 has beyond that is not used.
     """
-    assert q.shape[-1] % 8 == 0, "head_size_og should be a multiple of 8, this is ensured by padding!"
+    assert q.shape[-1] % 8 == 0, (
+        "head_size_og should be a multiple of 8, this is ensured by padding!"
+    )
     scale, window = q.shape[-1] ** -0.5 if rest[1] is None else rest[1], rest[2]
     sequences, from_end = [], []
     for bounds, x, longest in ((bounds_q, q, max_q), (bounds_k, k, max_k)):
         lengths, tokens = bounds.diff(), torch.arange(len(x))
-        assert bounds.dtype == torch.int32 and bounds[0] == 0 and bounds[-1] == len(x) and x.stride(-1) == 1
+        assert (
+            bounds.dtype == torch.int32
+            and bounds[0] == 0
+            and bounds[-1] == len(x)
+            and x.stride(-1) == 1
+        )
         assert lengths.min() >= 0 and lengths.max() <= longest
         sequences.append(torch.searchsorted(bounds, tokens, right=True) - 1)
         from_end.append(bounds[sequences[-1] + 1] - tokens)
@@ -88,21 +129,33 @@ def _weights(
     seen = sequences[0][:, None] == sequences[1][None]
     for side, distance in zip(window, (before, -before), strict=True):
         seen = seen & (distance <= side) if side >= 0 else seen
-    return (torch.einsum("qhk,lhk->hql", q, k) * scale).masked_fill(~seen, -torch.inf).softmax(-1).to(q.dtype), scale
+    return (torch.einsum("qhk,lhk->hql", q, k) * scale).masked_fill(~seen, -torch.inf).softmax(
+        -1
+    ).to(q.dtype), scale
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     out = torch.einsum("hql,lhk->qhk", _weights(q, k, *rest)[0], v).contiguous()
-    return out, out.new_zeros(out.shape[1], len(out), dtype=torch.float), torch.zeros(2, dtype=torch.uint64)
+    return (
+        out,
+        out.new_zeros(out.shape[1], len(out), dtype=torch.float),
+        torch.zeros(2, dtype=torch.uint64),
+    )
 
 
 def _backward(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    _, _, *packing, causal, _, scale, window = rest  # without output, log-sum-exp and state of the generator
+    _, _, *packing, causal, _, scale, window = (
+        rest  # without output, log-sum-exp and state of the generator
+    )
     weights, scale = _weights(q, k, *packing, causal, scale, window)
     d_weights = torch.einsum("qhk,lhk->hql", d_out, v)
     d_scores = scale * weights * (d_weights - (d_weights * weights).sum(-1, keepdim=True))
     d_q, d_k = torch.einsum("hql,lhk->qhk", d_scores, k), torch.einsum("hql,qhk->lhk", d_scores, q)
-    return d_q.contiguous(), d_k.contiguous(), torch.einsum("hql,qhk->lhk", weights, d_out).contiguous()
+    return (
+        d_q.contiguous(),
+        d_k.contiguous(),
+        torch.einsum("hql,qhk->lhk", weights, d_out).contiguous(),
+    )
 
 
 @pytest.fixture
@@ -111,7 +164,10 @@ def gpu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     says, slowly and in any type, and FlexAttention runs uncompiled, without its own check that this is a GPU."""
     from torch.nn.attention import varlen
 
-    operators: dict[Any, Any] = {varlen._varlen_attn: _forward, varlen._varlen_attn_backward: _backward}
+    operators: dict[Any, Any] = {
+        varlen._varlen_attn: _forward,
+        varlen._varlen_attn_backward: _backward,
+    }
     for operator, kernel in operators.items():
         if "cpu" not in operator._backend_fns:
             operator.register_kernel("cpu")(kernel)
@@ -136,7 +192,11 @@ def own_logits(model: MaskedLM, texts: list[Tensor]) -> list[Tensor]:
     bounds = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
     positions = torch.cat([torch.arange(length) for length in lengths])
     packing = Packing(bounds, None, max(lengths))
-    return list(model.eval().logits(torch.cat(texts), positions, packing, torch.arange(len(positions))).split(lengths))
+    return list(
+        model.eval()
+        .logits(torch.cat(texts), positions, packing, torch.arange(len(positions)))
+        .split(lengths)
+    )
 
 
 def padded(texts: list[Tensor], side: str = "right") -> dict[str, Tensor]:
@@ -158,7 +218,11 @@ def seeded() -> None:
 @pytest.fixture(scope="session")
 def tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A WordPiece tokenizer of about sixty entries."""
-    words = [*SPECIAL_TOKENS.values(), *"abcdefghijklmnopqrstuvwxyz", *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz")]
+    words = [
+        *SPECIAL_TOKENS.values(),
+        *"abcdefghijklmnopqrstuvwxyz",
+        *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz"),
+    ]
     tokenizer = Tokenizer(models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"

@@ -26,7 +26,9 @@ ROWS, RAGGED, IN_ROWS, UNEVEN = PACKINGS.values()
 IN_FP32 = ("products", "sdpa", "padded")  # the softmax, at least
 
 
-def compare(kernel: str, packing: Packing, window: int | None, subset: Tensor, size: int = SIZE) -> None:
+def compare(
+    kernel: str, packing: Packing, window: int | None, subset: Tensor, size: int = SIZE
+) -> None:
     """Of all tokens, and of a query subset: output and gradients of a weighted sum, in fp64."""
     qkv = torch.randn(TOKENS, 3, HEADS, size, dtype=torch.float64, requires_grad=True)
     q, k, v = qkv.unbind(1)
@@ -41,7 +43,9 @@ def compare(kernel: str, packing: Packing, window: int | None, subset: Tensor, s
     for out, expected in found:
         d_out = torch.randn_like(expected)
         torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
-        gradients = [torch.autograd.grad(x, qkv, d_out, retain_graph=True)[0] for x in (out, expected)]
+        gradients = [
+            torch.autograd.grad(x, qkv, d_out, retain_graph=True)[0] for x in (out, expected)
+        ]
         torch.testing.assert_close(*gradients, atol=tolerance, rtol=tolerance)
 
 
@@ -50,12 +54,18 @@ def compare(kernel: str, packing: Packing, window: int | None, subset: Tensor, s
     ("kernel", "packing"),
     [
         *(("sdpa", packing) for packing in ("rows", "in rows")),
-        *((kernel, packing) for kernel in ("padded", "products", "varlen", "flex") for packing in PACKINGS),
+        *(
+            (kernel, packing)
+            for kernel in ("padded", "products", "varlen", "flex")
+            for packing in PACKINGS
+        ),
     ],
 )
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.usefixtures("gpu_kernels")
-def test_a_kernel_is_the_definition(kernel: str, packing: str, window: int | None, causal: bool) -> None:
+def test_a_kernel_is_the_definition(
+    kernel: str, packing: str, window: int | None, causal: bool
+) -> None:
     """A query subset where a kernel or, in rows, SDPA can do it: a last layer costs the FLOPs that are counted."""
     compare(kernel, PACKINGS[packing]._replace(causal=causal), window, SUBSET)
 
@@ -77,7 +87,9 @@ def test_one_query_of_each_ragged_sequence(kernel: str, packing: Packing, place:
     if packing.row_length is None:
         layout = attention.prepare(kernel, packing, TOKENS, None, torch.float32, 0.0)
         assert attention.restrict(layout, queries, TOKENS) is not None
-        assert attention.restrict(layout, queries[1:], TOKENS) is None  # a sequence has none: all are computed
+        assert (
+            attention.restrict(layout, queries[1:], TOKENS) is None
+        )  # a sequence has none: all are computed
 
 
 def test_flash_attention_of_a_plan_takes_query_subsets_in_windows() -> None:
@@ -91,20 +103,34 @@ def test_flash_attention_of_a_plan_takes_query_subsets_in_windows() -> None:
 def test_one_long_sequence_among_short_ones_is_a_group_of_its_own() -> None:
     """As far as what it saves is worth a group's cost."""
     for kernel, dtype in (("padded", torch.float32), ("products", torch.bfloat16)):
-        assert attention.prepare(kernel, UNEVEN, TOKENS, None, dtype, 0.0).groups == ((22, 2), (1, 52))
+        assert attention.prepare(kernel, UNEVEN, TOKENS, None, dtype, 0.0).groups == (
+            (22, 2),
+            (1, 52),
+        )
 
 
 @pytest.mark.parametrize(
     ("packing", "dtype", "dropout", "kernel"),
     [
-        (ROWS, torch.float32, 0.0, "sdpa"), (IN_ROWS, torch.float32, 0.0, "sdpa"),
-        (RAGGED, torch.float32, 0.0, "padded"), (ROWS, torch.float16, 0.0, "sdpa"),
-        (ROWS, torch.bfloat16, 0.0, "products"), (RAGGED, torch.bfloat16, 0.0, "products"),
-        (ROWS, torch.bfloat16, 0.1, "sdpa"), (RAGGED, torch.bfloat16, 0.1, "padded"),
-        (Packing(torch.tensor([0, 1024], dtype=torch.int32), 1024, 1024), torch.bfloat16, 0.0, "sdpa"),
+        (ROWS, torch.float32, 0.0, "sdpa"),
+        (IN_ROWS, torch.float32, 0.0, "sdpa"),
+        (RAGGED, torch.float32, 0.0, "padded"),
+        (ROWS, torch.float16, 0.0, "sdpa"),
+        (ROWS, torch.bfloat16, 0.0, "products"),
+        (RAGGED, torch.bfloat16, 0.0, "products"),
+        (ROWS, torch.bfloat16, 0.1, "sdpa"),
+        (RAGGED, torch.bfloat16, 0.1, "padded"),
+        (
+            Packing(torch.tensor([0, 1024], dtype=torch.int32), 1024, 1024),
+            torch.bfloat16,
+            0.0,
+            "sdpa",
+        ),
     ],
-)  # fmt: skip
-def test_auto_chooses_by_packing_and_type(packing: Packing, dtype: torch.dtype, dropout: float, kernel: str) -> None:
+)
+def test_auto_chooses_by_packing_and_type(
+    packing: Packing, dtype: torch.dtype, dropout: float, kernel: str
+) -> None:
     assert attention.choose(packing, None, dtype, dropout) == kernel
 
 
@@ -123,7 +149,9 @@ def test_products_in_bf16_lose_no_more_than_fused_attention(
     right = [truth, *torch.autograd.grad(truth, low, d_out.float())]
     both = []
     for kernel in ("padded", "products"):
-        out = attention.attend(*low.unbind(1), attention.prepare(kernel, packing, TOKENS, window, low.dtype, 0.0))
+        out = attention.attend(
+            *low.unbind(1), attention.prepare(kernel, packing, TOKENS, window, low.dtype, 0.0)
+        )
         both.append([out, *torch.autograd.grad(out, low, d_out)])
     for exact, theirs, mine in zip(right, *both, strict=True):
         assert (mine.float() - exact).norm() <= 1.5 * (theirs.float() - exact).norm()
@@ -156,7 +184,11 @@ def test_flash_attention_is_taken_only_where_the_gpu_has_it(
     rows, in_rows, ragged = (p._replace(bounds_S=on_gpu) for p in (ROWS, IN_ROWS, RAGGED))
     chosen = [attention.choose(p, 3, torch.float16, 0.0) for p in (rows, in_rows, ragged)]
     assert chosen == (["varlen"] * 3 if has_flash else ["sdpa", "sdpa", "padded"])
-    with nullcontext() if has_flash else pytest.raises(ValueError, match=r"varlen: .* 8\.0.* on Tesla T4; set it"):
+    with (
+        nullcontext()
+        if has_flash
+        else pytest.raises(ValueError, match=r"varlen: .* 8\.0.* on Tesla T4; set it")
+    ):
         attention.prepare("varlen", ragged, TOKENS, 3, torch.float16, 0.0)
 
 
@@ -181,8 +213,20 @@ def test_dropout_of_probabilities_works_and_keeps_the_mean(packing: Packing) -> 
     ("kernel", "device", "dtype", "dropout", "says"),
     [
         ("varlen", "cpu", torch.bfloat16, 0.0, "runs on CUDA only; set it to auto"),
-        ("varlen", "cuda", torch.float32, 0.0, "FlashAttention computes in 16 bits, not in float32"),
-        ("varlen", "cuda", torch.bfloat16, 0.1, "has no dropout, and model.attention_dropout=0.1; set it to auto"),
+        (
+            "varlen",
+            "cuda",
+            torch.float32,
+            0.0,
+            "FlashAttention computes in 16 bits, not in float32",
+        ),
+        (
+            "varlen",
+            "cuda",
+            torch.bfloat16,
+            0.1,
+            "has no dropout, and model.attention_dropout=0.1; set it to auto",
+        ),
         ("varlen", "cuda", torch.float16, 0.0, None),
         ("products", "cuda", torch.bfloat16, 0.0, "is for CPUs only"),
         ("products", "cpu", torch.bfloat16, 0.1, "has no dropout"),
@@ -193,11 +237,20 @@ def test_dropout_of_probabilities_works_and_keeps_the_mean(packing: Packing) -> 
     ],
 )
 def test_where_a_kernel_cannot_run(
-    monkeypatch: pytest.MonkeyPatch, kernel: str, device: str, dtype: torch.dtype, dropout: float, says: str | None
+    monkeypatch: pytest.MonkeyPatch,
+    kernel: str,
+    device: str,
+    dtype: torch.dtype,
+    dropout: float,
+    says: str | None,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     reason = attention.reason_against(kernel, torch.device(device), dtype, dropout)
-    assert reason is None if says is None else str(reason).startswith(f"attention.kernel={kernel}: {says}")
+    assert (
+        reason is None
+        if says is None
+        else str(reason).startswith(f"attention.kernel={kernel}: {says}")
+    )
 
 
 def test_a_kernel_that_is_unknown_or_does_not_take_the_packing_is_refused() -> None:
@@ -212,7 +265,9 @@ def test_a_kernel_that_is_unknown_or_does_not_take_the_packing_is_refused() -> N
 def packed(num_tokens: int, aligned: int | None) -> Packing:
     """Documents of all lengths, cut at multiples of `aligned`; some empty ones at the end."""
     ends = torch.randint(1, 300, (num_tokens // 40,)).cumsum(0)
-    ends = torch.cat([ends[ends < num_tokens], torch.arange(0, num_tokens + 1, aligned or num_tokens)])
+    ends = torch.cat(
+        [ends[ends < num_tokens], torch.arange(0, num_tokens + 1, aligned or num_tokens)]
+    )
     bounds = torch.cat([ends.unique(), torch.full((3,), num_tokens)]).int()
     return Packing(bounds, None, int(bounds.diff().max()), aligned)
 
@@ -220,19 +275,30 @@ def packed(num_tokens: int, aligned: int | None) -> Packing:
 @pytest.mark.parametrize("window", [None, 0, 3, 127, 128, 300])
 @pytest.mark.parametrize("num_tokens", [128, 1000, 1024])
 @pytest.mark.parametrize("causal", [False, True])
-def test_blocks_of_flex_are_those_of_the_whole_mask(num_tokens: int, window: int | None, causal: bool) -> None:
+def test_blocks_of_flex_are_those_of_the_whole_mask(
+    num_tokens: int, window: int | None, causal: bool
+) -> None:
     from torch.nn.attention.flex_attention import create_block_mask
 
     packing = packed(num_tokens, 500 if num_tokens == 1000 else None)._replace(causal=causal)
     with torch.no_grad():
-        found = attention.prepare("flex", packing, num_tokens, window, torch.float32, 0.0).block_mask
+        found = attention.prepare(
+            "flex", packing, num_tokens, window, torch.float32, 0.0
+        ).block_mask
     ids_T, place = attention.sequence_ids(packing.bounds_S, num_tokens), torch.arange(num_tokens)
     reach = num_tokens if window is None else window
     mask_TT = (ids_T[:, None] == ids_T) & ((place[:, None] - place).abs() <= reach)
     mask_TT = mask_TT.tril() if causal else mask_TT
     shape = (None, None, num_tokens, num_tokens)
     expected = create_block_mask(lambda b, h, q, k: mask_TT[q, k], *shape, device="cpu")
-    for name in ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "q_num_blocks", "q_indices"):
+    for name in (
+        "kv_num_blocks",
+        "kv_indices",
+        "full_kv_num_blocks",
+        "full_kv_indices",
+        "q_num_blocks",
+        "q_indices",
+    ):
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
     assert found.shape == expected.shape
 
@@ -254,5 +320,7 @@ def test_compiled_flex_attention_takes_the_blocks_that_are_meant(
     monkeypatch.setattr(flex, "flex_attention", lambda _: compiled)
     packing, qkv = packed(1000, None), torch.randn(1000, 3, HEADS, 16)
     with torch.no_grad():
-        found = attention.attend(*qkv.unbind(1), attention.prepare("flex", packing, 1000, window, qkv.dtype, 0.0))
+        found = attention.attend(
+            *qkv.unbind(1), attention.prepare("flex", packing, 1000, window, qkv.dtype, 0.0)
+        )
     torch.testing.assert_close(found, alone(qkv, packing, window), atol=1e-5, rtol=1e-5)

@@ -30,14 +30,46 @@ def read(name: str) -> ModelConfig:
     return build(ModelConfig, {**node(name), "vocab_size": 512}, "model")
 
 
-SMALL = ModelConfig(vocab_size=64, hidden_size=16, num_layers=3, num_heads=2, intermediate_size=24, max_length=32)
+SMALL = ModelConfig(
+    vocab_size=64, hidden_size=16, num_layers=3, num_heads=2, intermediate_size=24, max_length=32
+)
 VARIANTS: list[dict[str, Any]] = [
     {},
-    {"norm_order": "pre", "norm": "rmsnorm", "norm_bias": False, "final_norm": True, "first_attn_norm": False},
-    {"positions": "rope", "local_window": 8, "global_every": 2, "qk_norm": True, "mlp": "glu", "activation": "silu"},
-    {"positions": "scaled_sinusoidal", "token_types": 0, "head_transform": False, "decoder_bias": False},
-    {"positions": "none", "tie_embeddings": False, "attention_bias": False, "mlp_bias": False, "head_bias": False},
-    {"embedding_norm": False, "norm_bias": False, "dropout": 0.1, "attention_dropout": 0.1, "activation": "gelu_tanh"},
+    {
+        "norm_order": "pre",
+        "norm": "rmsnorm",
+        "norm_bias": False,
+        "final_norm": True,
+        "first_attn_norm": False,
+    },
+    {
+        "positions": "rope",
+        "local_window": 8,
+        "global_every": 2,
+        "qk_norm": True,
+        "mlp": "glu",
+        "activation": "silu",
+    },
+    {
+        "positions": "scaled_sinusoidal",
+        "token_types": 0,
+        "head_transform": False,
+        "decoder_bias": False,
+    },
+    {
+        "positions": "none",
+        "tie_embeddings": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "head_bias": False,
+    },
+    {
+        "embedding_norm": False,
+        "norm_bias": False,
+        "dropout": 0.1,
+        "attention_dropout": 0.1,
+        "activation": "gelu_tanh",
+    },
     {"init": "truncated", "activation": "relu"},
     {"init": "depth_scaled"},
     {"init": "small"},
@@ -85,7 +117,9 @@ def test_choices_combine(changes: dict[str, Any]) -> None:
     config = replace(SMALL, **changes)
     model = train_step(config)
     holders = ("encoder.embeddings.", "encoder.value_tokens.")
-    tables = sum(p.numel() for n, p in model.named_parameters() if n.startswith(holders) and p.ndim == 2)
+    tables = sum(
+        p.numel() for n, p in model.named_parameters() if n.startswith(holders) and p.ndim == 2
+    )
     total = sum(p.numel() for p in model.parameters())
     assert count_parameters(config) == (total, total - tables)
 
@@ -100,7 +134,9 @@ def test_published_sizes() -> None:
 @pytest.mark.parametrize("changes", FLOPS)
 @pytest.mark.parametrize("length", [8, 32])
 @pytest.mark.parametrize("last_layer", ["all", "targets"])
-def test_flops_are_those_of_the_matrix_products(changes: dict[str, Any], length: int, last_layer: LastLayer) -> None:
+def test_flops_are_those_of_the_matrix_products(
+    changes: dict[str, Any], length: int, last_layer: LastLayer
+) -> None:
     """FlopCounterMode on the kernel whose attention is matrix products, in one row.
 
     In bf16, because the counter does not know the in-place product that sums the decoder's gradient in fp32.
@@ -121,14 +157,19 @@ def test_flops_count_what_a_window_leaves(length: int) -> None:
     local = replace(SMALL, positions="rope", local_window=8, global_every=2)
     place = torch.arange(length)
     seen = ((place[:, None] - place).abs() <= 4).float().sum(1).mean().item()
-    saved = flops_per_token(replace(local, local_window=None), length, 0.15) - flops_per_token(local, length, 0.15)
+    saved = flops_per_token(replace(local, local_window=None), length, 0.15) - flops_per_token(
+        local, length, 0.15
+    )
     assert saved == pytest.approx(3 * 4 * local.hidden_size * (length - seen), rel=1e-6, abs=1e-6)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hidden_size": 100, "num_heads": 12}, "hidden_size=100 is not a multiple of num_heads=12"),
+        (
+            {"hidden_size": 100, "num_heads": 12},
+            "hidden_size=100 is not a multiple of num_heads=12",
+        ),
         ({"positions": "alibi"}, "model.positions='alibi': choose one of learned"),
         ({"layers": 3}, "model.layers: unknown setting"),
         ({"dropout": 1.0}, "dropout=1.0 must be in"),
@@ -137,7 +178,10 @@ def test_flops_count_what_a_window_leaves(length: int) -> None:
         ({"num_layers": 0}, "num_layers=0 must be at least 1"),
         ({"local_window": 1}, "local_window=1"),
         ({"convolution": -1}, "convolution=-1 must be at least 0"),
-        ({"value_embeddings": 2, "num_layers": 3}, "value_embeddings=2 must be from 0 to half of num_layers=3"),
+        (
+            {"value_embeddings": 2, "num_layers": 3},
+            "value_embeddings=2 must be from 0 to half of num_layers=3",
+        ),
         ({"logit_softcap": 0.0}, "logit_softcap=0.0 must be positive"),
         ({"positions": "rope", "hidden_size": 12, "num_heads": 4}, "even head size"),
     ],

@@ -65,10 +65,15 @@ def test_a_model_by_flash_attention_is_the_model(
 
 
 # `auto` is chosen while the compiler traces
-WAYS = {"rows": ("rows", "auto", False), "documents, flash, bf16 residual": ("in rows", "varlen", True)}
+WAYS = {
+    "rows": ("rows", "auto", False),
+    "documents, flash, bf16 residual": ("in rows", "varlen", True),
+}
 
 
-def compiled_equals_eager(compose: Callable[..., dict[str, Any]], name: str, way: str, backend: str) -> None:
+def compiled_equals_eager(
+    compose: Callable[..., dict[str, Any]], name: str, way: str, backend: str
+) -> None:
     """One graph for forward and backward pass, which a second batch finds compiled."""
     packing, kernel, lowered = WAYS[way]
     model = small_model(compose, name, kernel)
@@ -85,13 +90,17 @@ def compiled_equals_eager(compose: Callable[..., dict[str, Any]], name: str, way
     with torch.autocast("cpu", torch.bfloat16) if lowered else nullcontext():
         for _ in range(2):
             batch = batch_of(PACKINGS[packing])
-            expected, found = ([x.clone() for x in gradients_of(model, c, batch)] for c in (model, compiled))
+            expected, found = (
+                [x.clone() for x in gradients_of(model, c, batch)] for c in (model, compiled)
+            )
             for a, b in zip(found, expected, strict=True):
                 assert (a - b).norm() <= (0.03 if lowered else 1e-5) * b.norm() + 1e-6
     assert len(graphs) == 1
 
 
-@pytest.mark.parametrize(("name", "way"), zip(MODELS, [*WAYS, list(WAYS)[-1]], strict=True))  # each takes seconds
+@pytest.mark.parametrize(
+    ("name", "way"), zip(MODELS, [*WAYS, list(WAYS)[-1]], strict=True)
+)  # each takes seconds
 @pytest.mark.usefixtures("gpu_kernels")
 def test_a_pass_is_one_graph(compose: Callable[..., dict[str, Any]], name: str, way: str) -> None:
     compiled_equals_eager(compose, name, way, "aot_eager")
@@ -101,7 +110,9 @@ def test_a_pass_is_one_graph(compose: Callable[..., dict[str, Any]], name: str, 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.usefixtures("gpu_kernels")
-def test_a_pass_is_one_graph_for_inductor(compose: Callable[..., dict[str, Any]], name: str, way: str) -> None:
+def test_a_pass_is_one_graph_for_inductor(
+    compose: Callable[..., dict[str, Any]], name: str, way: str
+) -> None:
     compiled_equals_eager(compose, name, way, "inductor")
 
 
@@ -114,7 +125,10 @@ def test_a_pass_is_one_graph_for_inductor(compose: Callable[..., dict[str, Any]]
     [
         "tensorwise",
         pytest.param(
-            "rowwise", marks=pytest.mark.skipif(torch.__version__ < "2.12", reason="a CPU then has one scale a tensor")
+            "rowwise",
+            marks=pytest.mark.skipif(
+                torch.__version__ < "2.12", reason="a CPU then has one scale a tensor"
+            ),
         ),
     ],
 )
@@ -138,7 +152,9 @@ def test_products_in_8_bits_are_called_as_the_gpus_kernels_want_them(
     x, d_out, results = torch.randn(40, 32).bfloat16(), torch.randn(40, 96).bfloat16(), []
     for emulated in (False, True):
         encoder = make_model(hidden_size=32).encoder
-        Precision(PrecisionConfig("fp8", False, emulated, scaling), torch.device("cpu")).convert(encoder)
+        Precision(PrecisionConfig("fp8", False, emulated, scaling), torch.device("cpu")).convert(
+            encoder
+        )
         layer, inputs = encoder.blocks[0].attn.qkv, x.clone().requires_grad_()
         out = layer(inputs)
         out.backward(d_out)
@@ -146,8 +162,15 @@ def test_products_in_8_bits_are_called_as_the_gpus_kernels_want_them(
         assert len(calls) == 3  # by the first layer: output, gradient of the inputs, of the weights
     for a, b, options, product in calls:
         scale_a, scale_b = options["scale_a"], options["scale_b"]
-        assert a.stride()[1] == b.stride()[0] == 1 and a.shape[1] == b.shape[0] and a.shape[1] % 16 == 0
-        assert a.dtype.itemsize == b.dtype.itemsize == 1 and scale_a.dtype == scale_b.dtype == torch.float32
+        assert (
+            a.stride()[1] == b.stride()[0] == 1
+            and a.shape[1] == b.shape[0]
+            and a.shape[1] % 16 == 0
+        )
+        assert (
+            a.dtype.itemsize == b.dtype.itemsize == 1
+            and scale_a.dtype == scale_b.dtype == torch.float32
+        )
         by_rows = scaling == "rowwise" and options["use_fast_accum"]
         wanted = ((len(a), 1), (1, b.shape[1])) if by_rows else ((), ())
         assert (tuple(scale_a.shape), tuple(scale_b.shape)) == wanted

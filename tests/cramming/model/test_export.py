@@ -39,38 +39,56 @@ def test_round_trip_is_exact(config: ModelConfig, tmp_path: Path, save: Save) ->
     state, encoder = again.state_dict(), load_encoder(tmp_path / "final").state_dict()
     assert state.keys() == model.state_dict().keys()
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
-    assert all(torch.equal(tensor, encoder[name]) for name, tensor in model.encoder.state_dict().items())
+    assert all(
+        torch.equal(tensor, encoder[name]) for name, tensor in model.encoder.state_dict().items()
+    )
 
 
 @pytest.mark.parametrize("config", [BERT, MODERN, UNTIED, MIMETIC])
-def test_stock_transformers_loads_every_weight(config: ModelConfig, tmp_path: Path, save: Save) -> None:
+def test_stock_transformers_loads_every_weight(
+    config: ModelConfig, tmp_path: Path, save: Save
+) -> None:
     save(MaskedLM(config), tmp_path / "final")
     model, info = AutoModelForMaskedLM.from_pretrained(tmp_path / "final", output_loading_info=True)
     assert not any(info.values()), info
     embedding, decoder = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     assert (embedding is decoder) == config.tie_embeddings
     model.save_pretrained(tmp_path / "theirs")
-    mine, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("final", "theirs"))
+    mine, theirs = (
+        load_file(tmp_path / name / "model.safetensors") for name in ("final", "theirs")
+    )
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
-    written, saved = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("final", "theirs"))
+    written, saved = (
+        json.loads((tmp_path / name / "config.json").read_text()) for name in ("final", "theirs")
+    )
     for transformers_4 in ("global_attn_every_n_layers", "global_rope_theta", "local_rope_theta"):
         written.pop(transformers_4, None)
     assert {key: saved[key] for key in written} == written
 
 
 @pytest.mark.parametrize("config", [BERT, MODERN])
-def test_stock_classifier_and_tokenizer_load(config: ModelConfig, tmp_path: Path, save: Save) -> None:
+def test_stock_classifier_and_tokenizer_load(
+    config: ModelConfig, tmp_path: Path, save: Save
+) -> None:
     save(MaskedLM(config), tmp_path / "final")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "final")
-    assert tokenizer.mask_token == "[MASK]" and tokenizer.pad_token_id == 0 and tokenizer.model_max_length == 48
-    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "final", num_labels=3).eval()
+    assert (
+        tokenizer.mask_token == "[MASK]"
+        and tokenizer.pad_token_id == 0
+        and tokenizer.model_max_length == 48
+    )
+    model = AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "final", num_labels=3
+    ).eval()
     inputs = tokenizer(["a b c", "d"], padding=True, return_tensors="pt")
     assert ("token_type_ids" in inputs) == (config.token_types > 1)
     assert model(**inputs).logits.shape == (2, 3)
 
 
-def test_a_failed_save_leaves_the_old_folder(folder: Path, save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_save_leaves_the_old_folder(
+    folder: Path, save: Save, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
 
     def fail(*_: object) -> None:
@@ -94,7 +112,9 @@ def test_all_files_have_the_mode_that_the_user_set(tmp_path: Path, save: Save, u
     assert set(modes.values()) == {0o666 & ~umask}, modes
 
 
-def test_saving_again_replaces_the_model_but_no_other_folder(folder: Path, tmp_path: Path, save: Save) -> None:
+def test_saving_again_replaces_the_model_but_no_other_folder(
+    folder: Path, tmp_path: Path, save: Save
+) -> None:
     save(MaskedLM(MODERN), folder)
     assert load_encoder_config(folder) == MODERN
     (tmp_path / "letters").mkdir()
@@ -142,10 +162,16 @@ def pickle_code(folder: Path) -> None:
     [
         (lambda f: (f / "config.json").unlink(), "no config.json"),
         (lambda f: (f / "config.json").write_text("{"), "not a model configuration"),
-        (lambda f: (f / "model.safetensors").unlink(), "no weights; expected model.safetensors or pytorch_model.bin"),
+        (
+            lambda f: (f / "model.safetensors").unlink(),
+            "no weights; expected model.safetensors or pytorch_model.bin",
+        ),
         (lambda f: (f / "model.safetensors").write_bytes(b"\x10" * 50), "cannot be read"),
         (pickle_code, "cannot be read"),
-        (lambda f: edit(f, model_type="gpt2"), r"model_type 'gpt2'.*\(cramming, bert, modernbert\)"),
+        (
+            lambda f: edit(f, model_type="gpt2"),
+            r"model_type 'gpt2'.*\(cramming, bert, modernbert\)",
+        ),
         (lambda f: edit(f, model_type="cramming", format=1), "format 1 is not 2"),
         (drop_weight, r"lack bert\.encoder\.layer\.1\.output\.dense\.weight"),
         (add_weight, r"unexpected weight bert\.adapter\.weight"),
@@ -157,14 +183,18 @@ def pickle_code(folder: Path) -> None:
         ),
     ],
 )
-def test_damaged_folders_are_refused_by_name(damage: Callable[[Path], None], message: str, folder: Path) -> None:
+def test_damaged_folders_are_refused_by_name(
+    damage: Callable[[Path], None], message: str, folder: Path
+) -> None:
     damage(folder)
     with pytest.raises(UserError, match=message) as caught:
         load_masked_lm(folder)
     assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_an_own_folder_with_fewer_layers_than_its_weights_is_refused(tmp_path: Path, save: Save) -> None:
+def test_an_own_folder_with_fewer_layers_than_its_weights_is_refused(
+    tmp_path: Path, save: Save
+) -> None:
     save(MaskedLM(CRAMMED), tmp_path)
     node = json.loads((tmp_path / "config.json").read_text())
     edit(tmp_path, model=node["model"] | {"num_layers": 1})

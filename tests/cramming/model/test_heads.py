@@ -16,12 +16,16 @@ from cramming.model.encoder import Encoder
 from cramming.model.heads import MaskedLM, linear_cross_entropy
 from cramming.model.init import INITS, initialize
 
-CONFIG = ModelConfig(vocab_size=60, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=24, max_length=48)
+CONFIG = ModelConfig(
+    vocab_size=60, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=24, max_length=48
+)
 RAGGED = Packing(torch.tensor([0, 7, 7, 20, 48, 48], dtype=torch.int32), None, 28)
 POSITIONS = torch.cat([torch.arange(n) for n in (7, 13, 28)])
 
 
-def plain(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> tuple[Tensor, Tensor]:
+def plain(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
+) -> tuple[Tensor, Tensor]:
     logits = F.linear(hidden, weight, bias)
     return F.cross_entropy(logits, targets, reduction="sum"), (logits.argmax(-1) == targets).sum()
 
@@ -52,11 +56,17 @@ def test_capped_loss_and_gradients_are_the_plain_ones(rows: int) -> None:
     hits = int((capped.argmax(-1) == targets).sum())
     for guard in (torch.no_grad, torch.enable_grad):
         with guard():
-            loss, found, each = linear_cross_entropy(*leaves, targets, torch.float32, rows * 60, softcap=3.0)
+            loss, found, each = linear_cross_entropy(
+                *leaves, targets, torch.float32, rows * 60, softcap=3.0
+            )
         torch.testing.assert_close(loss, expected)
-        torch.testing.assert_close(each, F.cross_entropy(capped, targets, ignore_index=-1, reduction="none"))
+        torch.testing.assert_close(
+            each, F.cross_entropy(capped, targets, ignore_index=-1, reduction="none")
+        )
         assert int(found) == hits
-    for mine, plainly in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(expected, leaves), strict=True):
+    for mine, plainly in zip(
+        torch.autograd.grad(loss, leaves), torch.autograd.grad(expected, leaves), strict=True
+    ):
         torch.testing.assert_close(mine, plainly, atol=1e-5, rtol=1e-4)
 
 
@@ -100,7 +110,11 @@ def test_a_frequent_target_does_not_overflow_fp16(
 
 def test_no_gradient_is_made_when_none_is_wanted() -> None:
     """Validation has parameters, which need gradients: the products for these are two thirds of the head."""
-    inputs = [torch.randn(4, 8), torch.randn(9, 8, requires_grad=True), torch.randn(9, requires_grad=True)]
+    inputs = [
+        torch.randn(4, 8),
+        torch.randn(9, 8, requires_grad=True),
+        torch.randn(9, requires_grad=True),
+    ]
     products = []
     for guard in (torch.enable_grad, torch.no_grad):
         with guard(), FlopCounterMode(display=False) as counter:
@@ -119,7 +133,9 @@ def test_hits_are_targets_whose_logit_is_the_largest() -> None:
     assert int(hits) == int(plain(hidden, weight, None, targets)[1]) > 0
     twice = torch.cat([weight, weight])
     for shift in (0, 30):
-        _, tied, _ = linear_cross_entropy(hidden, twice, None, targets + shift * (targets >= 0), torch.float32)
+        _, tied, _ = linear_cross_entropy(
+            hidden, twice, None, targets + shift * (targets >= 0), torch.float32
+        )
         assert tied == hits
     _, undefined, _ = linear_cross_entropy(hidden * torch.nan, weight, None, targets, torch.float32)
     assert int(undefined) == 0
@@ -127,7 +143,10 @@ def test_hits_are_targets_whose_logit_is_the_largest() -> None:
 
 def test_a_large_card_has_fewer_and_larger_chunks() -> None:
     """At 2^18 tokens, a quarter of them targets, and a vocabulary of 32,768: 32 chunks in 2^26 elements, 8 in 2^28."""
-    sizes = {gigabytes: heads.CHUNK_ELEMENTS[heads.cuda_chunks(gigabytes * 2**30)] for gigabytes in (11, 24, 39.4, 140)}
+    sizes = {
+        gigabytes: heads.CHUNK_ELEMENTS[heads.cuda_chunks(gigabytes * 2**30)]
+        for gigabytes in (11, 24, 39.4, 140)
+    }
     assert sizes == {11: 2**26, 24: 2**26, 39.4: 2**28, 140: 2**28}
 
 
@@ -140,7 +159,9 @@ def test_very_unlikely_targets_have_a_finite_loss() -> None:
 @pytest.mark.parametrize("targets", [torch.full((4,), -100), torch.empty(0, dtype=torch.long)])
 def test_without_targets_loss_and_gradient_are_zero(targets: Tensor) -> None:
     weight = torch.randn(9, 8, requires_grad=True)
-    loss, hits, _ = linear_cross_entropy(torch.randn(len(targets), 8), weight, None, targets, torch.float32)
+    loss, hits, _ = linear_cross_entropy(
+        torch.randn(len(targets), 8), weight, None, targets, torch.float32
+    )
     loss.backward()
     assert weight.grad is not None
     assert (loss.item(), int(hits), weight.grad.abs().max().item()) == (0.0, 0, 0.0)
@@ -163,15 +184,31 @@ def test_masked_lm_loss_is_cross_entropy_of_its_logits(tie: bool) -> None:
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize(
     ("last_window", "qk_norm", "late_layers", "kernel"),
-    [(None, True, 1, "auto"), (6, False, 1, "auto"), (6, True, 3, "sdpa"), (6, False, 2, "products")],
+    [
+        (None, True, 1, "auto"),
+        (6, False, 1, "auto"),
+        (6, True, 3, "sdpa"),
+        (6, False, 2, "products"),
+    ],
 )
 def test_late_layers_at_the_targets_are_the_same_model(
-    norm_order: str, documents: bool, last_window: int | None, qk_norm: bool, late_layers: int, kernel: str
+    norm_order: str,
+    documents: bool,
+    last_window: int | None,
+    qk_norm: bool,
+    late_layers: int,
+    kernel: str,
 ) -> None:
-    config = replace(CONFIG, num_layers=4, late_layers=late_layers, positions="rope", norm_order=norm_order)
-    config = replace(config, qk_norm=qk_norm, attention_bias=qk_norm, local_window=last_window, global_every=2)
+    config = replace(
+        CONFIG, num_layers=4, late_layers=late_layers, positions="rope", norm_order=norm_order
+    )
+    config = replace(
+        config, qk_norm=qk_norm, attention_bias=qk_norm, local_window=last_window, global_every=2
+    )
     ids = torch.randint(0, 60, (48,))
-    bounds = torch.tensor([0, 5, 16, 32, 40, 48] if documents else [0, 16, 32, 48], dtype=torch.int32)
+    bounds = torch.tensor(
+        [0, 5, 16, 32, 40, 48] if documents else [0, 16, 32, 48], dtype=torch.int32
+    )
     packing = Packing(bounds, None if documents else 16, 16, 16)
     positions = torch.cat([torch.arange(n) for n in bounds.diff().tolist()])
     places = torch.tensor([0, 3, 15, 16, 17, 30, 33, 40, 47])
@@ -181,7 +218,9 @@ def test_late_layers_at_the_targets_are_the_same_model(
         model = MaskedLM(config, kernel, last_layer)
         mlp_tokens: list[int] = []
         for block in model.encoder.blocks:
-            block.mlp.register_forward_hook(lambda _, __, out, seen=mlp_tokens: seen.append(len(out)))
+            block.mlp.register_forward_hook(
+                lambda _, __, out, seen=mlp_tokens: seen.append(len(out))
+            )
         loss, correct = model(ids, positions, packing, places, ids[places])
         loss.backward()
         late = 9 if last_layer == "targets" else 48
@@ -200,13 +239,18 @@ def test_packed_documents_equal_separate_ones(positions: str) -> None:
         size = last - first
         alone = Packing(torch.tensor([0, size], dtype=torch.int32), size, size)
         torch.testing.assert_close(
-            model.encoder(ids[first:last], torch.arange(size), alone), together[first:last], atol=1e-5, rtol=1e-4
+            model.encoder(ids[first:last], torch.arange(size), alone),
+            together[first:last],
+            atol=1e-5,
+            rtol=1e-4,
         )
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 @pytest.mark.parametrize(("labels", "pooler_size"), [(1, None), (3, 12)])
-def test_classifier_gives_one_row_per_sequence(pooling: str, labels: int, pooler_size: int | None) -> None:
+def test_classifier_gives_one_row_per_sequence(
+    pooling: str, labels: int, pooler_size: int | None
+) -> None:
     model = SequenceClassifier(Encoder(CONFIG), labels, pooling, pooler_size).eval()  # type: ignore[arg-type]
     ids = torch.randint(0, 60, (48,))
     logits = model(ids, POSITIONS, RAGGED)
@@ -228,7 +272,11 @@ def test_pairs_are_the_means_of_both_texts_and_what_compares_them() -> None:
     hidden = model.encoder(ids, POSITIONS, RAGGED, types)
     logits = model(ids, POSITIONS, RAGGED, types)
     nothing = torch.zeros(hidden.shape[1])
-    texts = {2: (hidden[7:11].mean(0), hidden[11:20].mean(0)), 3: (hidden[20:].mean(0), nothing), 4: (nothing, nothing)}
+    texts = {
+        2: (hidden[7:11].mean(0), hidden[11:20].mean(0)),
+        3: (hidden[20:].mean(0), nothing),
+        4: (nothing, nothing),
+    }
     for row, (first, second) in texts.items():
         compared = torch.cat([first, second, (first - second).abs(), first * second])
         torch.testing.assert_close(logits[row], model.classifier(compared))
@@ -236,9 +284,14 @@ def test_pairs_are_the_means_of_both_texts_and_what_compares_them() -> None:
 
 def test_classifier_on_first_tokens_computes_the_last_block_for_them_alone() -> None:
     model = SequenceClassifier(Encoder(CONFIG), 2, "cls", 12).eval()
-    ids, ragged = torch.randint(0, 60, (48,)), Packing(torch.tensor([0, 7, 20, 48], dtype=torch.int32), None, 28)
+    ids, ragged = (
+        torch.randint(0, 60, (48,)),
+        Packing(torch.tensor([0, 7, 20, 48], dtype=torch.int32), None, 28),
+    )
     seen: list[int] = []
-    model.encoder.blocks[-1].mlp.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
+    model.encoder.blocks[-1].mlp.register_forward_hook(
+        lambda module, inputs, output: seen.append(len(output))
+    )
     results = []
     alone = model(ids, POSITIONS, ragged)
     first = model.encoder(ids, POSITIONS, ragged)[ragged.bounds_S[:-1].long()]
@@ -260,7 +313,9 @@ def test_classifier_leaves_the_encoder_as_it_was() -> None:
 
 
 def test_dropout_acts_in_training_only() -> None:
-    model = SequenceClassifier(Encoder(replace(CONFIG, dropout=0.3, attention_dropout=0.3)), 2, dropout=0.3)
+    model = SequenceClassifier(
+        Encoder(replace(CONFIG, dropout=0.3, attention_dropout=0.3)), 2, dropout=0.3
+    )
     ids = torch.randint(0, 60, (48,))
     run = [model(ids, POSITIONS, RAGGED) for _ in range(2)]
     assert not torch.equal(*run)
@@ -270,7 +325,9 @@ def test_dropout_acts_in_training_only() -> None:
 
 @pytest.mark.parametrize("scheme", INITS)
 def test_initialisation_covers_every_parameter_and_repeats(scheme: str) -> None:
-    config = replace(CONFIG, init=scheme, qk_norm=True, positions="scaled_sinusoidal", tie_embeddings=False)  # type: ignore[arg-type]
+    config = replace(
+        CONFIG, init=scheme, qk_norm=True, positions="scaled_sinusoidal", tie_embeddings=False
+    )  # type: ignore[arg-type]
     model = SequenceClassifier(Encoder(config), 2, pooler_size=8)
     for part in (model, MaskedLM(config)):
         with torch.no_grad():
@@ -290,13 +347,23 @@ def test_blocks_may_begin_by_adding_nothing(attention_init: str) -> None:
     """But for mimetic attention: its output and values are one product."""
     config = replace(CONFIG, zero_residual=True, norm_order="pre", attention_init=attention_init)  # type: ignore[arg-type]
     model, plain = (MaskedLM(c) for c in (config, replace(config, zero_residual=False)))
-    changed = {n for (n, a), b in zip(model.named_parameters(), plain.parameters()) if not a.any() and b.any()}
-    ends = ("attn.out.weight", "mlp.down.weight") if attention_init == "random" else ("mlp.down.weight",)
+    changed = {
+        n
+        for (n, a), b in zip(model.named_parameters(), plain.parameters())
+        if not a.any() and b.any()
+    }
+    ends = (
+        ("attn.out.weight", "mlp.down.weight")
+        if attention_init == "random"
+        else ("mlp.down.weight",)
+    )
     assert changed == {f"encoder.blocks.{layer}.{end}" for layer in range(2) for end in ends}
 
 
 def test_depth_scaled_shrinks_what_enters_the_residual_stream() -> None:
-    config = replace(CONFIG, init="depth_scaled", num_layers=8, hidden_size=128, intermediate_size=256)
+    config = replace(
+        CONFIG, init="depth_scaled", num_layers=8, hidden_size=128, intermediate_size=256
+    )
     block = MaskedLM(config).encoder.blocks[0]
     ratio = block.attn.out.weight.std() / block.attn.qkv.weight.std()
     assert float(ratio) == pytest.approx(16**-0.5, rel=0.05)
@@ -324,9 +391,13 @@ def test_unknown_parameters_are_not_left_uninitialised() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_gradients_of_the_compiled_loss(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_of_the_compiled_loss(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """torch 2.11 gives a compiled autograd function zero gradients if its forward adds to what it returns in place."""
-    monkeypatch.setitem(heads.CHUNK_ELEMENTS, "cpu", 7 * 16)  # several chunks, the last one not full
+    monkeypatch.setitem(
+        heads.CHUNK_ELEMENTS, "cpu", 7 * 16
+    )  # several chunks, the last one not full
     inputs = [torch.randn(*shape, requires_grad=True) for shape in ((20, 8), (16, 8), (16,))]
     targets, gradients = torch.randint(0, 16, (20,)), []
 

@@ -37,13 +37,23 @@ Save = Callable[[MaskedLM, Path], None]
 ROPE = replace(CRAMMED, positions="rope", local_window=6, global_every=2, rope_theta_local=500.0)
 CASES = {
     "crammed": CRAMMED,
-    "crammed with BERT's head": replace(CRAMMED, head_transform=True, head_bias=True, decoder_bias=True),
+    "crammed with BERT's head": replace(
+        CRAMMED, head_transform=True, head_bias=True, decoder_bias=True
+    ),
     "windows": ROPE,
-    "windows, learned positions": replace(ROPE, positions="learned", local_window=7, global_every=3),
+    "windows, learned positions": replace(
+        ROPE, positions="learned", local_window=7, global_every=3
+    ),
     "no positions": replace(CRAMMED, positions="none", tie_embeddings=False, decoder_bias=True),
-    "query-key norms": replace(ROPE, qk_norm=True, norm_eps=1e-5, first_attn_norm=False, token_types=3),
-    "RMS norm": replace(CRAMMED, norm="rmsnorm", norm_bias=False, embedding_norm=False, activation="silu"),
-    "post-norm": replace(CRAMMED, norm_order="post", final_norm=False, mlp="plain", activation="relu", token_types=2),
+    "query-key norms": replace(
+        ROPE, qk_norm=True, norm_eps=1e-5, first_attn_norm=False, token_types=3
+    ),
+    "RMS norm": replace(
+        CRAMMED, norm="rmsnorm", norm_bias=False, embedding_norm=False, activation="silu"
+    ),
+    "post-norm": replace(
+        CRAMMED, norm_order="post", final_norm=False, mlp="plain", activation="relu", token_types=2
+    ),
     "BERT, untied": replace(BERT, tie_embeddings=False, activation="gelu_tanh"),
     **{name: replace(CRAMMED, **part) for name, part in PARTS.items()},
 }
@@ -72,12 +82,20 @@ def test_logits_are_those_of_our_model(case: str, tmp_path: Path, save: Save) ->
         inputs = padded(texts, side)
         logits = theirs(**inputs).logits
         for row, mine in enumerate(expected):
-            torch.testing.assert_close(logits[row][inputs["attention_mask"][row] == 1], mine, atol=1e-4, rtol=0)
-    torch.testing.assert_close(theirs(input_ids=texts[0][None]).logits[0], expected[0], atol=1e-4, rtol=0)
+            torch.testing.assert_close(
+                logits[row][inputs["attention_mask"][row] == 1], mine, atol=1e-4, rtol=0
+            )
+    torch.testing.assert_close(
+        theirs(input_ids=texts[0][None]).logits[0], expected[0], atol=1e-4, rtol=0
+    )
 
 
-@pytest.mark.parametrize("given", [{"position_ids": torch.tensor([[0, 1, 2, 0, 1]])}, {"output_attentions": True}])
-def test_an_argument_that_would_change_the_result_is_refused(given: dict[str, Any], tmp_path: Path, save: Save) -> None:
+@pytest.mark.parametrize(
+    "given", [{"position_ids": torch.tensor([[0, 1, 2, 0, 1]])}, {"output_attentions": True}]
+)
+def test_an_argument_that_would_change_the_result_is_refused(
+    given: dict[str, Any], tmp_path: Path, save: Save
+) -> None:
     """Positions that restart, as flattened batches have, would otherwise let texts attend to each other."""
     saved(CRAMMED, tmp_path / "final", save)
     model = CrammingModel.from_pretrained(tmp_path / "final")
@@ -87,12 +105,16 @@ def test_an_argument_that_would_change_the_result_is_refused(given: dict[str, An
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_saved_by_transformers_and_read_again_is_the_same_model(case: str, tmp_path: Path, save: Save) -> None:
+def test_saved_by_transformers_and_read_again_is_the_same_model(
+    case: str, tmp_path: Path, save: Save
+) -> None:
     own = saved(CASES[case], tmp_path / "final", save)
     CrammingForMaskedLM.from_pretrained(tmp_path / "final").save_pretrained(tmp_path / "again")
     again = load_masked_lm(tmp_path / "again")
     assert again.config == own.config
-    assert all(torch.equal(tensor, own.state_dict()[name]) for name, tensor in again.state_dict().items())
+    assert all(
+        torch.equal(tensor, own.state_dict()[name]) for name, tensor in again.state_dict().items()
+    )
     CrammingModel.from_pretrained(tmp_path / "final").save_pretrained(tmp_path / "bare")  # no head
     bare = load_encoder(tmp_path / "bare").state_dict()
     assert all(torch.equal(tensor, bare[name]) for name, tensor in own.encoder.state_dict().items())
@@ -100,17 +122,35 @@ def test_saved_by_transformers_and_read_again_is_the_same_model(case: str, tmp_p
 
 def test_every_choice_of_an_architecture_has_a_case() -> None:
     """A field of ModelConfig that no case changes would be one that the folder's code may ignore."""
-    trained_only = {"dropout", "attention_dropout", "init", "init_std", "zero_residual", "attention_init"}
-    sizes = {"vocab_size", "hidden_size", "num_heads", "intermediate_size", "max_length", "rope_theta_global"}
+    trained_only = {
+        "dropout",
+        "attention_dropout",
+        "init",
+        "init_std",
+        "zero_residual",
+        "attention_init",
+    }
+    sizes = {
+        "vocab_size",
+        "hidden_size",
+        "num_heads",
+        "intermediate_size",
+        "max_length",
+        "rope_theta_global",
+    }
     for field in fields(ModelConfig):
         if field.name not in trained_only | sizes:
             assert len({getattr(config, field.name) for config in CASES.values()}) > 1, field.name
 
 
 HEADS = {
-    CrammingForMaskedLM: lambda tokens: {"labels": torch.randint(5, 128, (4, 40)).where(tokens, -100)},
+    CrammingForMaskedLM: lambda tokens: {
+        "labels": torch.randint(5, 128, (4, 40)).where(tokens, -100)
+    },
     CrammingForSequenceClassification: lambda tokens: {"labels": torch.randint(0, 5, (4,))},
-    CrammingForTokenClassification: lambda tokens: {"labels": torch.randint(0, 5, (4, 40)).where(tokens, -100)},
+    CrammingForTokenClassification: lambda tokens: {
+        "labels": torch.randint(0, 5, (4, 40)).where(tokens, -100)
+    },
     CrammingForQuestionAnswering: lambda tokens: {
         "start_positions": torch.tensor([3, 0, 9, 0]),
         "end_positions": torch.tensor([8, 1, 9, 0]),
@@ -126,13 +166,19 @@ def test_trainers_find_each_heads_labels(head: type) -> None:
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_heads_learn_and_honour_the_number_of_labels(head: type, tmp_path: Path, save: Save) -> None:
+def test_heads_learn_and_honour_the_number_of_labels(
+    head: type, tmp_path: Path, save: Save
+) -> None:
     saved(ROPE, tmp_path / "final", save)
     model, info = head.from_pretrained(tmp_path / "final", num_labels=5, output_loading_info=True)  # type: ignore[attr-defined]
     assert not info["unexpected_keys"] - {"decoder.weight"}
-    assert all(name.startswith(("pooler", "classifier", "qa_outputs")) for name in info["missing_keys"])
+    assert all(
+        name.startswith(("pooler", "classifier", "qa_outputs")) for name in info["missing_keys"]
+    )
     expected = load_encoder(tmp_path / "final").state_dict()
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in model.encoder.state_dict().items())
+    assert all(
+        torch.equal(tensor, expected[name]) for name, tensor in model.encoder.state_dict().items()
+    )
     inputs = padded(documents())
     inputs |= HEADS[head](inputs["attention_mask"] == 1)
     output = model(**inputs)
@@ -169,10 +215,14 @@ def test_the_classifier_takes_other_kinds_of_labels(
 def test_pooling_sees_no_padding(pooling: str, tmp_path: Path, save: Save) -> None:
     saved(CRAMMED, tmp_path / "final", save)
     texts = documents()
-    found = CrammingForSequenceClassification.from_pretrained(tmp_path / "final", classifier_pooling=pooling)
+    found = CrammingForSequenceClassification.from_pretrained(
+        tmp_path / "final", classifier_pooling=pooling
+    )
     right, left = (found(**padded(texts, side)).logits for side in ("right", "left"))
     torch.testing.assert_close(right, left, atol=1e-5, rtol=0)
-    torch.testing.assert_close(right[1], found(input_ids=texts[1][None]).logits[0], atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        right[1], found(input_ids=texts[1][None]).logits[0], atol=1e-5, rtol=0
+    )
 
 
 def test_what_users_of_transformers_do_to_a_model(tmp_path: Path, save: Save) -> None:
@@ -182,9 +232,17 @@ def test_what_users_of_transformers_do_to_a_model(tmp_path: Path, save: Save) ->
     assert model.encoder.blocks[0].dropout.p == 0.5
     model.resize_token_embeddings(131)
     assert model(input_ids=torch.tensor([[5, 130]])).logits.shape == (1, 2, 131)
-    assert model.config.model["vocab_size"] == 131 and model.decoder.weight is model.get_input_embeddings().weight
-    assert model.to(torch.bfloat16)(torch.tensor([[5, 130]]), return_dict=False)[0].dtype == torch.bfloat16
-    assert all(parameter.isfinite().all() for parameter in CrammingForMaskedLM(model.config).parameters())
+    assert (
+        model.config.model["vocab_size"] == 131
+        and model.decoder.weight is model.get_input_embeddings().weight
+    )
+    assert (
+        model.to(torch.bfloat16)(torch.tensor([[5, 130]]), return_dict=False)[0].dtype
+        == torch.bfloat16
+    )
+    assert all(
+        parameter.isfinite().all() for parameter in CrammingForMaskedLM(model.config).parameters()
+    )
 
 
 @torch.no_grad()
@@ -210,4 +268,8 @@ def test_the_folder_has_all_files_and_classes_that_it_names() -> None:
     assert needed == {f"{name}.py" for name in direct} == set(others)
     assert all(hasattr(hf_adapter, name) for name in AUTO_CLASSES.values())
     packages = {package for name in CODE for package in get_imports(folder / name)}
-    assert packages - sys.stdlib_module_names == {"torch", "transformers", "numpy"}  # which transformers needs itself
+    assert packages - sys.stdlib_module_names == {
+        "torch",
+        "transformers",
+        "numpy",
+    }  # which transformers needs itself

@@ -11,11 +11,16 @@ def test_eager_rotation_and_its_gradient_are_the_definitions() -> None:
     torch.manual_seed(0)
     rope = rope_tables(torch.tensor([0, 1, 2, 0, 1, 7]), 8, 100.0)
     cos, sin = (table.double() for table in rope)
-    found, expected = (torch.randn(6, 3, 2, 8, generator=torch.Generator().manual_seed(1)) for _ in range(2))
+    found, expected = (
+        torch.randn(6, 3, 2, 8, generator=torch.Generator().manual_seed(1)) for _ in range(2)
+    )
     found.requires_grad_()
     expected = expected.double().requires_grad_()
     weight = torch.randn(6, 2, 8)
-    queries, plain = found[:, 1], expected[:, 1]  # a part of the projection, as the encoder takes it
+    queries, plain = (
+        found[:, 1],
+        expected[:, 1],
+    )  # a part of the projection, as the encoder takes it
     rotated, defined = apply_rope(queries, rope), plain * cos + plain.roll(4, -1) * sin
     torch.testing.assert_close(rotated.double(), defined)
     (rotated * weight).sum().backward()
@@ -25,10 +30,15 @@ def test_eager_rotation_and_its_gradient_are_the_definitions() -> None:
     assert torch.equal(queries, found[:, 1])  # what came in is as it was
 
 
-def test_a_norm_of_16_bits_is_that_of_the_same_numbers_in_fp32(recwarn: pytest.WarningsRecorder) -> None:
+def test_a_norm_of_16_bits_is_that_of_the_same_numbers_in_fp32(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
     """To the bit what torch computes where the types differ, which it warns of, and rounds at the end."""
     torch.manual_seed(0)
-    norms, grad = (RMSNorm(64, eps=1e-6), torch.nn.RMSNorm(64, eps=1e-6)), torch.randn(33, 64).bfloat16()
+    norms, grad = (
+        (RMSNorm(64, eps=1e-6), torch.nn.RMSNorm(64, eps=1e-6)),
+        torch.randn(33, 64).bfloat16(),
+    )
     given, found = torch.randn(33, 64).bfloat16(), []
     weight = torch.rand(64)
     for norm, warnings in zip(norms, (0, 1), strict=True):
@@ -56,7 +66,9 @@ def test_16_bit_rotation_is_rounded_once_each_way(dtype: torch.dtype) -> None:
     rotated, expected = apply_rope(low, rope), apply_rope(full, rope)
     rotated.backward(weight)
     expected.backward(weight.float())
-    assert low.grad is not None and full.grad is not None and rotated.dtype == low.grad.dtype == dtype
+    assert (
+        low.grad is not None and full.grad is not None and rotated.dtype == low.grad.dtype == dtype
+    )
     for found, true in ((rotated, expected), (low.grad, full.grad)):
         assert (found != true.to(dtype)).float().mean() < 0.002
 
@@ -77,7 +89,9 @@ def test_eager_convolution_and_its_gradients_are_those_that_are_compiled(
     for compiled in (False, True):
         monkeypatch.setattr(torch.compiler, "is_compiling", lambda compiled=compiled: compiled)
         out = convolution(x, positions_T, causal)
-        found.append((out.detach(), *torch.autograd.grad((out * weight).sum(), (x, convolution.taps))))
+        found.append(
+            (out.detach(), *torch.autograd.grad((out * weight).sum(), (x, convolution.taps)))
+        )
     for own, definition in zip(*found, strict=True):
         torch.testing.assert_close(own, definition)
 
@@ -87,7 +101,9 @@ def test_convolution_keeps_nothing_but_its_input() -> None:
     convolution, x = Convolution(2, 8), torch.randn(64, 8, requires_grad=True)
     torch.nn.init.normal_(convolution.taps)
     kept: list[int] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.numel()), lambda nothing: nothing):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: kept.append(tensor.numel()), lambda nothing: nothing
+    ):
         convolution(x, torch.arange(64), False)
     assert sorted(kept) == sorted([x.numel(), convolution.taps.numel(), 64])
 

@@ -23,9 +23,17 @@ from .conftest import BERT, IN_STOCK, MODERN, PARTS, own_logits, perturbed
 
 # The plainest model that has blocks: no biases, norms without parameters' names to look up, one text.
 PLAIN = replace(
-    MODERN, num_layers=4, vocab_size=60, local_window=None, mlp="plain", positions="none", head_transform=False,
-    decoder_bias=False, first_attn_norm=True, embedding_norm=False,
-)  # fmt: skip
+    MODERN,
+    num_layers=4,
+    vocab_size=60,
+    local_window=None,
+    mlp="plain",
+    positions="none",
+    head_transform=False,
+    decoder_bias=False,
+    first_attn_norm=True,
+    embedding_norm=False,
+)
 EVERYTHING = {name: value for part in PARTS.values() for name, value in part.items()}
 ROWS = Packing(torch.tensor([0, 16, 32, 48], dtype=torch.int32), 16, 16)
 DOCUMENTS = Packing(torch.tensor([0, 5, 16, 32, 40, 48], dtype=torch.int32), None, 16, 16)
@@ -53,22 +61,38 @@ def plain_logits(config: ModelConfig, w: dict[str, Tensor], ids: Tensor) -> Tens
             taps, radius = w[f"encoder.convolutions.{layer}.taps"], config.convolution
             padded = F.pad(hidden, (0, 0, radius, radius))
             sides = [*range(radius), *range(radius + 1, 2 * radius + 1)]
-            hidden = hidden + sum(padded[i : i + len(ids)] * tap for i, tap in zip(sides, taps, strict=True))
+            hidden = hidden + sum(
+                padded[i : i + len(ids)] * tap for i, tap in zip(sides, taps, strict=True)
+            )
         states.append(hidden)
         context = states[min(layer, config.num_layers - config.late_layers)]
-        weights_q, weights_kv = w[own + "attn.qkv.weight"].split([config.hidden_size, 2 * config.hidden_size])
+        weights_q, weights_kv = w[own + "attn.qkv.weight"].split(
+            [config.hidden_size, 2 * config.hidden_size]
+        )
         q = (norm(hidden, own + "attn_norm") @ weights_q.T).view(len(ids), config.num_heads, -1)
         kv = norm(context, own + "attn_norm") @ weights_kv.T
         k, v = kv.view(len(ids), 2, config.num_heads, -1).unbind(1)
-        others = [w["encoder.value_tokens.weight"][ids]] if config.value_embeddings and layer in (0, last) else []
+        others = (
+            [w["encoder.value_tokens.weight"][ids]]
+            if config.value_embeddings and layer in (0, last)
+            else []
+        )
         others += used_values[:1] if config.value_residual else []
         if others:
-            v = sum(c * x.view_as(v) for c, x in zip(w[own + "attn.value_scales"], [v, *others], strict=True))
+            v = sum(
+                c * x.view_as(v)
+                for c, x in zip(w[own + "attn.value_scales"], [v, *others], strict=True)
+            )
         used_values.append(v)
         scores = torch.einsum("qhk,lhk->hql", q, k) * config.head_size**-0.5
         mixed = torch.einsum("hql,lhk->qhk", scores.softmax(-1), v)
         if config.attention_gate:
-            mixed = mixed * torch.sigmoid(norm(hidden, own + "attn_norm") @ w[own + "attn.gate.weight"].T)[:, :, None]
+            mixed = (
+                mixed
+                * torch.sigmoid(norm(hidden, own + "attn_norm") @ w[own + "attn.gate.weight"].T)[
+                    :, :, None
+                ]
+            )
         hidden = hidden + mixed.flatten(1) @ w[own + "attn.out.weight"].T
         inner = norm(hidden, own + "mlp_norm") @ w[own + "mlp.up.weight"].T
         if config.mlp == "glu":
@@ -79,7 +103,11 @@ def plain_logits(config: ModelConfig, w: dict[str, Tensor], ids: Tensor) -> Tens
         hidden = hidden + inner @ w[own + "mlp.down.weight"].T
         outputs.append(hidden)
     logits = norm(hidden, "encoder.final_norm") @ w["encoder.embeddings.tokens.weight"].T
-    return config.logit_softcap * torch.tanh(logits / config.logit_softcap) if config.logit_softcap else logits
+    return (
+        config.logit_softcap * torch.tanh(logits / config.logit_softcap)
+        if config.logit_softcap
+        else logits
+    )
 
 
 def variant(part: str, config: ModelConfig = PLAIN) -> ModelConfig:
@@ -97,15 +125,23 @@ def batch(packing: Packing) -> tuple[Tensor, Tensor, Packing, Tensor, Tensor]:
 def test_it_computes_what_is_written_here(part: str) -> None:
     config = variant(part)
     model, ids = perturbed(MaskedLM(config), 0.2), torch.randint(0, 60, (20,))
-    torch.testing.assert_close(own_logits(model, [ids])[0], plain_logits(config, model.state_dict(), ids))
+    torch.testing.assert_close(
+        own_logits(model, [ids])[0], plain_logits(config, model.state_dict(), ids)
+    )
 
 
 @pytest.mark.parametrize("packing", [ROWS, DOCUMENTS, CAUSAL], ids=["rows", "documents", "causal"])
 @pytest.mark.parametrize("norm_order", ["pre", "post"])
 @pytest.mark.parametrize("part", [*PARTS, "everything"])
-def test_the_last_layer_at_the_targets_is_the_same_model(part: str, norm_order: Any, packing: Packing) -> None:
+def test_the_last_layer_at_the_targets_is_the_same_model(
+    part: str, norm_order: Any, packing: Packing
+) -> None:
     """Loss and gradients; the loss is also that of the logits."""
-    config, given, results = variant(part, replace(PLAIN, norm_order=norm_order)), batch(packing), []
+    config, given, results = (
+        variant(part, replace(PLAIN, norm_order=norm_order)),
+        batch(packing),
+        [],
+    )
     for last_layer in ("all", "targets"):
         torch.manual_seed(0)
         model = perturbed(MaskedLM(config, last_layer=last_layer))
@@ -114,7 +150,9 @@ def test_the_last_layer_at_the_targets_is_the_same_model(part: str, norm_order: 
         results.append([loss, correct, *(p.grad for p in model.parameters())])
     for expected, found in zip(*results, strict=True):
         torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
-    torch.testing.assert_close(results[0][0], F.cross_entropy(model.logits(*given[:4]), given[4], reduction="sum"))
+    torch.testing.assert_close(
+        results[0][0], F.cross_entropy(model.logits(*given[:4]), given[4], reduction="sum")
+    )
 
 
 @pytest.mark.parametrize("window", [None, 4])
@@ -129,34 +167,54 @@ def test_in_a_causal_pass_nothing_knows_what_comes_later(part: str, window: int 
         other = ids.clone()
         other[place] = (other[place] + 1) % 60
         changed = (model.encoder(other, positions, CAUSAL) != before).any(1)
-        assert changed[place] and changed[end - 1] and not changed[:place].any() and not changed[end:].any()
+        assert (
+            changed[place]
+            and changed[end - 1]
+            and not changed[:place].any()
+            and not changed[end:].any()
+        )
 
 
 @pytest.mark.parametrize("part", [*PARTS, "everything"])
 @torch.no_grad()
 def test_packed_documents_equal_separate_ones(part: str) -> None:
-    model, texts = perturbed(MaskedLM(variant(part))), [torch.randint(0, 60, (n,)) for n in (7, 13, 28)]
+    model, texts = (
+        perturbed(MaskedLM(variant(part))),
+        [torch.randint(0, 60, (n,)) for n in (7, 13, 28)],
+    )
     for text, logits in zip(texts, own_logits(model, texts), strict=True):
         torch.testing.assert_close(logits, own_logits(model, [text])[0], atol=1e-5, rtol=1e-4)
 
 
 def test_a_compiler_takes_all_of_it_as_one_graph() -> None:
-    model, given = perturbed(MaskedLM(variant("everything", replace(PLAIN, num_layers=2)))), batch(ROWS)
+    model, given = (
+        perturbed(MaskedLM(variant("everything", replace(PLAIN, num_layers=2)))),
+        batch(ROWS),
+    )
     counter = CompileCounter()
     compiled = torch.compile(model, backend=counter, fullgraph=True)
     causal = (*given[:2], ROWS._replace(causal=True), *given[3:])
-    for now, graphs in ((given, 1), (causal, 2), (causal, 2), (given, 2)):  # one more for a causal phase
+    for now, graphs in (
+        (given, 1),
+        (causal, 2),
+        (causal, 2),
+        (given, 2),
+    ):  # one more for a causal phase
         torch.testing.assert_close(compiled(*now), model(*now))
         assert counter.frame_count == graphs
 
 
 MEMORY: tuple[dict[str, Any], ...] = (
-    {"checkpoint_every": 2}, {"checkpoint_every": 1, "checkpoint": "selective"}, {"offload_activations": True},
+    {"checkpoint_every": 2},
+    {"checkpoint_every": 1, "checkpoint": "selective"},
+    {"offload_activations": True},
     {"offload_weights": True, "offload_optimizer": True},
-)  # fmt: skip
+)
 
 
-@pytest.mark.parametrize("stream", [{}, {"mode": "bf16", "residual": "bf16"}], ids=["fp32", "bf16 residual"])
+@pytest.mark.parametrize(
+    "stream", [{}, {"mode": "bf16", "residual": "bf16"}], ids=["fp32", "bf16 residual"]
+)
 @pytest.mark.parametrize("memory", MEMORY, ids=lambda memory: next(iter(memory)))
 def test_a_trick_for_memory_changes_no_bit_of_it(
     make_engine: Callable[..., Engine],

@@ -21,7 +21,13 @@ from cramming.model import residual
 from cramming.model.attention import Packing
 from cramming.model.config import LastLayer, ModelConfig
 from cramming.model.export import load_exported, load_masked_lm
-from cramming.model.replaced_tokens import ReplacedTokens, count_parameters, flops_per_token, generator_config, sample
+from cramming.model.replaced_tokens import (
+    ReplacedTokens,
+    count_parameters,
+    flops_per_token,
+    generator_config,
+    sample,
+)
 from cramming.optim.muon import matrices
 
 from .conftest import BERT, CRAMMED, MODERN, PARTS, perturbed
@@ -51,22 +57,34 @@ def reference(model: ReplacedTokens, given: tuple[Any, ...]) -> tuple[Tensor, Te
     ids, positions, packing, places, targets, uniform = given
     logits = model.generator.logits(ids, positions, packing, places)
     shown, replaced = ids.tolist(), [0.0] * len(ids)
-    for row, place, target, u in zip(logits.detach().softmax(-1), places.tolist(), targets.tolist(), uniform.tolist()):
+    for row, place, target, u in zip(
+        logits.detach().softmax(-1), places.tolist(), targets.tolist(), uniform.tolist()
+    ):
         if target >= 0:
-            shown[place] = next(v for v, reached in enumerate(row.cumsum(0).tolist()) if reached > u)
+            shown[place] = next(
+                v for v, reached in enumerate(row.cumsum(0).tolist()) if reached > u
+            )
             replaced[place] = float(shown[place] != target)
-    told = model.classifier(model.transform(model.encoder(torch.tensor(shown), positions, packing))).squeeze(1)
+    told = model.classifier(
+        model.transform(model.encoder(torch.tensor(shown), positions, packing))
+    ).squeeze(1)
     generated, truth = F.cross_entropy(logits, targets, ignore_index=-100), torch.tensor(replaced)
     shares = (targets >= 0).view(2, 4).sum(1) / (targets >= 0).sum()
-    rows = [F.binary_cross_entropy_with_logits(told[k : k + 16], truth[k : k + 16]) for k in (0, 16)]
+    rows = [
+        F.binary_cross_entropy_with_logits(told[k : k + 16], truth[k : k + 16]) for k in (0, 16)
+    ]
     right = ((told.sigmoid() > 0.5) == truth.bool()).float().view(2, 16).mean(1)
     return generated + 50.0 * (shares[0] * rows[0] + shares[1] * rows[1]), truth, right @ shares
 
 
-@pytest.mark.parametrize("config", [BERT, CRAMMED, MODERN, replace(CRAMMED, **PARTS["value embeddings"])])
+@pytest.mark.parametrize(
+    "config", [BERT, CRAMMED, MODERN, replace(CRAMMED, **PARTS["value embeddings"])]
+)
 @pytest.mark.parametrize("last_layer", ["targets", "all"])
 @pytest.mark.parametrize("missing", [0, 2])
-def test_loss_and_gradients_are_those_of_the_paper(config: ModelConfig, last_layer: LastLayer, missing: int) -> None:
+def test_loss_and_gradients_are_those_of_the_paper(
+    config: ModelConfig, last_layer: LastLayer, missing: int
+) -> None:
     torch.manual_seed(0)
     model, given = make(config, last_layer), batch(missing)
     targets = len(PLACES) - missing
@@ -99,10 +117,14 @@ def cut(given: tuple[Any, ...]) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("packing", ["rows", "documents"])
-def test_validation_is_one_number_whatever_fills_the_last_batch(tiny_corpus: Path, packing: Any) -> None:
+def test_validation_is_one_number_whatever_fills_the_last_batch(
+    tiny_corpus: Path, packing: Any
+) -> None:
     corpus = Corpus.open(tiny_corpus)
     objective = ReplacedTokensConfig("rtd", 0.15, 1.0, 0.0, weight=50.0, generator_width=0.5)
-    masker = Masker(objective, corpus.vocab_size, corpus.special_ids.mask, tuple(corpus.special_ids), 0)
+    masker = Masker(
+        objective, corpus.vocab_size, corpus.special_ids.mask, tuple(corpus.special_ids), 0
+    )
     text = HeldOut(BatchSource(corpus.stream("validation"), masker, 24, packing, 0), 250)
     model = make(replace(BERT, vocab_size=corpus.vocab_size)).eval()
     found = []
@@ -115,25 +137,35 @@ def test_validation_is_one_number_whatever_fills_the_last_batch(tiny_corpus: Pat
 
 @pytest.mark.parametrize("config", [BERT, CRAMMED, MODERN])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_residual_streams_of_both_are_of_one_type(config: ModelConfig, dtype: torch.dtype) -> None:
+def test_the_residual_streams_of_both_are_of_one_type(
+    config: ModelConfig, dtype: torch.dtype
+) -> None:
     """Under autocast, which makes 16 bits of the projected token vectors."""
     model, seen = make(config), list[torch.dtype]()
     for encoder in (model.encoder, model.generator.encoder):
         if dtype == torch.bfloat16:
             residual.lower(encoder, dtype)
         for block in encoder.blocks:
-            block.register_forward_hook(lambda module, inputs, output: seen.extend((inputs[0].dtype, output.dtype)))
+            block.register_forward_hook(
+                lambda module, inputs, output: seen.extend((inputs[0].dtype, output.dtype))
+            )
     with torch.autocast("cpu", torch.bfloat16):
         model(*batch())
     assert seen == [dtype] * 4 * config.num_layers
 
 
-def test_the_generator_learns_nothing_from_the_encoder_and_evaluation_is_the_encoder_alone() -> None:
+def test_the_generator_learns_nothing_from_the_encoder_and_evaluation_is_the_encoder_alone() -> (
+    None
+):
     model, given = make(BERT), batch()
     model.eval()
     loss, hits = model(*given)
     loss.backward()
-    assert all(p.grad is None for n, p in model.generator.named_parameters() if "embeddings.tokens" not in n)
+    assert all(
+        p.grad is None
+        for n, p in model.generator.named_parameters()
+        if "embeddings.tokens" not in n
+    )
     torch.testing.assert_close(hits / len(PLACES), reference(model, given)[2])
     again, _ = model(*given)
     assert torch.equal(loss, again), "the batch's own numbers decide what is sampled"
@@ -148,12 +180,16 @@ def test_tokens_are_sampled_as_often_as_they_are_predicted() -> None:
     torch.testing.assert_close(shares, logits.detach().softmax(-1)[0], rtol=0, atol=2e-4)
 
 
-@pytest.mark.parametrize("config", [BERT, MODERN, CRAMMED, *(replace(CRAMMED, **part) for part in PARTS.values())])
+@pytest.mark.parametrize(
+    "config", [BERT, MODERN, CRAMMED, *(replace(CRAMMED, **part) for part in PARTS.values())]
+)
 def test_parameters_and_flops_are_counted(config: ModelConfig) -> None:
     """As in test_config.py: in bf16, with attention by plain products, without windows."""
     config = replace(config, local_window=None)
     model = ReplacedTokens(config, 0.5, 50.0, "products")
-    tables = sum(p.numel() for n, p in model.named_parameters() if p.ndim == 2 and n.split(".")[-2] in TABLES)
+    tables = sum(
+        p.numel() for n, p in model.named_parameters() if p.ndim == 2 and n.split(".")[-2] in TABLES
+    )
     total = sum(p.numel() for p in model.parameters())
     assert count_parameters(config, 0.5) == (total, total - tables)
     with FlopCounterMode(display=False) as counter, torch.autocast("cpu", torch.bfloat16):
@@ -166,7 +202,11 @@ def test_parameters_and_flops_are_counted(config: ModelConfig) -> None:
 def test_muon_has_the_matrices_of_both_and_of_their_heads(config: ModelConfig) -> None:
     model = make(config)
     names = {p: name for name, p in model.named_parameters()}
-    heads = {"transform.dense.weight", "generator.transform.dense.weight", "generator.transform.weight"}
+    heads = {
+        "transform.dense.weight",
+        "generator.transform.dense.weight",
+        "generator.transform.weight",
+    }
     in_blocks = {name for p, name in names.items() if ".blocks." in name and p.ndim == 2}
     assert {names[p] for p, _ in matrices(model)} == in_blocks | (heads & {*names.values()})
 
@@ -186,10 +226,18 @@ TABLES = ("tokens", "value_tokens", "positions", "token_types")
 def test_a_generator_has_its_share_of_the_heads() -> None:
     config = ModelConfig(vocab_size=512)
     assert generator_config(config, 0.25).hidden_size == 192
-    assert (generator_config(config, 0.33).num_heads, generator_config(config, 0.33).intermediate_size) == (4, 1024)
+    assert (
+        generator_config(config, 0.33).num_heads,
+        generator_config(config, 0.33).intermediate_size,
+    ) == (4, 1024)
     model = make(BERT)
-    own = sum(p.numel() for p in set(model.generator.parameters()) - set(model.encoder.parameters()))
-    assert model.also() == f"; generator {model.generator.config.hidden_size} wide with {own:,} of the parameters"
+    own = sum(
+        p.numel() for p in set(model.generator.parameters()) - set(model.encoder.parameters())
+    )
+    assert (
+        model.also()
+        == f"; generator {model.generator.config.hidden_size} wide with {own:,} of the parameters"
+    )
 
 
 @pytest.mark.parametrize("config", [BERT, MODERN, CRAMMED])
@@ -208,5 +256,7 @@ def test_the_encoder_alone_is_exported(
     ids, positions, packing = torch.randint(5, 128, (32,)), torch.arange(32) % 16, ROWS
     states = encoder(ids, positions, packing)
     torch.testing.assert_close(back.eval()(ids, positions, packing), states)
-    torch.testing.assert_close(stock(ids.view(2, 16)).last_hidden_state.view(32, -1), states, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        stock(ids.view(2, 16)).last_hidden_state.view(32, -1), states, rtol=1e-4, atol=1e-5
+    )
     AutoModelForSequenceClassification.from_pretrained(tmp_path / "final", trust_remote_code=True)

@@ -27,18 +27,34 @@ from cramming.overrides import compose
 
 from .conftest import own_logits, padded, perturbed
 
-IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+IDS = {
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "cls_token_id": 1,
+    "sep_token_id": 2,
+}
 VOCAB = 256
 
 
 def stock_bert(**changes: object) -> BertForMaskedLM:
-    sizes = {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
+    sizes = {
+        "vocab_size": VOCAB,
+        "hidden_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+    }
     sizes |= {"intermediate_size": 80, "max_position_embeddings": 96}
     return BertForMaskedLM(BertConfig(**{**sizes, **changes}))
 
 
 def stock_modern(**changes: object) -> ModernBertForMaskedLM:
-    sizes = {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 5, "num_attention_heads": 4}
+    sizes = {
+        "vocab_size": VOCAB,
+        "hidden_size": 48,
+        "num_hidden_layers": 5,
+        "num_attention_heads": 4,
+    }
     sizes |= {"intermediate_size": 72, "max_position_embeddings": 96, "local_attention": 16, **IDS}
     return ModernBertForMaskedLM(ModernBertConfig(**{**sizes, **changes}))
 
@@ -60,9 +76,15 @@ def assert_equal(own: MaskedLM, stock: PreTrainedModel, lengths: list[int]) -> N
         lambda: stock_bert(hidden_act="relu"),
         lambda: stock_bert(hidden_act="relu2"),
         stock_modern,
-        lambda: stock_modern(norm_bias=True, attention_bias=True, mlp_bias=True, classifier_bias=True),
-        lambda: stock_modern(decoder_bias=False, tie_word_embeddings=False, global_attn_every_n_layers=2),
-        lambda: stock_modern(hidden_activation="silu", classifier_activation="silu", num_hidden_layers=1),
+        lambda: stock_modern(
+            norm_bias=True, attention_bias=True, mlp_bias=True, classifier_bias=True
+        ),
+        lambda: stock_modern(
+            decoder_bias=False, tie_word_embeddings=False, global_attn_every_n_layers=2
+        ),
+        lambda: stock_modern(
+            hidden_activation="silu", classifier_activation="silu", num_hidden_layers=1
+        ),
     ],
 )
 @torch.no_grad()
@@ -81,7 +103,9 @@ def model_yaml(name: str, **changes: object) -> ModelConfig:
 def test_yaml_model_gives_the_same_logits_in_stock_transformers(
     name: str, tmp_path: Path, tokenizer_file: Path, save: object
 ) -> None:
-    config = model_yaml(name, vocab_size=VOCAB, num_layers=2 if name.startswith("bert") else 4, max_length=160)
+    config = model_yaml(
+        name, vocab_size=VOCAB, num_layers=2 if name.startswith("bert") else 4, max_length=160
+    )
     own = perturbed(MaskedLM(config), 0.05)
     save(own, tmp_path / "final")  # type: ignore[operator]
     stock = AutoModelForMaskedLM.from_pretrained(tmp_path / "final")
@@ -103,14 +127,18 @@ def test_token_types_enter_as_in_bert(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [BertModel, BertForPreTraining])
 @torch.no_grad()
-def test_encoder_loads_from_other_bert_classes_and_from_pickles(kind: type[PreTrainedModel], tmp_path: Path) -> None:
+def test_encoder_loads_from_other_bert_classes_and_from_pickles(
+    kind: type[PreTrainedModel], tmp_path: Path
+) -> None:
     stock = kind(stock_bert().config).eval()
     torch.save(stock.state_dict(), tmp_path / "pytorch_model.bin")
     stock.config.save_pretrained(tmp_path)
     ids = torch.randint(3, VOCAB, (20,))
     packing = Packing(torch.tensor([0, 20], dtype=torch.int32), 20, 20)
     hidden = load_encoder(tmp_path).eval()(ids, torch.arange(20), packing)
-    theirs = (stock.bert if kind is BertForPreTraining else stock)(input_ids=ids[None]).last_hidden_state[0]
+    theirs = (stock.bert if kind is BertForPreTraining else stock)(
+        input_ids=ids[None]
+    ).last_hidden_state[0]
     torch.testing.assert_close(hidden, theirs, atol=1e-5, rtol=0)
     if kind is BertModel:
         with pytest.raises(UserError, match=r"lack cls\.predictions\."):
@@ -150,7 +178,9 @@ def test_what_this_model_cannot_compute_is_refused(
 
 
 def test_dropout_of_the_folder_can_be_replaced(tmp_path: Path) -> None:
-    ModernBertConfig(**{**stock_modern().config.to_dict(), "mlp_dropout": 0.1}).save_pretrained(tmp_path)
+    ModernBertConfig(**{**stock_modern().config.to_dict(), "mlp_dropout": 0.1}).save_pretrained(
+        tmp_path
+    )
     config = load_encoder_config(tmp_path, dropout=0.2, attention_dropout=0.3)
     assert (config.dropout, config.attention_dropout) == (0.2, 0.3)
 

@@ -27,15 +27,24 @@ def test_the_mean_is_of_the_points_that_were_passed() -> None:
 
 
 def test_a_mean_of_no_point_is_said(
-    start: Callable[..., Path], unbroken: Path, result: Callable[[Path], Any], capsys: pytest.CaptureFixture[str]
+    start: Callable[..., Path],
+    unbroken: Path,
+    result: Callable[[Path], Any],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     run = start("name=a", "train.average={start: 0.99, every: 0.01}", "checkpoint.every_steps=3")
-    assert "the last ones, as no step began from its start on (train.average)" in capsys.readouterr().out
+    assert (
+        "the last ones, as no step began from its start on (train.average)"
+        in capsys.readouterr().out
+    )
     assert result(run) == result(unbroken)
 
 
 def test_final_weights_are_the_mean_of_the_last_and_training_is_the_same(
-    start: Callable[..., Path], unbroken: Path, monkeypatch: pytest.MonkeyPatch, losses: Callable[[Path], Any]
+    start: Callable[..., Path],
+    unbroken: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    losses: Callable[[Path], Any],
 ) -> None:
     seen: list[dict[str, Tensor]] = []
     original = Engine.update

@@ -32,7 +32,12 @@ def polynomials(matrix: Tensor) -> Tensor:
 
 
 def muon(groups: list[dict[str, Any]], **changes: Any) -> Muon:
-    plain: dict[str, Any] = {"momentum": MOMENTUM, "iterations": 5, "rest_lr": 0.5, "cautious_weight_decay": False}
+    plain: dict[str, Any] = {
+        "momentum": MOMENTUM,
+        "iterations": 5,
+        "rest_lr": 0.5,
+        "cautious_weight_decay": False,
+    }
     bias = {"name": "no_decay", "params": [nn.Parameter(torch.zeros(1))], "weight_decay": 0.0}
     return Muon([*groups, bias], lr=LR, betas=BETAS, eps=1e-8, **(plain | changes))
 
@@ -44,7 +49,9 @@ def test_singular_values_come_near_to_one_and_directions_stay(
 ) -> None:
     torch.manual_seed(0)
     left, _, right = torch.linalg.svd(torch.randn(3, *shape), full_matrices=False)
-    values = torch.logspace(0, torch.tensor(smallest).log10(), min(shape)) ** 0.7  # the bound is above the largest
+    values = (
+        torch.logspace(0, torch.tensor(smallest).log10(), min(shape)) ** 0.7
+    )  # the bound is above the largest
     scales = torch.tensor([1e-12, 1.0, 1e6])[:, None, None]
     found = orthogonalize(scales * (left * values) @ right, iterations)
     assert (torch.linalg.svdvals(found) - 1).abs().max() < 0.15
@@ -60,12 +67,17 @@ def test_the_direction_is_nearer_to_the_polar_factor_than_torchs() -> None:
     muon([{"name": "matrices", "params": [ours], "parts": [1], "weight_decay": 0.0}]).step()
     torch.optim.Muon([theirs], lr=LR, weight_decay=0.0, adjust_lr_fn="match_rms_adamw").step()
     exact = -polar(ours.grad)
-    near, far = (nn.functional.cosine_similarity(p.detach().flatten(), exact.flatten(), dim=0) for p in (ours, theirs))
+    near, far = (
+        nn.functional.cosine_similarity(p.detach().flatten(), exact.flatten(), dim=0)
+        for p in (ours, theirs)
+    )
     assert near > 0.99 > far > 0.95
     torch.testing.assert_close(ours.norm(), theirs.norm(), rtol=0.2, atol=0.0)
 
 
-def written_out(start: Tensor, gradients: list[Tensor], row_beta: float | None, cautious: bool) -> Tensor:
+def written_out(
+    start: Tensor, gradients: list[Tensor], row_beta: float | None, cautious: bool
+) -> Tensor:
     """The weights of one matrix after a step per gradient."""
     w, m, v = start, torch.zeros_like(start), torch.zeros(len(start), 1)
     for g in gradients:
@@ -84,7 +96,9 @@ def written_out(start: Tensor, gradients: list[Tensor], row_beta: float | None, 
 
 @pytest.mark.parametrize("cautious", [False, True])
 @pytest.mark.parametrize("row_beta", [None, ROW_BETA])
-def test_stored_together_and_batched_equals_each_matrix_alone(row_beta: float | None, cautious: bool) -> None:
+def test_stored_together_and_batched_equals_each_matrix_alone(
+    row_beta: float | None, cautious: bool
+) -> None:
     """Parameters of three, one, and two matrices; the gradient comes in double and is clipped to half of that."""
     torch.manual_seed(0)
     parts, shapes = [3, 1, 2, 1], [(8, 8), (8, 8), (12, 8), (8, 12)]
@@ -117,7 +131,9 @@ def test_matrices_of_one_shape_on_two_devices_are_updated_apart() -> None:
     assert not torch.equal(matrices[0], before)
 
 
-@pytest.mark.parametrize("changes", [{}, {"mlp": "glu", "tie_embeddings": False, "head_transform": False}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"mlp": "glu", "tie_embeddings": False, "head_transform": False}]
+)
 def test_every_parameter_is_in_one_group_and_matrices_of_blocks_are_split(
     make_engine: Make, small_model: Any, changes: dict[str, Any]
 ) -> None:
@@ -125,20 +141,34 @@ def test_every_parameter_is_in_one_group_and_matrices_of_blocks_are_split(
     groups = engine.optimizer.param_groups
     names = {p: name for name, p in engine.model.named_parameters()}
     assert sorted(names[p] for group in groups for p in group["params"]) == sorted(names.values())
-    assert all(group["weight_decay"] == 0 or p.ndim == 2 for group in groups for p in group["params"])
+    assert all(
+        group["weight_decay"] == 0 or p.ndim == 2 for group in groups for p in group["params"]
+    )
     found = {names[p]: parts for p, parts in zip(groups[0]["params"], groups[0]["parts"])}
-    in_blocks = {name for name, p in engine.model.named_parameters() if ".blocks." in name and p.ndim == 2}
-    assert found.keys() == in_blocks | {name for name in names.values() if name == "transform.dense.weight"}
+    in_blocks = {
+        name for name, p in engine.model.named_parameters() if ".blocks." in name and p.ndim == 2
+    }
+    assert found.keys() == in_blocks | {
+        name for name in names.values() if name == "transform.dense.weight"
+    }
     assert {parts for name, parts in found.items() if name.endswith("qkv.weight")} == {3}
-    assert {parts for name, parts in found.items() if name.endswith("up.weight")} == {2 if changes else 1}
+    assert {parts for name, parts in found.items() if name.endswith("up.weight")} == {
+        2 if changes else 1
+    }
 
 
-@pytest.mark.parametrize("memory", [{}, {"offload_optimizer": True, "offload_weights": True}], ids=["", "offload"])
+@pytest.mark.parametrize(
+    "memory", [{}, {"offload_optimizer": True, "offload_weights": True}], ids=["", "offload"]
+)
 @pytest.mark.parametrize("name", ["muon", "normuon", "adamw-cwd"])
 def test_resumed_equals_unbroken(
-    make_engine: Make, tiny_source: Any, tmp_path: Path, train: Callable[..., list[StepStats]], name: str,
+    make_engine: Make,
+    tiny_source: Any,
+    tmp_path: Path,
+    train: Callable[..., list[StepStats]],
+    name: str,
     memory: dict[str, Any],
-) -> None:  # fmt: skip
+) -> None:
     optim = {"name": name, "lr": 3e-3, "weight_decay": 0.1, "clip": 0.5}
     if name == "normuon":
         optim |= {"cautious_weight_decay": True, "rest_lr": 0.5}
@@ -158,12 +188,15 @@ def test_the_plan_counts_one_momentum_for_matrices(
 ) -> None:
     """Two moments and a counter for the rest; NorMuon's moments are one per row."""
     simulation = Simulation(
-        replace(Config.of(compose(f"optim={name}")), model=small_model), Place("cpu", "a device", "fp32", (0, 0))
+        replace(Config.of(compose(f"optim={name}")), model=small_model),
+        Place("cpu", "a device", "fp32", (0, 0)),
     )
     matrices, *others = simulation.engine.optimizer.param_groups
     rest = [p for group in others for p in group["params"]]
     own = sum(p.numel() + moments * len(p) for p in matrices["params"])
-    assert simulation.tracker.live["optimizer"] == 4 * (own + 2 * sum(p.numel() for p in rest) + len(rest))
+    assert simulation.tracker.live["optimizer"] == 4 * (
+        own + 2 * sum(p.numel() for p in rest) + len(rest)
+    )
     assert sum(cost.flops * n for cost, n in simulation.step(2).update.items()) > 0
 
 
@@ -174,7 +207,10 @@ def test_cautious_adamw_decays_only_where_the_update_shrinks() -> None:
     w, m, v = p.detach().clone(), torch.zeros(6, 5), torch.zeros(6, 5)
     for t in range(1, 5):
         p.grad = torch.randn(6, 5)
-        m, v = BETAS[0] * m + (1 - BETAS[0]) * p.grad, BETAS[1] * v + (1 - BETAS[1]) * p.grad.square()
+        m, v = (
+            BETAS[0] * m + (1 - BETAS[0]) * p.grad,
+            BETAS[1] * v + (1 - BETAS[1]) * p.grad.square(),
+        )
         u = m / (1 - BETAS[0] ** t) / ((v / (1 - BETAS[1] ** t)).sqrt() + 1e-8)
         w = w - LR * (u + DECAY * torch.where(u * w >= 0, w, 0.0))
         optimizer.step()
@@ -183,7 +219,9 @@ def test_cautious_adamw_decays_only_where_the_update_shrinks() -> None:
 
 
 @pytest.mark.parametrize("make", [muon, lambda groups: CautiousAdamW(groups[0]["params"], lr=LR)])
-def test_a_step_that_overflowed_in_fp16_changes_nothing(make: Callable[..., torch.optim.Optimizer]) -> None:
+def test_a_step_that_overflowed_in_fp16_changes_nothing(
+    make: Callable[..., torch.optim.Optimizer],
+) -> None:
     p = nn.Parameter(torch.randn(4, 4))
     optimizer = make([{"name": "matrices", "params": [p], "parts": [1], "weight_decay": DECAY}])
     before, scaler = p.detach().clone(), torch.amp.GradScaler("cpu")

@@ -13,7 +13,11 @@ from cramming.optim.build import LOW_BIT, OPTIMIZERS, OptimConfig, parameter_gro
 
 LR, DECAY, EPS, BETAS = 0.1, 0.05, 1e-6, (0.9, 0.98)
 COMMON = {"lr": 1e-2, "lr_scale": None, "lr_width": None, "weight_decay": 0.01, "clip": None}
-OWN: dict[str, dict[str, Any]] = {"adagrad": {"eps": 1e-8}, "sgd": {"momentum": 0.9}, "lars": {"momentum": 0.9}}
+OWN: dict[str, dict[str, Any]] = {
+    "adagrad": {"eps": 1e-8},
+    "sgd": {"momentum": 0.9},
+    "lars": {"momentum": 0.9},
+}
 ADAM = {"betas": [0.9, 0.98], "eps": 1e-8}
 MUON = {**ADAM, "momentum": 0.95, "iterations": 5, "rest_lr": 1.0, "cautious_weight_decay": False}
 OWN |= {"muon": MUON, "normuon": {**MUON, "row_beta": 0.95}}
@@ -32,12 +36,24 @@ def build(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
     [
         {},
         {"tie_embeddings": False, "positions": "scaled_sinusoidal", "mlp": "glu"},
-        {"token_types": 0, "head_transform": False, "decoder_bias": False, "qk_norm": True, "positions": "rope"},
+        {
+            "token_types": 0,
+            "head_transform": False,
+            "decoder_bias": False,
+            "qk_norm": True,
+            "positions": "rope",
+        },
     ],
 )
-def test_every_parameter_is_in_exactly_one_group(make_model: Callable[..., Any], changes: dict[str, Any]) -> None:
+def test_every_parameter_is_in_exactly_one_group(
+    make_model: Callable[..., Any], changes: dict[str, Any]
+) -> None:
     model = make_model(**changes)
-    decayed = {id(p): group["weight_decay"] for group in parameter_groups(model, 0.1) for p in group["params"]}
+    decayed = {
+        id(p): group["weight_decay"]
+        for group in parameter_groups(model, 0.1)
+        for p in group["params"]
+    }
     assert sum(len(group["params"]) for group in parameter_groups(model, 0.1)) == len(decayed)
     assert decayed == {id(p): 0.1 if p.ndim >= 2 else 0.0 for p in model.parameters()}
 
@@ -50,7 +66,10 @@ def test_every_optimizer_finds_a_minimum_and_decays_only_matrices(name: str) -> 
     model = nn.Linear(4, 4)
     rate = {"sgd": 0.05, "adagrad": 0.5, "lars": 2.0}.get(name, 0.05)
     optimizer = build(model, config(name, lr=rate))
-    assert [(g["lr"], g["weight_decay"]) for g in optimizer.param_groups] == [(rate, 0.01), (rate, 0.0)]
+    assert [(g["lr"], g["weight_decay"]) for g in optimizer.param_groups] == [
+        (rate, 0.01),
+        (rate, 0.0),
+    ]
     x = torch.randn(64, 4)
     y = x @ torch.randn(4, 4) + 1.0
     losses = []
@@ -85,7 +104,11 @@ def test_decoupled_decay_shrinks_weights_without_a_gradient(name: str) -> None:
         ("adamw", {"eps": -1e-8}, "eps"),
         ("sgd", {"momentum": 1.0}, "momentum=1.0"),
         ("lamb", {"lr_scale": {"rule": "sqrt", "base_batch": 0}}, "base_batch=0"),
-        ("lamb", {"lr_scale": {"rule": "cube", "base_batch": 9}}, "rule='cube': choose one of linear, sqrt"),
+        (
+            "lamb",
+            {"lr_scale": {"rule": "cube", "base_batch": 9}},
+            "rule='cube': choose one of linear, sqrt",
+        ),
         ("muon", {"iterations": 6}, "iterations=6 must be from 1 to 5"),
         ("muon", {"row_beta": 0.9}, "optim.row_beta: unknown setting"),
         ("sgd", {"eps": 1e-8}, "optim.eps: unknown setting"),
@@ -112,13 +135,19 @@ def test_the_learning_rate_follows_the_width() -> None:
 
 
 def layerwise(name: str) -> OptimConfig:
-    own: dict[str, Any] = {"betas": list(BETAS), "eps": EPS} if name == "lamb" else {"momentum": BETAS[0]}
+    own: dict[str, Any] = (
+        {"betas": list(BETAS), "eps": EPS} if name == "lamb" else {"momentum": BETAS[0]}
+    )
     return config(name, lr=LR, weight_decay=DECAY, **own)
 
 
 def written_out(name: str, start: Tensor, gradients: list[Tensor]) -> Tensor:
     """The weights after one step per gradient; the paper's scaling for matrices only, as in the authors' code."""
-    w, m, v = start.double(), torch.zeros_like(start, dtype=torch.double), torch.zeros_like(start, dtype=torch.double)
+    w, m, v = (
+        start.double(),
+        torch.zeros_like(start, dtype=torch.double),
+        torch.zeros_like(start, dtype=torch.double),
+    )
     matrix = start.ndim >= 2
     decay = DECAY if matrix else 0.0
     for t, g in enumerate((g.double() for g in gradients), 1):

@@ -9,14 +9,25 @@ import pytest
 from .rank_worker import train
 
 SMALL = [
-    "device=cpu", "precision=fp32", "model.hidden_size=32", "model.num_heads=4", "model.num_layers=3",
-    "model.intermediate_size=48", "model.max_length=64", "train.sequence_length=32", "train.batch_size=8",
-    "train.micro_batch=8", "train.validation_tokens=512", "optim.clip=0.3",
-]  # fmt: skip
+    "device=cpu",
+    "precision=fp32",
+    "model.hidden_size=32",
+    "model.num_heads=4",
+    "model.num_layers=3",
+    "model.intermediate_size=48",
+    "model.max_length=64",
+    "train.sequence_length=32",
+    "train.batch_size=8",
+    "train.micro_batch=8",
+    "train.validation_tokens=512",
+    "optim.clip=0.3",
+]
 
 
 @pytest.fixture(scope="session")
-def case(compose: Callable[..., dict[str, Any]], tiny_corpus: Path) -> Callable[..., dict[str, Any]]:
+def case(
+    compose: Callable[..., dict[str, Any]], tiny_corpus: Path
+) -> Callable[..., dict[str, Any]]:
     """`case(overrides, ranks=1, steps=30, load=None, save=None)`: what `train` is given; the files are checkpoints."""
 
     def of(overrides: list[str], ranks: int = 1, steps: int = 30, **files: str) -> dict[str, Any]:

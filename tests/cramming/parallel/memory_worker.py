@@ -27,7 +27,9 @@ def held() -> int:
     return sum(found.values())
 
 
-def noting(passing: Callable[[bool], AbstractContextManager[object]], seen: list[int]) -> Callable[[bool], object]:
+def noting(
+    passing: Callable[[bool], AbstractContextManager[object]], seen: list[int]
+) -> Callable[[bool], object]:
     """`passing`, which first notes what is held before a step's last micro-batch."""
 
     def noted(is_last: bool) -> AbstractContextManager[object]:
@@ -43,8 +45,12 @@ def main(folder: Path) -> None:
     for name, case in own_cases(folder):
         config = Config.of(case["settings"])
         mesh = Mesh(config.parallel, CPU)
-        stream = TokenStream.of_array(torch.randint(5, 999, (9999,)).numpy(), torch.zeros(1, dtype=torch.int64).numpy())
-        source = BatchSource(stream, Masker(config.objective, 1024, 4, (0, 1, 2, 3, 4), 0), 32, "rows", 0)
+        stream = TokenStream.of_array(
+            torch.randint(5, 999, (9999,)).numpy(), torch.zeros(1, dtype=torch.int64).numpy()
+        )
+        source = BatchSource(
+            stream, Masker(config.objective, 1024, 4, (0, 1, 2, 3, 4), 0), 32, "rows", 0
+        )
         gc.collect()
         before, seen = held(), list[int]()
         engine = build_engine(config, mesh, CPU)

@@ -35,8 +35,13 @@ def train(engine: Engine, config: Config, data: RunData, steps: range) -> list[l
     mesh, train, found = engine.mesh, config.train, []
     for step in steps:
         count = train.batch_size // (train.rows * mesh.data_size)
-        firsts = [step * train.batch_size + (k * mesh.data_size + mesh.data_rank) * train.rows for k in range(count)]
-        stats = engine.step([data.source.batch(first, train.rows) for first in firsts], config.peak_learning_rate)
+        firsts = [
+            step * train.batch_size + (k * mesh.data_size + mesh.data_rank) * train.rows
+            for k in range(count)
+        ]
+        stats = engine.step(
+            [data.source.batch(first, train.rows) for first in firsts], config.peak_learning_rate
+        )
         found.append([stats.loss, stats.accuracy, stats.grad_norm])
     return found
 
@@ -88,7 +93,13 @@ def main(folder: Path) -> None:
         counts = mesh.object_from_main(sum(p.numel() for p in engine.parameters))
         state = engine.spread.state(engine.optimizer)
         if mesh.is_main:
-            results = {"steps": found, "validation": validation, "state": state, "counts": counts, "order": order}
+            results = {
+                "steps": found,
+                "validation": validation,
+                "state": state,
+                "counts": counts,
+                "order": order,
+            }
             torch.save(results, folder / name)
         mesh.close()
 

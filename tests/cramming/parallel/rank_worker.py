@@ -29,17 +29,32 @@ CPU = torch.device("cpu")
 Cases = Mapping[str, Mapping[str, Any]]
 
 
-def launch(folder: Path, cases: Cases, worker: Path = Path(__file__), agents: Sequence[Sequence[str]] = ((),)) -> None:
+def launch(
+    folder: Path,
+    cases: Cases,
+    worker: Path = Path(__file__),
+    agents: Sequence[Sequence[str]] = ((),),
+) -> None:
     """Let processes go through all `cases`: as many as the largest has `ranks`, forks of one that runs `worker`, so
     that all that it imports is imported once; or those of torchrun, started with each of the `agents`' arguments."""
     (folder / "cases.json").write_text(json.dumps(cases, default=str))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1] % 20_000 + 10_000  # below those that systems give out by themselves
-    usual = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+        port = (
+            free.getsockname()[1] % 20_000 + 10_000
+        )  # below those that systems give out by themselves
+    usual = {
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
     usual["PYTHONPATH"] = os.pathsep.join(sys.path)
     torchrun = ["-m", "torch.distributed.run"]
-    commands = [[sys.executable, *(torchrun if how else []), *how, str(worker), str(folder)] for how in agents]
+    commands = [
+        [sys.executable, *(torchrun if how else []), *how, str(worker), str(folder)]
+        for how in agents
+    ]
     started = [subprocess.Popen(command, env=usual) for command in commands]
     try:
         assert not any(process.wait(timeout=600) for process in started)
@@ -53,7 +68,9 @@ def be_ranks(main: Callable[[Path], None]) -> None:
     folder = Path(sys.argv[1])
 
     def be_rank(rank: int) -> None:
-        os.environ.update(RANK=str(rank), TORCHELASTIC_RESTART_COUNT=str(rank))  # torchrun's nodes count differently
+        os.environ.update(
+            RANK=str(rank), TORCHELASTIC_RESTART_COUNT=str(rank)
+        )  # torchrun's nodes count differently
         main(folder)
 
     if "RANK" in os.environ:
@@ -74,7 +91,10 @@ def be_ranks(main: Callable[[Path], None]) -> None:
 def run_cases(folder: Path, cases: Cases) -> dict[str, list[dict[str, Any]]]:
     """Of each case what `train` gave on every rank."""
     launch(folder, cases)
-    files = {name: [folder / f"{name}-{rank}.json" for rank in range(case["ranks"])] for name, case in cases.items()}
+    files = {
+        name: [folder / f"{name}-{rank}.json" for rank in range(case["ranks"])]
+        for name, case in cases.items()
+    }
     return {name: [json.loads(path.read_text()) for path in paths] for name, paths in files.items()}
 
 
@@ -83,9 +103,15 @@ def assert_same(name: str, found: list[list[float]], expected: list[list[float]]
     differ."""
     loss, accuracy, norm = torch.tensor(found, dtype=torch.float64).T
     one_loss, one_accuracy, one_norm = torch.tensor(expected, dtype=torch.float64).T
-    torch.testing.assert_close(loss, one_loss, rtol=1e-5, atol=0, msg=lambda text: f"{name}: {text}")
-    torch.testing.assert_close(accuracy, one_accuracy, rtol=0, atol=0.01, msg=lambda text: f"{name}: {text}")
-    torch.testing.assert_close(norm, one_norm, rtol=1e-5, atol=0, msg=lambda text: f"{name}: {text}")
+    torch.testing.assert_close(
+        loss, one_loss, rtol=1e-5, atol=0, msg=lambda text: f"{name}: {text}"
+    )
+    torch.testing.assert_close(
+        accuracy, one_accuracy, rtol=0, atol=0.01, msg=lambda text: f"{name}: {text}"
+    )
+    torch.testing.assert_close(
+        norm, one_norm, rtol=1e-5, atol=0, msg=lambda text: f"{name}: {text}"
+    )
 
 
 def own_cases(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -106,11 +132,21 @@ class Collectives(TorchDispatchMode):
         super().__init__()
         self.numbers: dict[str, int] = {}
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kind, given = str(function).split(".")[1], args[0] if args else None
-        if function.namespace == "_c10d_functional" and kind != "wait_tensor" and not kind.startswith("_"):
+        if (
+            function.namespace == "_c10d_functional"
+            and kind != "wait_tensor"
+            and not kind.startswith("_")
+        ):
             self._count(kind, [given])
-        elif function.namespace == "c10d" and kind in ("allreduce_", "_allgather_base_", "_reduce_scatter_base_"):
+        elif function.namespace == "c10d" and kind in (
+            "allreduce_",
+            "_allgather_base_",
+            "_reduce_scatter_base_",
+        ):
             self._count(kind, given if kind == "allreduce_" else [args[1]])
         return function(*args, **(kwargs or {}))
 
@@ -133,7 +169,9 @@ def train(case: Mapping[str, Any]) -> dict[str, Any]:
     for step in range(first, first + case["steps"]):
         begin = step * config.train.batch_size
         samples = [begin + (k * mesh.data_size + mesh.data_rank) * rows for k in range(passes)]
-        batches = [data.source.of(config.objective.at(0.0)).batch(sample, rows) for sample in samples]
+        batches = [
+            data.source.of(config.objective.at(0.0)).batch(sample, rows) for sample in samples
+        ]
         if step == 0:
             with counted:
                 engine.forward_backward(batches)
@@ -147,14 +185,22 @@ def train(case: Mapping[str, Any]) -> dict[str, Any]:
         if mesh.is_main:
             torch.save((first + case["steps"], state), case["save"])
     held = sum(_held(p) for p in engine.parameters)
-    moments = sum(_held(m) for state in engine.optimizer.state.values() for m in state.values() if m.ndim)
+    moments = sum(
+        _held(m) for state in engine.optimizer.state.values() for m in state.values() if m.ndim
+    )
     drift = _drift(engine, mesh)
     own = _masks_differ(mesh)
     mesh.close()
     return {
-        "steps": found, "validation": validation, "parameters": held, "moments": moments, "drift": drift,
-        "masks_differ": own, "collectives": counted.numbers, "targets": [len(b.target_ids_M) for b in batches],
-    }  # fmt: skip
+        "steps": found,
+        "validation": validation,
+        "parameters": held,
+        "moments": moments,
+        "drift": drift,
+        "masks_differ": own,
+        "collectives": counted.numbers,
+        "targets": [len(b.target_ids_M) for b in batches],
+    }
 
 
 def _whole_state(engine: Engine) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -182,7 +228,11 @@ def _drift(engine: Engine, mesh: Mesh) -> float:
     """The largest difference between ranks in parameters that all have."""
     if mesh.world_size == 1:
         return 0.0
-    whole = [p for p in engine.parameters if isinstance(p, DTensor) and all(c.is_replicate() for c in p.placements)]
+    whole = [
+        p
+        for p in engine.parameters
+        if isinstance(p, DTensor) and all(c.is_replicate() for c in p.placements)
+    ]
     drift = 0.0
     for p in whole:
         mean = p.to_local().detach().double().clone()

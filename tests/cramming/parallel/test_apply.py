@@ -18,24 +18,32 @@ CPU = torch.device("cpu")
 EAGER, COMPILED = RuntimeConfig("off", False, 1), RuntimeConfig("model", False, 1)
 
 
-def memory(every: int = 0, kind: Any = "full", budget: float | None = None, offload: bool = False) -> MemoryConfig:
+def memory(
+    every: int = 0, kind: Any = "full", budget: float | None = None, offload: bool = False
+) -> MemoryConfig:
     return MemoryConfig(every, kind, budget, offload, False, False)
 
 
 def applied(model: Any, config: MemoryConfig, how: RuntimeConfig) -> Any:
     parallel = ParallelConfig(name="ddp", dp=None, tp=1, pp=1, backend="auto")
-    apply(model, config, how, parallel, Mesh.solo(CPU), Precision(PrecisionConfig("fp32", False), CPU))
+    apply(
+        model, config, how, parallel, Mesh.solo(CPU), Precision(PrecisionConfig("fp32", False), CPU)
+    )
     return model
 
 
 def loss_and_gradients(model: Any, batch: Any) -> tuple[float, list[torch.Tensor]]:
     torch.manual_seed(3)
-    loss, _ = model(batch.ids_T, batch.positions_T, batch.packing, batch.target_positions_M, batch.target_ids_M)
+    loss, _ = model(
+        batch.ids_T, batch.positions_T, batch.packing, batch.target_positions_M, batch.target_ids_M
+    )
     loss.backward()
     return loss.item(), [p.grad for p in model.parameters()]
 
 
-def test_checkpointing_computes_blocks_again_and_keeps_less(make_model: Callable[..., Any], tiny_source: Any) -> None:
+def test_checkpointing_computes_blocks_again_and_keeps_less(
+    make_model: Callable[..., Any], tiny_source: Any
+) -> None:
     batch, kept = tiny_source.batch(0, 4), {}
     for every in (0, 2, 1):
         model = applied(make_model(num_layers=4), memory(every), EAGER)
@@ -46,7 +54,13 @@ def test_checkpointing_computes_blocks_again_and_keeps_less(make_model: Callable
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-            model(batch.ids_T, batch.positions_T, batch.packing, batch.target_positions_M, batch.target_ids_M)
+            model(
+                batch.ids_T,
+                batch.positions_T,
+                batch.packing,
+                batch.target_positions_M,
+                batch.target_ids_M,
+            )
         kept[every] = sum(sizes)
     assert kept[1] < kept[2] < kept[0]
 
@@ -54,7 +68,11 @@ def test_checkpointing_computes_blocks_again_and_keeps_less(make_model: Callable
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "how"),
-    [(memory(), RuntimeConfig("blocks", False, 1)), (memory(1), COMPILED), (memory(budget=0.3), COMPILED)],
+    [
+        (memory(), RuntimeConfig("blocks", False, 1)),
+        (memory(1), COMPILED),
+        (memory(budget=0.3), COMPILED),
+    ],
 )
 def test_compiled_equals_eager(
     make_model: Callable[..., Any], tiny_source: Any, config: MemoryConfig, how: RuntimeConfig
@@ -69,10 +87,17 @@ def test_compiled_equals_eager(
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-TRICKS = (memory(2), memory(1, "selective"), memory(offload=True), MemoryConfig(2, "full", None, True, True, False))
+TRICKS = (
+    memory(2),
+    memory(1, "selective"),
+    memory(offload=True),
+    MemoryConfig(2, "full", None, True, True, False),
+)
 
 
-@pytest.mark.parametrize("config", TRICKS, ids=["checkpoint", "selective", "activations", "both offloads, checkpoint"])
+@pytest.mark.parametrize(
+    "config", TRICKS, ids=["checkpoint", "selective", "activations", "both offloads, checkpoint"]
+)
 def test_a_generator_is_treated_as_the_encoder(
     small_model: ModelConfig, tiny_source: Any, config: MemoryConfig
 ) -> None:
@@ -81,7 +106,11 @@ def test_a_generator_is_treated_as_the_encoder(
     uniform = torch.rand(len(batch.target_ids_M))
     for settings in (memory(), config):
         torch.manual_seed(0)
-        model = applied(place(ReplacedTokens(small_model, 0.5, 50.0), settings, torch.device("cpu")), settings, EAGER)
+        model = applied(
+            place(ReplacedTokens(small_model, 0.5, 50.0), settings, torch.device("cpu")),
+            settings,
+            EAGER,
+        )
         torch.manual_seed(3)
         loss, _ = model(*batch.inputs, uniform)
         loss.backward()
@@ -118,12 +147,18 @@ def test_settings_that_mean_nothing_are_refused(
         build(MemoryConfig, compose()["memory"] | wrong, "memory")
 
 
-def test_selective_checkpointing_runs_no_matrix_product_again(make_model: Callable[..., Any], tiny_source: Any) -> None:
+def test_selective_checkpointing_runs_no_matrix_product_again(
+    make_model: Callable[..., Any], tiny_source: Any
+) -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
     flops = {}
     for kind in ("full", "selective", "none"):
-        model = applied(make_model(), memory(0 if kind == "none" else 1, "full" if kind == "none" else kind), EAGER)
+        model = applied(
+            make_model(),
+            memory(0 if kind == "none" else 1, "full" if kind == "none" else kind),
+            EAGER,
+        )
         with FlopCounterMode(display=False) as counter:
             loss_and_gradients(model, tiny_source.batch(0, 4))
         flops[kind] = counter.get_total_flops()

@@ -93,19 +93,32 @@ dist.destroy_process_group()
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     program = tmp_path_factory.mktemp("compression") / "program.py"
     program.write_text(PROGRAM)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", program]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={RANKS}",
+        program,
+    ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*command, json.dumps(CASES), str(STEPS)],
-        capture_output=True, text=True, check=False, env=environment, timeout=300,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr[-5000:]
     results: dict[str, dict[str, Any]] = json.loads(done.stdout.strip().splitlines()[-1])
     return results
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_all_processes_have_the_same_sum_and_no_random_number_of_the_run_is_used(found: Any, name: str) -> None:
+def test_all_processes_have_the_same_sum_and_no_random_number_of_the_run_is_used(
+    found: Any, name: str
+) -> None:
     assert found[name]["same"] and found[name]["random"]
 
 
@@ -115,7 +128,9 @@ def test_the_sum_after_a_step_that_was_skipped_is_as_good_as_any(found: Any, nam
     assert found[name]["after"] <= 1.1 * max(found[name]["steps"])
 
 
-@pytest.mark.parametrize(("name", "nearly"), [("none", 1e-6), ("topk of all", 1e-6), ("bf16", 2**-7), ("fp16", 2**-10)])
+@pytest.mark.parametrize(
+    ("name", "nearly"), [("none", 1e-6), ("topk of all", 1e-6), ("bf16", 2**-7), ("fp16", 2**-10)]
+)
 def test_these_sums_are_exact_but_for_rounding(found: Any, name: str, nearly: float) -> None:
     assert max(found[name]["steps"]) < nearly
 

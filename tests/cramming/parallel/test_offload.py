@@ -69,16 +69,35 @@ def test_activations_leave_the_device_and_come_back_two_blocks_at_a_time(
     monkeypatch.setattr(offload_activations._BlockPass, "_present", note_present)
     engine = make_engine(offload_activations=True)
     loss, _ = engine._forward(tiny_source.batch(0, 4))
-    assert [len(p.saved) > 0 for p in passes] == [True, True, False, False]  # the last two are asked for first: no copy
-    assert all(saved.host is not None and saved.device is None for p in passes for saved in p.saved.values())
+    assert [len(p.saved) > 0 for p in passes] == [
+        True,
+        True,
+        False,
+        False,
+    ]  # the last two are asked for first: no copy
+    assert all(
+        saved.host is not None and saved.device is None
+        for p in passes
+        for saved in p.saved.values()
+    )
     loss.backward()
     assert {index for index, _ in asked} == {0, 1, 2, 3}
-    assert all(on_its_way for _, on_its_way in asked)  # each block's were called for by the one after it
-    assert not [saved for p in passes for saved in p.saved.values() if saved.device is not None or saved.uses]
+    assert all(
+        on_its_way for _, on_its_way in asked
+    )  # each block's were called for by the one after it
+    assert not [
+        saved
+        for p in passes
+        for saved in p.saved.values()
+        if saved.device is not None or saved.uses
+    ]
 
 
 def test_a_forward_pass_without_backward_leaves_nothing_stale(
-    make_engine: Callable[..., Engine], tiny_source: Any, monkeypatch: pytest.MonkeyPatch, train: Train
+    make_engine: Callable[..., Engine],
+    tiny_source: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    train: Train,
 ) -> None:
     """As when memory runs out in the middle: what was on its way must not be used after the weights have changed."""
     ours, plain = make_engine(**OFFLOADS, checkpoint_every=2), make_engine()

@@ -18,28 +18,46 @@ from tests.cramming.parallel.rank_worker import launch
 
 SCRIPT = Path(__file__).with_name("pipeline_ranks.py")
 MODEL = [
-    "model.hidden_size=16", "model.intermediate_size=24", "train.sequence_length=16", "train.micro_batch=2",
-    "train.batch_size=8", "train.validation_tokens=128", "model.convolution=1",
-]  # fmt: skip
+    "model.hidden_size=16",
+    "model.intermediate_size=24",
+    "train.sequence_length=16",
+    "train.micro_batch=2",
+    "train.batch_size=8",
+    "train.validation_tokens=128",
+    "model.convolution=1",
+]
 TWO = {name: ["parallel=pp", f"parallel.schedule={name}", "parallel.pp=2"] for name in ORDERS}
 FOUR = {
     f"{name}-pp{stages}": ["parallel=pp", f"parallel.schedule={name}", f"parallel.pp={stages}"]
-    for stages, names in ((4, ("gpipe", "1f1b", "interleaved", "zero_bubble")), (2, ("1f1b", "zbv")))
+    for stages, names in (
+        (4, ("gpipe", "1f1b", "interleaved", "zero_bubble")),
+        (2, ("1f1b", "zbv")),
+    )
     for name in names
 }
 
 
-@pytest.mark.parametrize(("ranks", "settings", "layers"), [(2, TWO, 4), (4, FOUR, 8)], ids=["two", "four"])
+@pytest.mark.parametrize(
+    ("ranks", "settings", "layers"), [(2, TWO, 4), (4, FOUR, 8)], ids=["two", "four"]
+)
 def test_losses_are_those_of_one_process(
-    tmp_path: Path, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str], ranks: int,
-    settings: dict[str, list[str]], layers: int,
-) -> None:  # fmt: skip
+    tmp_path: Path,
+    compose: Callable[..., dict[str, Any]],
+    tiny_overrides: list[str],
+    ranks: int,
+    settings: dict[str, list[str]],
+    layers: int,
+) -> None:
     """Over 30 steps, with the state gathered and loaded in between; the last state is one that one process loads.
 
     On four ranks also two pipelines of two stages, each with half of the samples."""
     model = [*MODEL, f"model.num_layers={layers}"]
     every = {name: compose(*tiny_overrides, *model, *changes) for name, changes in settings.items()}
-    launch(tmp_path, {name: {"settings": found, "ranks": ranks} for name, found in every.items()}, SCRIPT)
+    launch(
+        tmp_path,
+        {name: {"settings": found, "ranks": ranks} for name, found in every.items()},
+        SCRIPT,
+    )
 
     config, data = opened(compose(*tiny_overrides, *model))
     one = start(config, Mesh.solo(CPU))
@@ -47,12 +65,18 @@ def test_losses_are_those_of_one_process(
     validation = one.evaluate(data.held_out.batches(PINNED, config.train.rows))
     for name in settings:
         found = torch.load(tmp_path / name, weights_only=True)
-        torch.testing.assert_close(torch.tensor(found["steps"]), torch.tensor(expected), rtol=1e-5, atol=0)
+        torch.testing.assert_close(
+            torch.tensor(found["steps"]), torch.tensor(expected), rtol=1e-5, atol=0
+        )
         assert found["validation"] == pytest.approx(validation, rel=1e-5), name
-        assert found["counts"] < sum(p.numel() for p in one.parameters), f"{name}: rank 0 has a part of the model"
+        assert found["counts"] < sum(p.numel() for p in one.parameters), (
+            f"{name}: rank 0 has a part of the model"
+        )
         stages = every[name]["parallel"]["pp"]
         counted = actions(every[name]["parallel"]["schedule"], stages, 8 // (2 * ranks // stages))
-        assert found["order"][:: ranks // stages] == counted, f"{name}: what was computed is what the bubble counts"
+        assert found["order"][:: ranks // stages] == counted, (
+            f"{name}: what was computed is what the bubble counts"
+        )
         weights, optimizer = found["state"]
         other = start(config, Mesh.solo(CPU))
         other.model.load_state_dict(weights)
@@ -76,7 +100,10 @@ def test_losses_are_those_of_one_process(
         (["parallel.schedule=zbv"], "parallel.pp=2: model.num_layers=2 are too few for the stages"),
         (["model.late_layers=2"], "at least model.late_layers=2"),
         (["train.micro_batch=8"], "train.micro_batch=8: a step then has a number of micro-batches"),
-        (["parallel.schedule=dualpipev", "model.num_layers=4"], "train.micro_batch=4: a step then has"),
+        (
+            ["parallel.schedule=dualpipev", "model.num_layers=4"],
+            "train.micro_batch=4: a step then has",
+        ),
     ],
 )
 def test_what_cannot_be_cut_is_refused(

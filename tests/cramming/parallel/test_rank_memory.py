@@ -18,10 +18,25 @@ BYTES = {  # per parameter, on `n` processes: weights, gradients, and Adam's mom
 
 
 @pytest.mark.slow
-def test_memory_per_rank_follows_the_formula(compose: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
-    sizes = [f"model.{size}" for size in ("hidden_size=128", "num_layers=4", "intermediate_size=256", "num_heads=2")]
-    typed = ["model=tiny", *sizes, "model.vocab_size=1024", "precision=fp32", "device=cpu", "train.micro_batch=1"]
-    listed = {name: compose(*typed, "train.sequence_length=32", *f"parallel={name}".split()) for name in BYTES}
+def test_memory_per_rank_follows_the_formula(
+    compose: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    sizes = [
+        f"model.{size}"
+        for size in ("hidden_size=128", "num_layers=4", "intermediate_size=256", "num_heads=2")
+    ]
+    typed = [
+        "model=tiny",
+        *sizes,
+        "model.vocab_size=1024",
+        "precision=fp32",
+        "device=cpu",
+        "train.micro_batch=1",
+    ]
+    listed = {
+        name: compose(*typed, "train.sequence_length=32", *f"parallel={name}".split())
+        for name in BYTES
+    }
     cases = {name: {"settings": settings, "ranks": 4} for name, settings in listed.items()}
     launch(tmp_path, cases, Path(__file__).with_name("memory_worker.py"))
     found = {name: float((tmp_path / name).read_text()) for name in BYTES}

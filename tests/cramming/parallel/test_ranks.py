@@ -36,17 +36,31 @@ PLAIN = {
 }
 HYBRID = {"zero3-2x2": (4, ["parallel=zero3", "train.micro_batch=1", "parallel.shards=2"])}
 FURTHER = {
-    "zero1-2x2": (4, ["parallel=zero1", "train.micro_batch=2", "parallel.shards=2", "memory.offload_optimizer=true"]),
+    "zero1-2x2": (
+        4,
+        [
+            "parallel=zero1",
+            "train.micro_batch=2",
+            "parallel.shards=2",
+            "memory.offload_optimizer=true",
+        ],
+    ),
     "zero2-2x2": (4, ["parallel=zero2", "train.micro_batch=1", "parallel.shards=2"]),
     "zero2-host": (2, ["parallel=zero2", "train.micro_batch=2", "memory.offload_optimizer=true"]),
     "zero2-tp2": (4, ["parallel=zero2", "train.micro_batch=4", "parallel.tp=2"]),
 }
 SPREAD: dict[str, tuple[int, list[str]]] = PLAIN | HYBRID | FURTHER
-COMPRESSED = {name: [*PLAIN["ddp-4"][1], f"parallel.compression={name}"] for name in COMPRESSIONS if name != "none"}
+COMPRESSED = {
+    name: [*PLAIN["ddp-4"][1], f"parallel.compression={name}"]
+    for name in COMPRESSIONS
+    if name != "none"
+}
 
 
 @pytest.fixture(scope="module")
-def spread(case: Callable[..., dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def spread(
+    case: Callable[..., dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
     """Of each case what every rank found. Two copies of two shards leave a checkpoint of step 3, from which others go
     on; there copies are also cut by `tp`. So do two models that share a table, from one strategy to another."""
     folder = tmp_path_factory.mktemp("spread")
@@ -58,9 +72,17 @@ def spread(case: Callable[..., dict[str, Any]], tmp_path_factory: pytest.TempPat
         "to 6": case(ONE + cut_twice, 4, steps=3, load=three, save=six),
         "to 9": case([*ONE, *PLAIN["zero1-2"][1], "parallel.shards=1"], 2, steps=3, load=six),
         "shared to 3": case(SHARED + PLAIN["zero3-2"][1], 2, steps=3, save=shared),
-        "shared to 6": case([*SHARED, *PLAIN["zero1-2"][1], "memory.offload_optimizer=true"], 2, steps=3, load=shared),
+        "shared to 6": case(
+            [*SHARED, *PLAIN["zero1-2"][1], "memory.offload_optimizer=true"],
+            2,
+            steps=3,
+            load=shared,
+        ),
         **{name: case(ONE + how, 4, steps=14) for name, how in COMPRESSED.items()},
-        **{name: case([*ONE, *PLAIN["zero3-2"][1], f"optim={name}"], 2, steps=4) for name in CUTTABLE},
+        **{
+            name: case([*ONE, *PLAIN["zero3-2"][1], f"optim={name}"], 2, steps=4)
+            for name in CUTTABLE
+        },
     }
     return {**run_cases(folder, cases), "shared": shared}
 
@@ -85,7 +107,9 @@ def test_a_run_learns_with_compressed_gradients_too(spread: Any, name: str) -> N
 
 
 @pytest.mark.parametrize("name", CUTTABLE)
-def test_optimizers_that_are_not_refused_work_on_cut_weights(spread: Any, alone: Any, name: str) -> None:
+def test_optimizers_that_are_not_refused_work_on_cut_weights(
+    spread: Any, alone: Any, name: str
+) -> None:
     assert_same(name, spread[name][0]["steps"], alone([*ONE, f"optim={name}"], steps=4)["steps"])
 
 
@@ -94,7 +118,9 @@ def test_a_checkpoint_of_copies_of_shards_goes_on_in_others(spread: Any, alone: 
     assert_same("2 x 2, 1 x 2 x 2, 2 x 1", found, alone(ONE)["steps"][:9])
 
 
-def test_a_parameter_with_two_names_is_loaded_by_both(spread: Any, alone: Any, case: Callable[..., Any]) -> None:
+def test_a_parameter_with_two_names_is_loaded_by_both(
+    spread: Any, alone: Any, case: Callable[..., Any]
+) -> None:
     """The generator of objective=rtd has the encoder's token table."""
     found = [step for name in ("shared to 3", "shared to 6") for step in spread[name][0]["steps"]]
     one = train(case(SHARED, steps=3, load=spread["shared"]))["steps"]
@@ -113,8 +139,12 @@ def test_what_is_sent_and_held_follows_the_formula(spread: Any, alone: Any, name
         counted = found["collectives"]
         assert counted["allreduce_"] / parameters == pytest.approx(summed, abs=0.01)
         if strategy != "ddp":
-            assert counted["_allgather_base_"] * shards / parameters == pytest.approx(gathered, rel=0.01)
-            assert counted["_reduce_scatter_base_"] / parameters == pytest.approx(scattered, rel=0.01)
+            assert counted["_allgather_base_"] * shards / parameters == pytest.approx(
+                gathered, rel=0.01
+            )
+            assert counted["_reduce_scatter_base_"] / parameters == pytest.approx(
+                scattered, rel=0.01
+            )
             assert found["moments"] * shards == pytest.approx(2 * parameters, rel=0.01)
 
 
@@ -133,7 +163,9 @@ def run(runs: Path, compose: Callable[..., dict[str, Any]], tiny_overrides: list
     few = ["train.micro_batch=1", "budget.steps=30", "optim.lr=1e-2"]
 
     def of(ranks: int, name: str, *overrides: str, **signal: Any) -> dict[str, Any]:
-        settings = compose(*tiny_overrides, *model, *few, f"runs={runs}", f"name={name}", *overrides)
+        settings = compose(
+            *tiny_overrides, *model, *few, f"runs={runs}", f"name={name}", *overrides
+        )
         return {"settings": settings, "ranks": ranks, **signal}
 
     return of
@@ -151,7 +183,9 @@ def assert_is_the_same_run(run: Path, one: Path, devices: int) -> None:
     assert list(expected) == list(range(1, len(expected) + 1))
     assert found == pytest.approx(expected, rel=TOLERANCE)
     section, other = load_record(run)["pretrain"], load_record(one)["pretrain"]
-    assert section["validation"]["loss"] == pytest.approx(other["validation"]["loss"], rel=TOLERANCE)
+    assert section["validation"]["loss"] == pytest.approx(
+        other["validation"]["loss"], rel=TOLERANCE
+    )
     assert (section["status"], section["tokens"]) == ("finished", other["tokens"])
     assert section["devices"] == devices
 
@@ -159,7 +193,9 @@ def assert_is_the_same_run(run: Path, one: Path, devices: int) -> None:
 DROPOUT = ["model.dropout=0.2", "model.attention_dropout=0.2"]
 
 
-def test_a_signal_to_any_rank_stops_all_and_the_resume_is_the_unbroken_run(run: Run, runs: Path) -> None:
+def test_a_signal_to_any_rank_stops_all_and_the_resume_is_the_unbroken_run(
+    run: Run, runs: Path
+) -> None:
     """SIGTERM to rank 1 in step 6, at whose end rank 0 saves. Each process has a dropout of its own. Of two gradients
     the sum is the same in any order, so all is the same bit for bit."""
     ways, cases = ("ddp", "pp"), {}
@@ -170,7 +206,11 @@ def test_a_signal_to_any_rank_stops_all_and_the_resume_is_the_unbroken_run(run: 
         cases[f"resumed {way}"] = run(2, f"stopped-{way}", *how, "resume=true")
     launch(runs, cases, VERB)
     for way in ways:
-        ends = [event for event in read_journal(runs / f"stopped-{way}" / "budget.jsonl") if event["event"] == "end"]
+        ends = [
+            event
+            for event in read_journal(runs / f"stopped-{way}" / "budget.jsonl")
+            if event["event"] == "end"
+        ]
         assert [(end["steps"], end["reason"]) for end in ends] == [(6, "stopped"), (9, "finished")]
         resumed, unbroken = runs / f"stopped-{way}", runs / f"unbroken-{way}"
         assert losses(resumed) == losses(unbroken), way
@@ -210,18 +250,25 @@ WAYS: dict[str, list[tuple[int, list[str]]]] = {
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_other_numbers_of_processes_and_other_strategies(run: Run, runs: Path) -> None:
+def test_a_run_goes_on_with_other_numbers_of_processes_and_other_strategies(
+    run: Run, runs: Path
+) -> None:
     """4 -> 2 -> 1 -> 4 continues the same curve; the record keeps the largest number."""
     cases = {"one": run(1, "one")}
     for turn in range(5):
         for name, way in WAYS.items():
             ranks, how = way[turn]
             again = f"resume={str(turn > 0).lower()}"
-            cases[f"{name}-{turn}"] = run(ranks, name, *how, again, **({"at": 6} if turn < 4 else {}))
+            cases[f"{name}-{turn}"] = run(
+                ranks, name, *how, again, **({"at": 6} if turn < 4 else {})
+            )
     launch(runs, cases, VERB)
     for name in WAYS:
         assert_is_the_same_run(runs / name, runs / "one", 4)
-        ended = [process["ended"] for process in load_record(runs / name)["pretrain"]["budget"]["processes"]]
+        ended = [
+            process["ended"]
+            for process in load_record(runs / name)["pretrain"]["budget"]["processes"]
+        ]
         assert ended == ["stopped"] * 4 + ["finished"]
 
 
@@ -230,23 +277,33 @@ def nodes(count: int) -> list[list[str]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         endpoint = f"127.0.0.1:{free.getsockname()[1]}"
-    meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=test", "--local-addr=127.0.0.1"]
+    meeting = [
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={endpoint}",
+        "--rdzv-id=test",
+        "--local-addr=127.0.0.1",
+    ]
     return [[f"--nnodes={count}", "--nproc-per-node=1", "--max-restarts=3", *meeting]] * count
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("agents", [1, 2])
-def test_a_killed_rank_is_restarted_and_the_run_ends_with_the_right_weights(run: Run, runs: Path, agents: int) -> None:
+def test_a_killed_rank_is_restarted_and_the_run_ends_with_the_right_weights(
+    run: Run, runs: Path, agents: int
+) -> None:
     """`torchrun --max-restarts`, on one node and on two: kill -9 of rank 1 in step 20, after the checkpoint of step 15;
     the clock charged the five steps that were lost. Weights are those of a run that nothing broke, losses one
     process's."""
     saving = ["parallel=zero2", "checkpoint.every_steps=5", "resume=true"]
     killed = f"killed-{agents}"
-    launch(runs, {"": run(2, f"unbroken-{agents}", *saving), "alone": run(1, f"alone-{agents}")}, VERB)
+    launch(
+        runs, {"": run(2, f"unbroken-{agents}", *saving), "alone": run(1, f"alone-{agents}")}, VERB
+    )
     how = nodes(2) if agents == 2 else [["--standalone", "--nproc-per-node=2", "--max-restarts=1"]]
     launch(runs, {"": run(2, killed, *saving, at=20, rank=1, signal="SIGKILL")}, VERB, how)
     found, expected = (
-        load_file(runs / name / "final" / "model.safetensors") for name in (killed, f"unbroken-{agents}")
+        load_file(runs / name / "final" / "model.safetensors")
+        for name in (killed, f"unbroken-{agents}")
     )
     assert found.keys() == expected.keys()
     assert all(found[name].equal(weight) for name, weight in expected.items())
@@ -259,10 +316,15 @@ def test_a_killed_rank_is_restarted_and_the_run_ends_with_the_right_weights(run:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel must tell the processes")
-def test_the_processes_of_a_killed_torchrun_save_and_end(tmp_path: Path, tiny_overrides: list[str]) -> None:
+def test_the_processes_of_a_killed_torchrun_save_and_end(
+    tmp_path: Path, tiny_overrides: list[str]
+) -> None:
     """Whoever kills the launcher wants the run to end, and to resume it: its folder is free again."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    run, own = tmp_path / "a", ["budget.steps=null", "budget.minutes=2", f"runs={tmp_path}", "name=a"]
+    run, own = (
+        tmp_path / "a",
+        ["budget.steps=null", "budget.minutes=2", f"runs={tmp_path}", "name=a"],
+    )
     launcher = subprocess.Popen([*torchrun, "-m", "cramming", "pretrain", *tiny_overrides, *own])
     try:
         wait_until(lambda: (run / "metrics.jsonl").exists() and len(losses(run)) > 3)
@@ -295,33 +357,60 @@ def is_locked(run: Path) -> bool:
     [
         (["optim=muon"], "optim.name=muon: not where .*parallel=zero1.* take adamw"),
         (["precision=fp16"], "precision.mode=fp16: not where .*parallel=zero1"),
-        (["train.average={start: 0.5, every: 0.1}"], "train.average=.*: not where .*parallel=zero1"),
-        (["train.micro_batch=auto"], "train.micro_batch=auto: not where .*parallel=zero1.*set a number"),
-        (["runtime.compile=model"], "runtime.compile=model: not where .*parallel=zero1.*set it to blocks"),
-        (["memory.offload_activations=true"], "memory.offload_activations=true: not where .*parallel=zero1"),
+        (
+            ["train.average={start: 0.5, every: 0.1}"],
+            "train.average=.*: not where .*parallel=zero1",
+        ),
+        (
+            ["train.micro_batch=auto"],
+            "train.micro_batch=auto: not where .*parallel=zero1.*set a number",
+        ),
+        (
+            ["runtime.compile=model"],
+            "runtime.compile=model: not where .*parallel=zero1.*set it to blocks",
+        ),
+        (
+            ["memory.offload_activations=true"],
+            "memory.offload_activations=true: not where .*parallel=zero1",
+        ),
     ],
 )
 def test_what_does_not_work_on_cut_weights_is_refused(
-    compose: Callable[..., dict[str, Any]], tiny_overrides: list[str], overrides: list[str], says: str
+    compose: Callable[..., dict[str, Any]],
+    tiny_overrides: list[str],
+    overrides: list[str],
+    says: str,
 ) -> None:
     settings = compose(*tiny_overrides, "parallel=zero1", *overrides)
-    config, one, two = Config.of(settings), Place("cpu", "CPU", "fp32"), Place("cpu", "CPU", "fp32", processes=2)
+    config, one, two = (
+        Config.of(settings),
+        Place("cpu", "CPU", "fp32"),
+        Place("cpu", "CPU", "fp32", processes=2),
+    )
     two = Place("cpu", "CPU", "fp16", processes=2) if "precision=fp16" in overrides else two
     with pytest.raises(UserError, match=says):
         check(config, two)
     check(config, one)
 
 
-def test_the_mesh_is_all_processes(compose: Callable[..., dict[str, Any]], tiny_overrides: list[str]) -> None:
+def test_the_mesh_is_all_processes(
+    compose: Callable[..., dict[str, Any]], tiny_overrides: list[str]
+) -> None:
     def sizes(*overrides: str) -> Any:
         return Config.of(compose(*tiny_overrides, *overrides)).parallel
 
     assert data_size(sizes(), 4) == 4
     assert data_size(sizes("parallel.tp=2"), 4) == 2
     assert data_size(sizes("parallel.tp=2", "parallel.pp=2"), 4) == 1
-    with pytest.raises(UserError, match="a mesh of 3 x 2 x 1 = 6 processes, and there are 4; start as many"):
+    with pytest.raises(
+        UserError, match="a mesh of 3 x 2 x 1 = 6 processes, and there are 4; start as many"
+    ):
         data_size(sizes("parallel.dp=3", "parallel.tp=2"), 4)
-    with pytest.raises(UserError, match=r"parallel.dp=null parallel.tp=2 parallel.pp=1: .* and there are 1"):
+    with pytest.raises(
+        UserError, match=r"parallel.dp=null parallel.tp=2 parallel.pp=1: .* and there are 1"
+    ):
         data_size(sizes("parallel.tp=2"), 1)
-    with pytest.raises(UserError, match=r"parallel.shards=3: .* over 4 process\(es\), which that does not divide"):
+    with pytest.raises(
+        UserError, match=r"parallel.shards=3: .* over 4 process\(es\), which that does not divide"
+    ):
         data_size(sizes("parallel=zero3", "parallel.shards=3"), 4)

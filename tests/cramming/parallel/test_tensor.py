@@ -18,9 +18,13 @@ from cramming.model.heads import MaskedLM
 from .rank_worker import assert_same, run_cases, train
 
 PARTS = [
-    "model.local_window=8", "model.global_every=2", "model.value_embeddings=1", "model.value_residual=true",
-    "model.attention_gate=true", "model.qk_norm=true",
-]  # fmt: skip
+    "model.local_window=8",
+    "model.global_every=2",
+    "model.value_embeddings=1",
+    "model.value_residual=true",
+    "model.attention_gate=true",
+    "model.qk_norm=true",
+]
 RAGGED = ["model=bert-base", "train.packing=documents", "model.tie_embeddings=false"]
 TP2, TP4, BY_TOKENS = ["parallel.tp=2"], ["parallel.tp=4"], ["parallel.sequence=true"]
 DP2 = ["train.micro_batch=4", *TP2]
@@ -38,12 +42,17 @@ TWO: dict[str, tuple[list[str], list[str]]] = {
 FOUR: dict[str, tuple[list[str], list[str]]] = {
     "tp4": (["model=best", "model.num_layers=2"], TP4),
     "dp2 tp2": (["model=tiny", "model.num_layers=2"], DP2),
-    "dp2 tp2 zero3": (["model=bert-base", "model.num_layers=2"], ["parallel=zero3", *DP2, *BY_TOKENS]),
+    "dp2 tp2 zero3": (
+        ["model=bert-base", "model.num_layers=2"],
+        ["parallel=zero3", *DP2, *BY_TOKENS],
+    ),
 }
 
 
 @pytest.fixture(scope="module")
-def spread(case: Callable[..., dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def spread(
+    case: Callable[..., dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
     """Of each case what every rank found. Two ranks leave a checkpoint of step 10, from which four go on, in two ways,
     and leave one of step 20."""
     folder = tmp_path_factory.mktemp("spread")
@@ -73,11 +82,15 @@ def test_a_checkpoint_of_two_ranks_goes_on_in_four_and_in_one(
     case: Callable[..., dict[str, Any]], spread: Any, alone: Any
 ) -> None:
     def one_from(file: str, steps: int) -> list[list[float]]:
-        found: list[list[float]] = train(case(["model=best"], steps=steps, load=spread[file]))["steps"]
+        found: list[list[float]] = train(case(["model=best"], steps=steps, load=spread[file]))[
+            "steps"
+        ]
         return found
 
     expected = alone(["model=best"])["steps"]
-    assert_same("2 to 4", spread["saved"][0]["steps"] + spread["resumed"][0]["steps"], expected[:20])
+    assert_same(
+        "2 to 4", spread["saved"][0]["steps"] + spread["resumed"][0]["steps"], expected[:20]
+    )
     assert_same("2 to 2 x 2", spread["sharded"][0]["steps"], expected[10:])
     assert_same("2 to 1", one_from("ten", 20), expected[10:])
     assert_same("4 to 1", one_from("twenty", 10), expected[20:])
@@ -89,7 +102,15 @@ def whole_model(case: dict[str, Any]) -> tuple[ModelConfig, dict[str, int]]:
     return config, {name: p.numel() for name, p in MaskedLM(config).named_parameters()}
 
 
-CUT = ("qkv.weight", "out.weight", "up.weight", "up.bias", "down.weight", "gate.weight", "tokens.weight")
+CUT = (
+    "qkv.weight",
+    "out.weight",
+    "up.weight",
+    "up.bias",
+    "down.weight",
+    "gate.weight",
+    "tokens.weight",
+)
 
 
 @pytest.mark.parametrize("name", [*TWO, "tp4"])
@@ -106,18 +127,28 @@ def test_a_rank_holds_its_part_only(spread: Any, case: Any, name: str) -> None:
 def test_what_is_exchanged_follows_the_formula(spread: Any, case: Any, name: str) -> None:
     """docs/tricks.md has it; the few numbers of the gradient's norm are not counted."""
     model, sizes = whole_model(case(TWO[name][0]))
-    layers, late, width, found = model.num_layers, model.late_layers, model.hidden_size, spread[name][0]
+    layers, late, width, found = (
+        model.num_layers,
+        model.late_layers,
+        model.hidden_size,
+        spread[name][0],
+    )
     passes, targets, counted = len(found["targets"]), found["targets"][0], found["collectives"]
     stream, kept = 8 * 32 // passes * width, targets * width
     early = layers - late if "by tokens" in name else 0
     summed = stream * (1 + 4 * (layers - early) - 3 * late) + 4 * late * kept + 4 * targets
     # parameters that all have, and of whose gradient each makes a part
     in_parts = r"(qkv|out|down)\.bias|[qk]_norm\.weight|value_scales"
-    in_parts += "".join(rf"|blocks\.{layer}\.(attn|mlp)_norm" for layer in range(early)) + "|taps" * (early > 0)
+    in_parts += "".join(
+        rf"|blocks\.{layer}\.(attn|mlp)_norm" for layer in range(early)
+    ) + "|taps" * (early > 0)
     once = sum(n for key, n in sizes.items() if re.search(in_parts, key))
     assert counted["all_reduce"] == passes * summed + once
     if early:
-        gathers, scatters = 4 * early + 1 + late + model.num_convolutions, 4 * early + model.num_convolutions
+        gathers, scatters = (
+            4 * early + 1 + late + model.num_convolutions,
+            4 * early + model.num_convolutions,
+        )
         assert counted["all_gather_into_tensor"] == passes * gathers * stream // 2
         assert counted["reduce_scatter_tensor"] == passes * scatters * stream
 
@@ -125,19 +156,36 @@ def test_what_is_exchanged_follows_the_formula(spread: Any, case: Any, name: str
 @pytest.mark.parametrize(
     ("overrides", "names"),
     [
-        (["parallel.tp=3"], "parallel.tp=3: does not divide model.num_heads=4 and model.vocab_size=64; take"),
-        (["parallel.tp=2", "model.vocab_size=301"], "parallel.tp=2: does not divide model.vocab_size=301; take"),
-        (["parallel.tp=2", "parallel.sequence=true", "train.sequence_length=31"], "train.sequence_length=31"),
+        (
+            ["parallel.tp=3"],
+            "parallel.tp=3: does not divide model.num_heads=4 and model.vocab_size=64; take",
+        ),
+        (
+            ["parallel.tp=2", "model.vocab_size=301"],
+            "parallel.tp=2: does not divide model.vocab_size=301; take",
+        ),
+        (
+            ["parallel.tp=2", "parallel.sequence=true", "train.sequence_length=31"],
+            "train.sequence_length=31",
+        ),
         (["parallel.tp=2", "objective=rtd"], "parallel.tp=2: not with objective=rtd"),
         (["parallel.tp=2", "optim=muon"], "optim.name=muon: not where a process has a part"),
         (["parallel.tp=2", "runtime.compile=blocks"], "work uncompiled only; set it to off"),
         (["parallel.tp=2", "train.micro_batch=auto"], "train.micro_batch=auto: not where"),
-        (["parallel.tp=2", "parallel.compression=bf16"], "parallel.tp=2: the gradients of cut matrices"),
+        (
+            ["parallel.tp=2", "parallel.compression=bf16"],
+            "parallel.tp=2: the gradients of cut matrices",
+        ),
         (["parallel.sequence=true"], "parallel.sequence=true: goes with parallel.tp=2"),
-        (["parallel.tp=2", "parallel.sequence=true", "model.unet_skips=true"], "without model.unet_skips"),
+        (
+            ["parallel.tp=2", "parallel.sequence=true", "model.unet_skips=true"],
+            "without model.unet_skips",
+        ),
     ],
 )
-def test_what_cannot_be_cut_is_refused(case: Callable[..., dict[str, Any]], overrides: list[str], names: str) -> None:
+def test_what_cannot_be_cut_is_refused(
+    case: Callable[..., dict[str, Any]], overrides: list[str], names: str
+) -> None:
     config = Config.of(case(overrides)["settings"])
     with pytest.raises(UserError) as error:
         check(config, Place("cpu", "a CPU", "fp32", processes=config.parallel.tp))

@@ -30,10 +30,16 @@ def test_later_schedules_are_idle_for_less(ranks: int, micro_batches: int) -> No
 def test_every_pass_is_done_once_on_the_rank_of_its_stage(schedule: str) -> None:
     ranks, micro_batches = 4, 8
     order, stages = ORDERS[schedule], 4 * ORDERS[schedule].stages_per_rank
-    every = [(rank, action) for rank, found in enumerate(actions(schedule, ranks, micro_batches)) for action in found]
+    every = [
+        (rank, action)
+        for rank, found in enumerate(actions(schedule, ranks, micro_batches))
+        for action in found
+    ]
     assert all(order.rank_of(action.stage, ranks) == rank for rank, action in every)
     for kinds in ("F", "BI", "BW"):
-        done = sorted((action.stage, action.micro_batch) for _, action in every if action.kind in kinds)
+        done = sorted(
+            (action.stage, action.micro_batch) for _, action in every if action.kind in kinds
+        )
         assert done == list(itertools.product(range(stages), range(micro_batches)))
 
 
@@ -55,4 +61,6 @@ def test_every_parameter_is_of_a_stage(make_model) -> None:  # type: ignore[no-u
         of = {name: holders(name, model.config, 4) for name, _ in model.named_parameters()}
         assert {stage for found in of.values() for stage in found} == {0, 1, 2, 3}
         assert all(of.values())
-        assert [name for name, found in of.items() if len(found) > 1] == ["encoder.embeddings.tokens.weight"] * tied
+        assert [name for name, found in of.items() if len(found) > 1] == [
+            "encoder.embeddings.tokens.weight"
+        ] * tied

@@ -30,7 +30,9 @@ def main(folder: Path) -> None:
 
     Engine.forward_backward = signalled  # type: ignore[method-assign]
     for _, case in own_cases(folder):
-        is_restarted = "TORCHELASTIC_RUN_ID" in os.environ and os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
+        is_restarted = (
+            "TORCHELASTIC_RUN_ID" in os.environ and os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
+        )
         now.clear()
         now.update({} if is_restarted else case, step=0)
         try:

@@ -16,18 +16,28 @@ each_card = pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
     ("row", "names"),
     [
         ("RTX 2080 Ti", "NVIDIA GeForce RTX 2080 Ti, GeForce RTX 2080 Ti, 2080ti"),
-        ("V100 16GB", "Tesla V100-SXM2-16GB"), ("V100 PCIe 32GB", "Tesla V100-PCIE-32GB"), ("T4", "Tesla T4"),
-        ("RTX 3060", "3060, rtx3060 12gb"), ("RTX 3060 Ti", "RTX-3060ti"), ("RTX 4060 Ti 16GB", "4060 Ti 16 GB"),
-        ("RTX 4070 Ti SUPER", "NVIDIA GeForce RTX 4070 Ti SUPER"), ("RTX A4000", "a4000"),
-        ("RTX 6000 Ada", "NVIDIA RTX 6000 Ada Generation"), ("A10G", "NVIDIA A10G"),
-        ("A100 40GB", "NVIDIA A100-SXM4-40GB, a100"), ("A100 80GB", "NVIDIA A100-SXM4-80GB, A100-80GB"),
-        ("A100 PCIe 40GB", "A100-PCIE-40GB"), ("A100 PCIe 80GB", "NVIDIA A100 80GB PCIe"),
-        ("H100 PCIe", "NVIDIA H100 PCIe"), ("H100", "NVIDIA H100 80GB HBM3, h100 sxm5"),
+        ("V100 16GB", "Tesla V100-SXM2-16GB"),
+        ("V100 PCIe 32GB", "Tesla V100-PCIE-32GB"),
+        ("T4", "Tesla T4"),
+        ("RTX 3060", "3060, rtx3060 12gb"),
+        ("RTX 3060 Ti", "RTX-3060ti"),
+        ("RTX 4060 Ti 16GB", "4060 Ti 16 GB"),
+        ("RTX 4070 Ti SUPER", "NVIDIA GeForce RTX 4070 Ti SUPER"),
+        ("RTX A4000", "a4000"),
+        ("RTX 6000 Ada", "NVIDIA RTX 6000 Ada Generation"),
+        ("A10G", "NVIDIA A10G"),
+        ("A100 40GB", "NVIDIA A100-SXM4-40GB, a100"),
+        ("A100 80GB", "NVIDIA A100-SXM4-80GB, A100-80GB"),
+        ("A100 PCIe 40GB", "A100-PCIE-40GB"),
+        ("A100 PCIe 80GB", "NVIDIA A100 80GB PCIe"),
+        ("H100 PCIe", "NVIDIA H100 PCIe"),
+        ("H100", "NVIDIA H100 80GB HBM3, h100 sxm5"),
         ("H100 NVL", "NVIDIA H100 NVL"),
-        ("H200", "NVIDIA H200, NVIDIA H200 141GB HBM3e"), ("H200 NVL", "NVIDIA H200 NVL"),
+        ("H200", "NVIDIA H200, NVIDIA H200 141GB HBM3e"),
+        ("H200 NVL", "NVIDIA H200 NVL"),
         ("MI300X", "AMD Instinct MI300X, mi300x"),
     ],
-)  # fmt: skip
+)
 def test_a_card_has_its_drivers_name_and_those_that_people_type(row: str, names: str) -> None:
     for name in names.split(", "):
         found = find(name)
@@ -43,7 +53,13 @@ def test_a_sibling_is_another_card(card: Card) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["NVIDIA GH200 480GB", "Quadro RTX 6000", "NVIDIA RTX 4000 Ada Generation", "Tesla V100S-PCIE-32GB", "RTX 4090 D"]
+    [
+        "NVIDIA GH200 480GB",
+        "Quadro RTX 6000",
+        "NVIDIA RTX 4000 Ada Generation",
+        "Tesla V100S-PCIE-32GB",
+        "RTX 4090 D",
+    ]
     + ["NVIDIA GeForce RTX 3060 8GB", "A100-SXM-64GB", "NVIDIA TITAN V", "AMD EPYC", "NVIDIA", ""],
 )
 def test_what_is_not_in_the_table_is_unknown(name: str) -> None:

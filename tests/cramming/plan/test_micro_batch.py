@@ -23,7 +23,9 @@ from cramming.precision import Precision, PrecisionConfig
 from cramming.record import load_metrics, load_record, write_record_section
 
 CPU = torch.device("cpu")
-MODEL = ModelConfig(vocab_size=320, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=24, max_length=32)
+MODEL = ModelConfig(
+    vocab_size=320, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=24, max_length=32
+)
 
 
 @pytest.fixture
@@ -44,16 +46,26 @@ def engine_of(config: Config, device: torch.device = CPU) -> Engine:
 
 def plain_engine(model: nn.Module) -> Engine:
     precision = Precision(PrecisionConfig("fp32", False), CPU)
-    return Engine(model, torch.optim.SGD(model.parameters(), lr=1.0), precision, None, Mesh.solo(CPU), CPU)
+    return Engine(
+        model, torch.optim.SGD(model.parameters(), lr=1.0), precision, None, Mesh.solo(CPU), CPU
+    )
 
 
 def everything(engine: Engine) -> list[Any]:
-    states = engine.model.state_dict(), engine.optimizer.state_dict()["state"], engine.precision.scaler.state_dict()
-    return copy.deepcopy([*states, torch.get_rng_state(), [p.grad for p in engine.model.parameters()]])
+    states = (
+        engine.model.state_dict(),
+        engine.optimizer.state_dict()["state"],
+        engine.precision.scaler.state_dict(),
+    )
+    return copy.deepcopy(
+        [*states, torch.get_rng_state(), [p.grad for p in engine.model.parameters()]]
+    )
 
 
 @pytest.mark.parametrize(("mode", "begun"), [("fp32", True), ("fp16", False), ("fp16", True)])
-def test_a_try_leaves_no_trace(make_config: Callable[..., Config], tiny_source: Any, mode: str, begun: bool) -> None:
+def test_a_try_leaves_no_trace(
+    make_config: Callable[..., Config], tiny_source: Any, mode: str, begun: bool
+) -> None:
     engine = engine_of(make_config(mode, dropout=0.5))
     if begun:
         engine.step([tiny_source.batch(0, 2)], 1e-3)
@@ -68,7 +80,12 @@ class Greedy(nn.Module):
 
     def __init__(self, tokens: int, where: str, error: Exception):
         super().__init__()
-        self.weight, self.tokens, self.where, self.error = nn.Parameter(torch.ones(3)), tokens, where, error
+        self.weight, self.tokens, self.where, self.error = (
+            nn.Parameter(torch.ones(3)),
+            tokens,
+            where,
+            error,
+        )
 
     def forward(self, ids_T: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
         loss = (self.weight**2).sum()
@@ -123,10 +140,16 @@ def test_what_compiles_itself_is_compiled_in_a_try_too(tiny_source: Any) -> None
     ],
 )
 @pytest.mark.parametrize("limit", [1, 5, 100])
-def test_running_out_of_memory_is_survived(tiny_source: Any, where: str, limit: int, error: Exception) -> None:
+def test_running_out_of_memory_is_survived(
+    tiny_source: Any, where: str, limit: int, error: Exception
+) -> None:
     model = Greedy(16 * limit, where, error)
     engine = plain_engine(model)
-    found = [rows for rows in (1, 2, 4, 8) if micro_batch.a_step_fits(engine, tiny_source.batch, rows, missing=1000)]
+    found = [
+        rows
+        for rows in (1, 2, 4, 8)
+        if micro_batch.a_step_fits(engine, tiny_source.batch, rows, missing=1000)
+    ]
     assert found == [rows for rows in (1, 2, 4, 8) if rows <= limit]
     assert model.weight.grad is None
     assert torch.equal(model.weight, torch.ones(3))
@@ -150,7 +173,9 @@ def test_a_try_on_a_gpu_leaves_room_for_more(
     monkeypatch.setattr(micro_batch, "a_step_fits", a_step_fits)
     rows, how = micro_batch.by_trying(engine, tiny_source.batch, config, [1, 2, 4, 8])
     assert (rows, set(held)) == (4, {state + 30_000})
-    assert how.startswith("tried on cpu with 30.0 kB held back: ") and how.endswith("4 fits, 8 does not fit")
+    assert how.startswith("tried on cpu with 30.0 kB held back: ") and how.endswith(
+        "4 fits, 8 does not fit"
+    )
     compiled = replace(config, runtime=replace(config.runtime, compile="model"))
     rows, how = micro_batch.by_trying(engine, tiny_source.batch, compiled, [1, 2, 4, 8, 16, 32])
     assert rows == 16 and how.endswith("4 fits, 8 fits, 16 fits, 32 does not fit")
@@ -170,7 +195,9 @@ def test_on_a_cpu_the_prediction_decides(
         assert rows == expected
         assert how.startswith("auto, predicted for cpu with ") and f"{expected} needs " in how
     monkeypatch.setattr(device, "available_bytes", lambda: 0)
-    with pytest.raises(UserError, match=r"train\.micro_batch=auto: not even one sequence of 16 fits"):
+    with pytest.raises(
+        UserError, match=r"train\.micro_batch=auto: not even one sequence of 16 fits"
+    ):
         micro_batch.find_micro_batch(engine, tiny_source.batch, config, 16)
 
 
@@ -182,7 +209,10 @@ def test_a_recorded_number_also_goes_with_more_processes(
     write_record_section(tmp_path, pretrain={"micro_batch": 8})
     config = make_config()
     engine = engine_of(config)
-    assert micro_batch.micro_batch_of_run(tmp_path, engine, tiny_source.batch, config, sequences) == rows
+    assert (
+        micro_batch.micro_batch_of_run(tmp_path, engine, tiny_source.batch, config, sequences)
+        == rows
+    )
     assert load_record(tmp_path)["pretrain"]["micro_batch"] == 8
 
 
@@ -209,4 +239,6 @@ def test_a_batch_that_grows_does_so_whatever_fits(start: Callable[..., Path]) ->
     assert load_record(run)["pretrain"]["micro_batch"] == 4
     for size, curve in curves.items():
         assert [tokens for tokens, _ in curve] == [tokens for tokens, _ in curves["4"]], size
-        assert [loss for _, loss in curve] == pytest.approx([loss for _, loss in curves["4"]], rel=1e-4), size
+        assert [loss for _, loss in curve] == pytest.approx(
+            [loss for _, loss in curves["4"]], rel=1e-4
+        ), size

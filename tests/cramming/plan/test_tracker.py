@@ -91,4 +91,7 @@ def test_operations_are_counted_with_their_bytes() -> None:
         c.relu_()
         torch.empty(1000)
     sizes = 4 * (8 * 16 + 16 * 32 + 8 * 32)
-    assert tracker.operations["pass"] == {Operation(2 * 8 * 16 * 32, sizes): 1, Operation(0, 2 * 4 * 8 * 32): 1}
+    assert tracker.operations["pass"] == {
+        Operation(2 * 8 * 16 * 32, sizes): 1,
+        Operation(0, 2 * 4 * 8 * 32): 1,
+    }

@@ -31,31 +31,48 @@ Compose = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def config(compose: Compose, tmp_path: Path) -> DuelConfig:
-    return build(DuelConfig, {**compose()["duel"], "folder": str(tmp_path / "duels"), "pairs": 5}, "duel")
+    return build(
+        DuelConfig, {**compose()["duel"], "folder": str(tmp_path / "duels"), "pairs": 5}, "duel"
+    )
 
 
 class Fought:
     """Sides that train at once, to losses that are given by folder name; what was trained, in its order."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, losses: Callable[[str], float | None]) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, losses: Callable[[str], float | None]
+    ) -> None:
         self.trained: list[list[str]] = []
         monkeypatch.setattr(
-            sides, "train", lambda pair, cores, title: self.trained.append([s.folder.name for s in pair])
+            sides,
+            "train",
+            lambda pair, cores, title: self.trained.append([s.folder.name for s in pair]),
         )
         monkeypatch.setattr(Side, "result", lambda side: self.result(losses(side.folder.name)))
 
     @staticmethod
     def result(loss: float | None) -> dict[str, Any]:
         curve = [] if loss is None else [[0.5, loss + 1.0], [1.0, loss]]
-        return {"status": "diverged" if loss is None else "finished", "loss": loss, "curve": curve, "seconds": 8.0}
+        return {
+            "status": "diverged" if loss is None else "finished",
+            "loss": loss,
+            "curve": curve,
+            "seconds": 8.0,
+        }
 
 
 @pytest.fixture
 def begin(config: DuelConfig, compose: Compose) -> Callable[[], tuple[Ledger, list[Opponent]]]:
     def begun() -> tuple[Ledger, list[Opponent]]:
         ledger = Ledger(config.folder)
-        opponents = [Opponent([override], compose(override)) for override in ("optim=adamw", "optim=sgd")]
-        judged = {**asdict(SequentialTest(config.pairs, config.error, config.delta)), "measure": "loss", "seed": 0}
+        opponents = [
+            Opponent([override], compose(override)) for override in ("optim=adamw", "optim=sgd")
+        ]
+        judged = {
+            **asdict(SequentialTest(config.pairs, config.error, config.delta)),
+            "measure": "loss",
+            "seed": 0,
+        }
         if "d0" not in ledger.duels():
             main.begin(ledger, "d0", opponents, ["h0", "h1"], judged, "Test CPU")
         return ledger, opponents
@@ -70,7 +87,13 @@ def against(base: dict[str, Any], candidate: dict[str, Any]) -> list[Opponent]:
 @pytest.mark.parametrize(
     ("loss", "pairs", "verdict"),
     [
-        (lambda name: {"base": 5.0, "candidate": 4.5}[name[:-2]] + 0.01 * int(name[-1]) * (name[0] == "c"), 3, "win"),
+        (
+            lambda name: (
+                {"base": 5.0, "candidate": 4.5}[name[:-2]] + 0.01 * int(name[-1]) * (name[0] == "c")
+            ),
+            3,
+            "win",
+        ),
         (lambda name: 5.0 + (name[0] == "c") * (0.5 + 0.01 * int(name[-1])), 3, "loss"),
         (lambda name: 5.0 + (name[0] == "c") * 0.001 * int(name[-1]), 3, "equivalent"),
         (lambda name: 5.0 + (name[0] == "c") * (-1.0) ** int(name[-1]), 5, "undecided"),
@@ -79,16 +102,23 @@ def against(base: dict[str, Any], candidate: dict[str, Any]) -> list[Opponent]:
     ],
 )
 def test_a_duel_ends_as_soon_as_its_test_has_a_verdict(
-    begin: Any, config: DuelConfig, monkeypatch: pytest.MonkeyPatch, loss: Any, pairs: int, verdict: str,
+    begin: Any,
+    config: DuelConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    loss: Any,
+    pairs: int,
+    verdict: str,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     fought = Fought(monkeypatch, loss)
     ledger, opponents = begin()
     fight(ledger, "d0", [0, 1], opponents, config, seed=0)
     duel = ledger.duels()["d0"]
     assert duel.verdict is not None and duel.verdict["verdict"] == verdict
     assert len(duel.pairs) == pairs == len(fought.trained)
-    assert fought.trained[:2] == [["base-0", "candidate-0"], ["candidate-1", "base-1"]][:pairs]  # cores change hands
+    assert (
+        fought.trained[:2] == [["base-0", "candidate-0"], ["candidate-1", "base-1"]][:pairs]
+    )  # cores change hands
     fight(ledger, "d0", [0, 1], opponents, config, seed=0)
     assert len(fought.trained) == pairs, "fought once, shown ever after"
     capsys.readouterr()
@@ -102,7 +132,10 @@ def test_a_duel_ends_as_soon_as_its_test_has_a_verdict(
     ("loss", "pairs"),
     [
         (lambda name: 5.0 - (name[0] == "c") * (0.5 + 0.01 * int(name[-1])), 3),
-        (lambda name: 5.0 + (name[0] == "c") * (-1.0) ** int(name[-1]), 5),  # undecided, and no pair is left
+        (
+            lambda name: 5.0 + (name[0] == "c") * (-1.0) ** int(name[-1]),
+            5,
+        ),  # undecided, and no pair is left
         (lambda name: None if name == "candidate-1" else 5.0, 2),
     ],
 )
@@ -131,17 +164,25 @@ def test_another_rule_for_the_same_seeds_is_refused(
     Fought(monkeypatch, lambda name: 5.0 - (name[0] == "c") * (0.5 + 0.01 * int(name[-1])))
     ledger, opponents = begin()
     corpora = {"corpora": ["c0", "c1"]}
-    rule = asdict(SequentialTest(config.pairs, config.error, config.delta)) | {"measure": "loss", "seed": 2} | corpora
+    rule = (
+        asdict(SequentialTest(config.pairs, config.error, config.delta))
+        | {"measure": "loss", "seed": 2}
+        | corpora
+    )
     main.begin(ledger, "d1", opponents, ["h0", "h1"], rule, "Test CPU")
     fight(ledger, "d1", [0, 1], opponents, config, seed=2)
     first, second = (side.settings for side in opponents)
-    spelt = compose("optim=adamw", "device=cpu", "train.log_every=7")  # the same to whoever trains by it
+    spelt = compose(
+        "optim=adamw", "device=cpu", "train.log_every=7"
+    )  # the same to whoever trains by it
     for sides_of, corpora_of, why in (
         ([first, second], ["c0", "c1"], "under another rule or fine-tuning"),
         ([spelt, second], ["c0", "c1"], "under another rule or fine-tuning"),
         ([second, spelt], ["c1", "c0"], "with base and candidate exchanged"),
     ):
-        with pytest.raises(UserError, match=rf"in duel d1 with seeds 2 to 4, {why}; take others, seed=5"):
+        with pytest.raises(
+            UserError, match=rf"in duel d1 with seeds 2 to 4, {why}; take others, seed=5"
+        ):
             main.check_seeds(ledger, sides_of, corpora_of, "Test CPU", range(4, 9))
     main.check_seeds(ledger, [first, second], ["c0", "c1"], "Test CPU", range(5, 10))
     main.check_seeds(ledger, [first, second], ["c0", "c1"], "another", range(9))
@@ -151,7 +192,10 @@ def test_another_rule_for_the_same_seeds_is_refused(
 
 
 def test_the_ledger_keeps_every_duel_with_both_configurations_and_the_ladder_shows_it(
-    begin: Any, config: DuelConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    begin: Any,
+    config: DuelConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     Fought(monkeypatch, lambda name: 5.0 - (name[0] == "c") * (0.5 + 0.01 * int(name[-1])))
     ledger, opponents = begin()
@@ -168,7 +212,9 @@ def test_the_ledger_keeps_every_duel_with_both_configurations_and_the_ladder_sho
     ladder.show(ledger, as_json=True)
     found = json.loads(capsys.readouterr().out)
     assert found["error_spent"] == 0.05 and found["duels"][0]["verdict"] == "win"
-    assert found["duels"][0]["reaches_base_at"] == pytest.approx(0.755, abs=0.01)  # 0.5 + half of 0.51 below, of 1.0
+    assert found["duels"][0]["reaches_base_at"] == pytest.approx(
+        0.755, abs=0.01
+    )  # 0.5 + half of 0.51 below, of 1.0
     lines = ledger.path.read_text().splitlines(keepends=True)
     older = Ledger(config.folder.with_name("older"))
     older.write("duel", id="d1", **{name: 0 for name in TERMS if name != "first_look"})
@@ -200,7 +246,10 @@ def test_a_side_that_is_left_over_trains_beside_the_other_again(
 
 @pytest.mark.parametrize("at_work", [[], ["base-0"]])
 def test_where_locks_stay_only_a_side_of_an_earlier_call_is_waited_for_and_that_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], at_work: list[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    at_work: list[str],
 ) -> None:
     """As on a file system without flock, where the lock of a killed process cannot be told from one in use."""
     pair = [Side(tmp_path / name, []) for name in ("base-0", "candidate-0")]
@@ -208,7 +257,10 @@ def test_where_locks_stay_only_a_side_of_an_earlier_call_is_waited_for_and_that_
 
     def start(verb: str, side: Side, core: int | None) -> subprocess.Popen[bytes]:
         lock, other = side.folder / ".lock", tmp_path / "base-0" / ".lock"
-        do = f"pathlib.Path({str(lock)!r}).touch()" + f"; pathlib.Path({str(other)!r}).unlink()" * bool(at_work)
+        do = (
+            f"pathlib.Path({str(lock)!r}).touch()"
+            + f"; pathlib.Path({str(other)!r}).unlink()" * bool(at_work)
+        )
         with side.folder.with_name(f"{side.folder.name}.log").open("wb") as log:
             return subprocess.Popen([sys.executable, "-c", program.format(do)], stdout=log)
 
@@ -219,7 +271,9 @@ def test_where_locks_stay_only_a_side_of_an_earlier_call_is_waited_for_and_that_
     for name in at_work:
         (tmp_path / name / ".lock").touch()
         (tmp_path / f"{name}.log").write_text("last words")
-    how = "did not end well: last words" if at_work else r"was killed by signal 9 \(out of memory\?\)"
+    how = (
+        "did not end well: last words" if at_work else r"was killed by signal 9 \(out of memory\?\)"
+    )
     with pytest.raises(UserError, match=rf"base-0 {how}; see .*base-0\.log"):
         sides._run("pretrain", pair, [None, None], "a duel")
     assert ("base-0: waiting" in capsys.readouterr().out) == bool(at_work)
@@ -228,11 +282,16 @@ def test_where_locks_stay_only_a_side_of_an_earlier_call_is_waited_for_and_that_
 @pytest.mark.parametrize(
     ("code", "how"),
     [
-        (-9, "was killed by signal 9 (out of memory?)"), (-11, "was killed by signal 11"), (143, "was terminated"),
-        (2, "did not end well (code 2): disk full"), (None, "did not end well: disk full"),
+        (-9, "was killed by signal 9 (out of memory?)"),
+        (-11, "was killed by signal 11"),
+        (143, "was terminated"),
+        (2, "did not end well (code 2): disk full"),
+        (None, "did not end well: disk full"),
     ],
-)  # fmt: skip
-def test_only_a_side_that_ended_by_itself_is_quoted(tmp_path: Path, code: int | None, how: str) -> None:
+)
+def test_only_a_side_that_ended_by_itself_is_quoted(
+    tmp_path: Path, code: int | None, how: str
+) -> None:
     log = tmp_path / "base-0.log"
     log.write_text("a warning\ncramming: disk full\n")
     assert sides._ending(code, log) == how
@@ -244,10 +303,14 @@ def test_a_file_is_no_folder_of_duels(compose: Compose, tmp_path: Path) -> None:
         build(DuelConfig, {**compose()["duel"], "folder": str(tmp_path / "file")}, "duel")
 
 
-def test_other_code_does_not_go_on_with_a_duel(begin: Any, config: DuelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_code_does_not_go_on_with_a_duel(
+    begin: Any, config: DuelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Fought(monkeypatch, lambda name: 5.0)
     ledger, opponents = begin()
-    monkeypatch.setattr(main, "code", lambda: {"commit": "another", "dirty": False, "diff_sha256": None})
+    monkeypatch.setattr(
+        main, "code", lambda: {"commit": "another", "dirty": False, "diff_sha256": None}
+    )
     with pytest.raises(UserError, match="other code is here now"):
         fight(ledger, "d0", [0, 1], opponents, config, seed=0)
     assert ledger.duels()["d0"].starts == 0
@@ -255,7 +318,9 @@ def test_other_code_does_not_go_on_with_a_duel(begin: Any, config: DuelConfig, m
 
 def test_the_progress_of_a_long_run_is_known_at_once(tmp_path: Path) -> None:
     each = {"each_progress": [0.1] * 100, "each_loss": [2.0] * 100}
-    rows = [{"step": step, "progress": step / 10_000, "loss": 2.0, **each} for step in range(1, 10_001)]
+    rows = [
+        {"step": step, "progress": step / 10_000, "loss": 2.0, **each} for step in range(1, 10_001)
+    ]
     log = tmp_path / "metrics.jsonl"
     log.write_text("".join(json.dumps(row) + "\n" for row in rows[:9000]) + '{"step": 9001, "progr')
     began = time.perf_counter()
@@ -265,9 +330,9 @@ def test_the_progress_of_a_long_run_is_known_at_once(tmp_path: Path) -> None:
 
 def test_scores_are_compared_over_the_tasks_that_all_runs_have() -> None:
     scores = [{"rte": 50.0, "cola": 10.0}, {"rte": 54.0, "cola": None}]
-    assert Duel("d", {}, [{"base": {"scores": scores[0]}, "candidate": {"scores": scores[1]}}]).score_differences() == [
-        4.0
-    ]
+    assert Duel(
+        "d", {}, [{"base": {"scores": scores[0]}, "candidate": {"scores": scores[1]}}]
+    ).score_differences() == [4.0]
 
 
 def test_scores_decide_where_a_side_has_no_masked_lm_loss(
@@ -284,12 +349,20 @@ def test_scores_decide_where_a_side_has_no_masked_lm_loss(
     monkeypatch.setattr(sides, "train", lambda *_: None)
     score = {"base-0": 60.0, "base-1": 61.0, "base-2": 60.5}
     monkeypatch.setattr(
-        Side, "result", lambda side: {
-            **Fought.result(None), "status": "finished", "score": score.get(side.folder.name, 65.0)
-        }
-    )  # fmt: skip
+        Side,
+        "result",
+        lambda side: {
+            **Fought.result(None),
+            "status": "finished",
+            "score": score.get(side.folder.name, 65.0),
+        },
+    )
     ledger = Ledger(config.folder)
-    judged = {**asdict(SequentialTest(config.pairs, config.error, config.delta)), "measure": "score", "seed": 0}
+    judged = {
+        **asdict(SequentialTest(config.pairs, config.error, config.delta)),
+        "measure": "score",
+        "seed": 0,
+    }
     opponents = [Opponent(["a=1"], mlm), Opponent(["objective=rtd"], rtd)]
     main.begin(ledger, "d0", opponents, ["h0", "h1"], judged, "Test CPU")
     fight(ledger, "d0", [0, 1], opponents, config, seed=0)
@@ -301,38 +374,59 @@ def test_scores_decide_where_a_side_has_no_masked_lm_loss(
 
 
 def test_a_candidate_that_changes_nothing_is_undecided_for_good_and_has_no_interval(
-    begin: Any, config: DuelConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    begin: Any,
+    config: DuelConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     Fought(monkeypatch, lambda name: 5.0 + int(name[-1]))
     ledger, opponents = begin()
     fight(ledger, "d0", [0, 1], opponents, config, seed=0)
     *_, last_pair, verdict = capsys.readouterr().out.splitlines()
     assert "mean difference +0.0000 [–, –], p 1" in last_pair
-    assert "neither wins nor loses, its pinned validation loss differs by +0.0000 nats [–, –], p 1" in verdict
+    assert (
+        "neither wins nor loses, its pinned validation loss differs by +0.0000 nats [–, –], p 1"
+        in verdict
+    )
 
 
 @pytest.mark.parametrize(
     ("base", "candidate", "labels"),
     [
         (["a=1", "budget.minutes=8"], ["a=2", "budget.minutes=4"], ("a=2", "a=1")),
-        (["a=1", "budget.minutes=8"], ["a=1", "budget.minutes=4"], ("budget.minutes=4", "budget.minutes=8")),
-        (["budget.hours=null", "budget.minutes=8"], ["budget.minutes=4"], ("budget.minutes=4", "budget.minutes=8")),
+        (
+            ["a=1", "budget.minutes=8"],
+            ["a=1", "budget.minutes=4"],
+            ("budget.minutes=4", "budget.minutes=8"),
+        ),
+        (
+            ["budget.hours=null", "budget.minutes=8"],
+            ["budget.minutes=4"],
+            ("budget.minutes=4", "budget.minutes=8"),
+        ),
         (["a=1"], ["a=1", "b=2"], ("b=2", "the same without it")),
         (["a=1", "b=2"], ["a=1"], ("without what the base sets", "b=2")),
     ],
 )
-def test_a_label_is_what_one_side_has_alone(base: list[str], candidate: list[str], labels: tuple[str, str]) -> None:
+def test_a_label_is_what_one_side_has_alone(
+    base: list[str], candidate: list[str], labels: tuple[str, str]
+) -> None:
     duel = Duel("d0", {"base": {"overrides": base}, "candidate": {"overrides": candidate}})
     assert (ladder.label(duel), ladder.base_label(duel)) == labels
 
 
-def test_both_sides_need_the_same_text_and_one_budget(compose: Compose, make_corpus: Any, tmp_path: Path) -> None:
+def test_both_sides_need_the_same_text_and_one_budget(
+    compose: Compose, make_corpus: Any, tmp_path: Path
+) -> None:
     first, second = make_corpus(tmp_path / "a"), make_corpus(tmp_path / "b", seed=1)
     base, other = compose(f"data.corpus={first}"), compose(f"data.corpus={second}")
     assert measure_of(base, base) == "loss"
     with pytest.raises(UserError, match="validated on different text"):
         measure_of(base, other)
-    assert measure_of(base, compose(f"data.corpus={second}", f"train.validation_corpus={first}")) == "loss"
+    assert (
+        measure_of(base, compose(f"data.corpus={second}", f"train.validation_corpus={first}"))
+        == "loss"
+    )
     spelled = compose(f"data.corpus={make_corpus(tmp_path / 'c', spelling='<pad>')}")
     assert measure_of(base, spelled) == "bits_per_byte"
     less, more = compose("budget.minutes=1"), compose("budget.minutes=2")
@@ -359,7 +453,9 @@ def test_a_sides_budget_replaces_the_shared_one_in_whichever_unit() -> None:
         assert limits_of(found) == limits and found["clock"] == "cpu"
 
 
-def test_a_run_that_is_no_side_decides_nothing(compose: Compose, config: DuelConfig, tmp_path: Path) -> None:
+def test_a_run_that_is_no_side_decides_nothing(
+    compose: Compose, config: DuelConfig, tmp_path: Path
+) -> None:
     """One of the default name, whose model could not be scored."""
     (tmp_path / "runs" / "default" / "final").mkdir(parents=True)
     side = compose("model=tiny", "eval=embedded", "device=cpu", f"runs={tmp_path / 'runs'}")
@@ -367,32 +463,48 @@ def test_a_run_that_is_no_side_decides_nothing(compose: Compose, config: DuelCon
 
 
 @pytest.mark.parametrize("name", ["o'b", "a\\", "${seed}"])
-def test_a_side_is_started_in_a_folder_of_any_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+def test_a_side_is_started_in_a_folder_of_any_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
     commands: list[list[str]] = []
     monkeypatch.setattr(subprocess, "Popen", lambda command, **_: commands.append(command))
     sides._start("pretrain", Side(tmp_path / name / "base-0", []), None)
     (command,) = commands
-    assert compose_settings(with_quotes(command[command.index("pretrain") + 1 :]))["runs"] == str(tmp_path / name)
+    assert compose_settings(with_quotes(command[command.index("pretrain") + 1 :]))["runs"] == str(
+        tmp_path / name
+    )
 
 
-def test_of_a_scored_side_only_the_weights_are_missing(honest_run: Path, means: Means, tmp_path: Path) -> None:
+def test_of_a_scored_side_only_the_weights_are_missing(
+    honest_run: Path, means: Means, tmp_path: Path
+) -> None:
     run = shutil.copytree(honest_run, tmp_path / "base-0")
     Side(run, []).drop_weights()
     found = verify_run(run, means)
-    assert found.in_order and found.division == "closed" and "39 values of 9 tasks" in found.looked_at[0]
-    gone = {path.relative_to(honest_run).parts[0] for path in honest_run.rglob("*")} - {p.name for p in run.iterdir()}
+    assert (
+        found.in_order
+        and found.division == "closed"
+        and "39 values of 9 tasks" in found.looked_at[0]
+    )
+    gone = {path.relative_to(honest_run).parts[0] for path in honest_run.rglob("*")} - {
+        p.name for p in run.iterdir()
+    }
     assert gone == {"checkpoints", "final"}
 
 
 @pytest.fixture
-def duel(tiny_overrides: list[str], tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def duel(
+    tiny_overrides: list[str], tmp_path: Path
+) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts `cramming duel`; what is left of its runs at the end is ended."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*words: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "cramming", "duel", *words]
         started.append(
-            subprocess.Popen(command, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            subprocess.Popen(
+                command, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
         )
         return started[-1]
 
@@ -405,7 +517,13 @@ def duel(tiny_overrides: list[str], tmp_path: Path) -> Iterator[Callable[..., su
 def test_after_kill_9_the_sides_train_on_and_the_duel_goes_on(
     duel: Callable[..., subprocess.Popen[str]], tiny_overrides: list[str], tmp_path: Path
 ) -> None:
-    words = ["base=", "candidate=optim.lr=1e-3 model.qk_norm=true", "duel.pairs=3", *tiny_overrides, "budget.steps=80"]
+    words = [
+        "base=",
+        "candidate=optim.lr=1e-3 model.qk_norm=true",
+        "duel.pairs=3",
+        *tiny_overrides,
+        "budget.steps=80",
+    ]
     first = duel(*words)
     wait_for(lambda: len(list(tmp_path.glob("duels/*/*-0/metrics.jsonl"))) == 2, first)
     os.kill(first.pid, signal.SIGKILL)
@@ -416,13 +534,18 @@ def test_after_kill_9_the_sides_train_on_and_the_duel_goes_on(
     assert found["pairs_fought"] == 3 and found["clock"] == "cpu", err
     journals = [path.read_text().splitlines() for path in tmp_path.glob("duels/*/*-0/budget.jsonl")]
     starts, ends = ([json.loads(lines[k])["wall"] for lines in journals] for k in (0, -1))
-    assert max(starts) < killed < max(ends) and len(starts) == 2, "begun before, ended after, not begun again"
+    assert max(starts) < killed < max(ends) and len(starts) == 2, (
+        "begun before, ended after, not begun again"
+    )
     assert not list(tmp_path.glob("duels/*/*/final")), "weights are no result"
     with lock(tmp_path / "duels", "fighting another duel"):
         again, err = duel(*words, "--json").communicate(timeout=60)
     assert again and json.loads(again) == found, err
     longer = duel(*words, "duel.pairs=4")
-    assert "with seeds 0 to 2, under another rule" in longer.communicate(timeout=60)[1] and longer.returncode
+    assert (
+        "with seeds 0 to 2, under another rule" in longer.communicate(timeout=60)[1]
+        and longer.returncode
+    )
 
 
 @pytest.mark.parametrize(
@@ -441,7 +564,9 @@ def test_a_side_is_what_was_typed(text: str) -> None:
     assert found["base"] == found["candidate"] == text
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 60.0) -> None:
+def wait_for(
+    condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 60.0
+) -> None:
     until = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None and time.monotonic() < until, process.communicate()

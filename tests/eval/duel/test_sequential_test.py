@@ -14,7 +14,9 @@ TEST = SequentialTest(PAIRS, ERROR, delta=0.0)
 
 def ends_with_a_winner(values: np.ndarray, test: SequentialTest = TEST) -> tuple[int, bool]:
     """After how many pairs a duel over these differences ends, and whether with a winner."""
-    looks = [(k, test.verdict(*test.interval(values[:k].tolist()))) for k in range(1, len(values) + 1)]
+    looks = [
+        (k, test.verdict(*test.interval(values[:k].tolist()))) for k in range(1, len(values) + 1)
+    ]
     end, verdict = next((look for look in looks if look[1] != "undecided"), looks[-1])
     return end, verdict in ("win", "loss")
 

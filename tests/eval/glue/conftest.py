@@ -70,12 +70,21 @@ def config(tmp_path: Path, model: Path) -> dict[str, Any]:
     hyper = {"epochs": 1, "max_length": 24, "learning_rate": 1e-3}
     changes = {"seeds": [0, 1], "workers": 1, "baselines": False, "hyperparameters": hyper}
     section = _section("glue_sane", data_dir=tmp_path / "glue", **changes)
-    roots = {"name": "first", "runs": tmp_path / "runs", "device": "cpu", "division": "open", "model_path": str(model)}
+    roots = {
+        "name": "first",
+        "runs": tmp_path / "runs",
+        "device": "cpu",
+        "division": "open",
+        "model_path": str(model),
+    }
     return {**roots, "corpora": tmp_path / "corpora", "seed": 0, "eval": section}
 
 
 def _pairs(sentence: Any, rows: int, labelled: bool) -> list[str]:
     header = ["index", "sentence1", "sentence2", *(["gold_label"] if labelled else [])]
     labels = GLUE["mnli"].labels
-    lines = [[str(i), sentence(), sentence(), *([labels[i % 3]] if labelled else [])] for i in range(rows)]
+    lines = [
+        [str(i), sentence(), sentence(), *([labels[i % 3]] if labelled else [])]
+        for i in range(rows)
+    ]
     return ["\t".join(line) for line in [header, *lines]]

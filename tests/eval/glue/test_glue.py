@@ -40,25 +40,54 @@ def test_record_says_what_was_scored_and_how(config: dict[str, Any]) -> None:
         for task in section["tasks"].values():
             per_seed = task["metrics"][task["main_metric"]]["per_seed"]
             assert len(per_seed) == 2 and task["score"] == pytest.approx(100 * np.median(per_seed))
-            assert task["subset"] and task["hyperparameters"] == section["hyperparameters"] and task["seconds"] > 0
+            assert (
+                task["subset"]
+                and task["hyperparameters"] == section["hyperparameters"]
+                and task["seconds"] > 0
+            )
         assert len({task["data_sha256"] for task in section["tasks"].values()}) == 3
-        searched = Decontaminator.from_folder(config["eval"]["data_dir"], DecontaminationConfig()).development
-        for entry, file in (("cola", "CoLA/dev.tsv"), ("mnli_mismatched", "MNLI/dev_mismatched.tsv")):
-            assert section["tasks"][entry]["texts_sha256"] == searched[file]["sha256"], "R16 compares them"
+        searched = Decontaminator.from_folder(
+            config["eval"]["data_dir"], DecontaminationConfig()
+        ).development
+        for entry, file in (
+            ("cola", "CoLA/dev.tsv"),
+            ("mnli_mismatched", "MNLI/dev_mismatched.tsv"),
+        ):
+            assert section["tasks"][entry]["texts_sha256"] == searched[file]["sha256"], (
+                "R16 compares them"
+            )
         assert section["averages"]["avg9"]["value"] is None
-        assert set(section["averages"]["avg9"]["missing"]) == {"sst2", "mrpc", "stsb", "qqp", "qnli", "rte"}
-    assert all(section["model_files"] == file_hashes(Path(config["model_path"])) for section in record["glue"].values())
-    assert record["glue"]["pretrained"]["model_sha256"] and record["glue"]["random"]["model_sha256"] is None
+        assert set(section["averages"]["avg9"]["missing"]) == {
+            "sst2",
+            "mrpc",
+            "stsb",
+            "qqp",
+            "qnli",
+            "rte",
+        }
+    assert all(
+        section["model_files"] == file_hashes(Path(config["model_path"]))
+        for section in record["glue"].values()
+    )
+    assert (
+        record["glue"]["pretrained"]["model_sha256"]
+        and record["glue"]["random"]["model_sha256"] is None
+    )
     predictions = np.load(Path(config["runs"]) / "first/glue/pretrained/predictions/mnli-seed1.npz")
     assert set(predictions) == {"dev.mnli_matched", "dev.mnli_mismatched", "test.ax", "test_ids.ax"}
-    assert predictions["test_ids.ax"].tolist() == list(range(10)) and len(predictions["dev.mnli_matched"]) == 20
+    assert (
+        predictions["test_ids.ax"].tolist() == list(range(10))
+        and len(predictions["dev.mnli_matched"]) == 20
+    )
 
 
 def test_a_trained_run_is_scored_in_its_own_folder(config: dict[str, Any], model: Path) -> None:
     run = Path(config["runs"]) / "first"
     shutil.copytree(model, run / "final")
     pretrain = {"status": "finished", "final_files": file_hashes(run / "final")}
-    (run / "record.json").write_text(json.dumps({"format": 1, "name": "first", "pretrain": pretrain}))
+    (run / "record.json").write_text(
+        json.dumps({"format": 1, "name": "first", "pretrain": pretrain})
+    )
     with pytest.raises(UserError, match="is a pretraining run; give another name"):
         main(config)
     main({**config, "model_path": None})
@@ -71,7 +100,11 @@ def test_a_trained_run_is_scored_in_its_own_folder(config: dict[str, Any], model
     [
         ("config.json", None, "no config.json; expected a Hugging Face model folder"),
         ("config.json", "{", r"config\.json: not a JSON object"),
-        ("config.json", '{"model_type": "t5", "is_encoder_decoder": true}', "model type 't5' has a decoder"),
+        (
+            "config.json",
+            '{"model_type": "t5", "is_encoder_decoder": true}',
+            "model type 't5' has a decoder",
+        ),
         ("config.json", '{"model_type": "gpt2", "vocab_size": 9}', "this 'gpt2' is a decoder"),
         (
             "config.json",
@@ -86,7 +119,11 @@ def test_a_trained_run_is_scored_in_its_own_folder(config: dict[str, Any], model
         ("model.safetensors", None, "no weights; expected model.safetensors"),
         ("tokenizer.json", "[]", r"tokenizer\.json: not a usable tokenizer"),
         ("tokenizer_config.json", "[]", r"tokenizer_config\.json: not a JSON object"),
-        ("tokenizer_config.json", '{"cls_token": "<s>"}', r"tokenizer\.json: no token '<s>' \(cls_token\)"),
+        (
+            "tokenizer_config.json",
+            '{"cls_token": "<s>"}',
+            r"tokenizer\.json: no token '<s>' \(cls_token\)",
+        ),
     ],
 )
 def test_a_model_that_cannot_be_read_is_one_line(
@@ -101,26 +138,55 @@ def test_a_model_that_cannot_be_read_is_one_line(
 
 
 def test_all_that_can_be_known_beforehand_is_checked(
-    config: dict[str, Any], compose: Callable[..., dict[str, Any]], with_eval: Change, tmp_path: Path
+    config: dict[str, Any],
+    compose: Callable[..., dict[str, Any]],
+    with_eval: Change,
+    tmp_path: Path,
 ) -> None:
     check(config)
     with pytest.raises(UserError, match=r"RTE/train.tsv: no such file"):
         check(with_eval(config, tasks=["rte"]))
     check(compose("model=tiny", "eval=embedded", f"runs={tmp_path}"))
     with pytest.raises(UserError, match=r"eval\.minimal_pairs=.*: no \.jsonl file there"):
-        check(compose("model=tiny", "eval=embedded", f"runs={tmp_path}", f"eval.minimal_pairs={tmp_path}"))
-    with pytest.raises(UserError, match=r"eval\.minimal_pairs=.*: needs a masked language model, which objective=rtd"):
-        check(compose("objective=rtd", "model=tiny", "eval=embedded", f"runs={tmp_path}", "eval.minimal_pairs=x"))
+        check(
+            compose(
+                "model=tiny", "eval=embedded", f"runs={tmp_path}", f"eval.minimal_pairs={tmp_path}"
+            )
+        )
+    with pytest.raises(
+        UserError,
+        match=r"eval\.minimal_pairs=.*: needs a masked language model, which objective=rtd",
+    ):
+        check(
+            compose(
+                "objective=rtd",
+                "model=tiny",
+                "eval=embedded",
+                f"runs={tmp_path}",
+                "eval.minimal_pairs=x",
+            )
+        )
     assert not Path(config["runs"]).exists()
 
 
 def distilbert(folder: Path, rename: str = "", cut: bool = False) -> Path:
     """The folder's model as an architecture that the suite leaves to transformers, with the damage asked for."""
-    shape = {"vocab_size": 25, "dim": 16, "n_heads": 2, "n_layers": 1, "hidden_dim": 32, "max_position_embeddings": 24}
+    shape = {
+        "vocab_size": 25,
+        "dim": 16,
+        "n_heads": 2,
+        "n_layers": 1,
+        "hidden_dim": 32,
+        "max_position_embeddings": 24,
+    }
     DistilBertModel(DistilBertConfig(**shape)).save_pretrained(folder)
     file = folder / "model.safetensors"
     if rename:
-        save_file({rename + name: tensor for name, tensor in load_file(file).items()}, file, {"format": "pt"})
+        save_file(
+            {rename + name: tensor for name, tensor in load_file(file).items()},
+            file,
+            {"format": "pt"},
+        )
     if cut:
         file.write_bytes(file.read_bytes()[:-100])
     return folder
@@ -136,7 +202,9 @@ def test_another_architecture_is_scored_and_its_damages_are_one_line(
         main({**few, "name": "renamed"})
     file = distilbert(model) / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "hidden_dim": 48}))
-    with pytest.raises(UserError, match=r"its weights lack transformer\.layer\.0\.ffn\.lin1.* in another shape"):
+    with pytest.raises(
+        UserError, match=r"its weights lack transformer\.layer\.0\.ffn\.lin1.* in another shape"
+    ):
         main({**few, "name": "reshaped"})
     distilbert(model, cut=True)
     with pytest.raises(UserError, match="transformers cannot load it"):
@@ -149,18 +217,28 @@ def test_pairs_are_compared_where_the_tokenizer_tells_two_texts_apart(
     hyper = {**config["eval"]["hyperparameters"], "pooling": "pairs", "pooler": False}
     few = with_eval(config, tasks=["cola", "mnli"], seeds=[0], hyperparameters=hyper)
     main({**few, "name": "bert"})
-    untyped = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": ["input_ids", "attention_mask"]}
+    untyped = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_input_names": ["input_ids", "attention_mask"],
+    }
     (model / "tokenizer_config.json").write_text(json.dumps(untyped))
-    main({**few, "name": "distilbert", "model_path": str(distilbert(model))})  # its model has no use for the types
+    main(
+        {**few, "name": "distilbert", "model_path": str(distilbert(model))}
+    )  # its model has no use for the types
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     sep, cls = ((token, tokenizer.token_to_id(token)) for token in ("[SEP]", "[CLS]"))
     tokenizer.post_processor = RobertaProcessing(sep, cls)
     tokenizer.save(str(model / "tokenizer.json"))
-    with pytest.raises(UserError, match=r"model: its tokenizer does not tell a second text .*pooling=pairs compares;"):
+    with pytest.raises(
+        UserError,
+        match=r"model: its tokenizer does not tell a second text .*pooling=pairs compares;",
+    ):
         main({**few, "name": "roberta"})
 
 
-def test_a_model_without_a_tokenizer_is_refused(config: dict[str, Any], model: Path, with_eval: Change) -> None:
+def test_a_model_without_a_tokenizer_is_refused(
+    config: dict[str, Any], model: Path, with_eval: Change
+) -> None:
     (model / "tokenizer.json").unlink()
     with pytest.raises(UserError, match="model: no tokenizer"):
         main(with_eval(config, tasks=["cola"], seeds=[0]))
@@ -169,10 +247,16 @@ def test_a_model_without_a_tokenizer_is_refused(config: dict[str, Any], model: P
 @pytest.mark.parametrize(
     ("kind", "limit"), [("roberta", 22), ("xmod", 22), ("luke", 22), ("ibert", 22), ("electra", 24)]
 )
-def test_the_longest_sequence_is_what_the_model_has_positions_for(model: Path, kind: str, limit: int) -> None:
+def test_the_longest_sequence_is_what_the_model_has_positions_for(
+    model: Path, kind: str, limit: int
+) -> None:
     """Those of RoBERTa's kind begin behind the padding's number, whatever their table holds."""
     file = model / "config.json"
-    changes = {"model_type": kind, "pad_token_id": 1, "default_language": "en_XX"}  # which X-MOD asks for
+    changes = {
+        "model_type": kind,
+        "pad_token_id": 1,
+        "default_language": "en_XX",
+    }  # which X-MOD asks for
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
     assert open_model(model).max_length == limit
     stock = AutoModel.from_config(AutoConfig.from_pretrained(model))
@@ -189,13 +273,18 @@ def test_a_name_holds_the_scores_of_one_model(
     main(few)
     main({**few, "model_path": str(model.parent / "." / "model" / ".." / "model")})
     shutil.copytree(model, tmp_path / "other")
-    with pytest.raises(UserError, match=r"model_path=.*other: name=first has the scores of model_path=.*model; give"):
+    with pytest.raises(
+        UserError,
+        match=r"model_path=.*other: name=first has the scores of model_path=.*model; give",
+    ):
         main({**few, "model_path": str(tmp_path / "other")})
 
 
 def reversed_vocabulary(final: Path) -> None:
     node = json.loads((final / "tokenizer.json").read_text())
-    node["model"]["vocab"] = dict(zip(node["model"]["vocab"], reversed(node["model"]["vocab"].values())))
+    node["model"]["vocab"] = dict(
+        zip(node["model"]["vocab"], reversed(node["model"]["vocab"].values()))
+    )
     (final / "tokenizer.json").write_text(json.dumps(node))
 
 
@@ -203,8 +292,14 @@ def reversed_vocabulary(final: Path) -> None:
     ("change", "says"),
     [
         (reversed_vocabulary, r"tokenizer\.json: is not as pretraining wrote it"),
-        (lambda f: (f / "config.json").write_text((f / "config.json").read_text() + "\n"), r"config\.json: is not as"),
-        (lambda f: (f / "vocab.txt").write_text("[UNK]\n"), r"vocab\.txt: was not written by pretraining"),
+        (
+            lambda f: (f / "config.json").write_text((f / "config.json").read_text() + "\n"),
+            r"config\.json: is not as",
+        ),
+        (
+            lambda f: (f / "vocab.txt").write_text("[UNK]\n"),
+            r"vocab\.txt: was not written by pretraining",
+        ),
         (lambda f: (f / "generation_config.json").unlink(), r"generation_config\.json: is missing"),
     ],
 )
@@ -215,7 +310,9 @@ def test_a_model_folder_that_changed_after_pretraining_is_not_scored(
     run = Path(config["runs"]) / "first"
     (model / "generation_config.json").write_text("{}")
     shutil.copytree(model, run / "final")
-    write_record_section(run, pretrain={"status": "finished", "final_files": file_hashes(run / "final")})
+    write_record_section(
+        run, pretrain={"status": "finished", "final_files": file_hashes(run / "final")}
+    )
     (run / "final" / "README.md").write_text("mine")
     assert find_model(config | {"model_path": None}, run).own
     change(run / "final")
@@ -248,13 +345,23 @@ def test_a_model_that_is_exchanged_while_it_waits_to_be_scored_is_refused(
     assert "glue" not in load_record(Path(config["runs"]) / "first")
 
 
-def test_mistakes_are_one_line(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, with_eval: Change) -> None:
-    monkeypatch.setattr(locate, "corpus_folder", lambda config: Path(config["corpora"]) / "embedded-0")
+def test_mistakes_are_one_line(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, with_eval: Change
+) -> None:
+    monkeypatch.setattr(
+        locate, "corpus_folder", lambda config: Path(config["corpora"]) / "embedded-0"
+    )
     long = {**config["eval"]["hyperparameters"], "max_length": 25}
     cases = [
-        ({**config, "model_path": None}, r"first/final: no trained model; run `cramming pretrain name=first`"),
+        (
+            {**config, "model_path": None},
+            r"first/final: no trained model; run `cramming pretrain name=first`",
+        ),
         (with_eval(config, data_dir=None), r"eval.data_dir is not set"),
-        (with_eval(config, source="embedded"), r"eval: data_dir is for real GLUE data; add eval=glue_sane"),
+        (
+            with_eval(config, source="embedded"),
+            r"eval: data_dir is for real GLUE data; add eval=glue_sane",
+        ),
         (
             with_eval(config, source="embedded", data_dir=None),
             r"embedded-0/tasks: no embedded tasks; run `cramming prep",
@@ -262,11 +369,23 @@ def test_mistakes_are_one_line(config: dict[str, Any], monkeypatch: pytest.Monke
         (with_eval(config, seeds=[0, 0]), r"eval: seeds must name at least one, each once"),
         (with_eval(config, seeds=[-1]), r"eval.seeds"),
         (with_eval(config, tasks=[]), r"eval: tasks must name at least one"),
-        ({**config, "model_path": "~nobody-here/m"}, r"model_path=~nobody-here/m: there is no such home folder"),
-        ({**config, "model_path": __file__}, r"test_glue.py: is a file, not a folder; give the folder it is in"),
+        (
+            {**config, "model_path": "~nobody-here/m"},
+            r"model_path=~nobody-here/m: there is no such home folder",
+        ),
+        (
+            {**config, "model_path": __file__},
+            r"test_glue.py: is a file, not a folder; give the folder it is in",
+        ),
         (with_eval(config, tasks=["snli"]), r"eval.tasks: unknown task snli"),
-        (with_eval(config, tasks=["rte"]), r"RTE/train.tsv: no such file; RTE needs a training and a dev file"),
-        (with_eval(config, hyperparameters=long), r"max_length=25: .* has 24 positions; set it to 24 or less"),
+        (
+            with_eval(config, tasks=["rte"]),
+            r"RTE/train.tsv: no such file; RTE needs a training and a dev file",
+        ),
+        (
+            with_eval(config, hyperparameters=long),
+            r"max_length=25: .* has 24 positions; set it to 24 or less",
+        ),
         (with_eval(config, optimizer="sgd"), r"eval.optimizer: unknown setting"),
     ]
     for broken, message in cases:
@@ -280,7 +399,11 @@ def test_without_a_network_the_hub_fails_at_once(
     config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, with_eval: Change
 ) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match="someone/model-x: no such folder, and no connection to the hub"):
+    with pytest.raises(
+        UserError, match="someone/model-x: no such folder, and no connection to the hub"
+    ):
         main({**config, "model_path": "someone/model-x"})
-    with pytest.raises(UserError, match=r"eval=hub: cannot load nyu-mll/glue .*eval.data_dir=<folder"):
+    with pytest.raises(
+        UserError, match=r"eval=hub: cannot load nyu-mll/glue .*eval.data_dir=<folder"
+    ):
         main(with_eval(config, source="hub", data_dir=None))

@@ -43,7 +43,9 @@ def test_each_fine_tuning_is_a_line_and_a_second_set_shows(
     main(few)
     assert "a second set" not in capsys.readouterr().out
     first = past(few).read_bytes()
-    assert [(run["init"], run["task"], run["seed"]) for run in told(few)] == [("pretrained", "cola", s) for s in (0, 1)]
+    assert [(run["init"], run["task"], run["seed"]) for run in told(few)] == [
+        ("pretrained", "cola", s) for s in (0, 1)
+    ]
     main(few)
     assert past(few).read_bytes() == first, "what is found stored is no new line"
     assert finding(few, "R7")[0] and finding(few, "R20") == (True, "pretrained: last epoch")
@@ -60,7 +62,13 @@ def test_a_sweep_is_not_warned_of_what_it_is(
     few: dict[str, Any], with_eval: Change, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for rate in (1e-3, 2e-3):
-        main(with_eval(few, sweep=True, hyperparameters={**few["eval"]["hyperparameters"], "learning_rate": rate}))
+        main(
+            with_eval(
+                few,
+                sweep=True,
+                hyperparameters={**few["eval"]["hyperparameters"], "learning_rate": rate},
+            )
+        )
     assert "warning" not in capsys.readouterr().out
     assert finding(few, "R20") == (
         False,
@@ -90,23 +98,35 @@ def test_a_fine_tuning_that_might_have_another_outcome_is_announced(
     said = []
     for subset in (True, False, False, True):
         for module in ("store", "scoring"):
-            monkeypatch.setattr(f"eval.finetune.{module}.is_subset", lambda suite, data, subset=subset: subset)
+            monkeypatch.setattr(
+                f"eval.finetune.{module}.is_subset", lambda suite, data, subset=subset: subset
+            )
         main(few)
         shutil.rmtree(past(few).parent / "pretrained")
-        said.append("cola seed 0, cola seed 1 was fine-tuned before" in " ".join(capsys.readouterr().out.split()))
+        said.append(
+            "cola seed 0, cola seed 1 was fine-tuned before"
+            in " ".join(capsys.readouterr().out.split())
+        )
     assert said == [False, False, True, False]
 
 
-def test_seeds_that_the_record_drops_stay_in_the_history(few: dict[str, Any], with_eval: Change) -> None:
+def test_seeds_that_the_record_drops_stay_in_the_history(
+    few: dict[str, Any], with_eval: Change
+) -> None:
     main(with_eval(few, seeds=[0, 1, 2, 3]))
     main(with_eval(few, seeds=[0, 1, 2]))
-    assert finding(few, "R21") == (False, "pretrained: seeds [0, 1, 2], in the history of pretrained also 3")
+    assert finding(few, "R21") == (
+        False,
+        "pretrained: seeds [0, 1, 2], in the history of pretrained also 3",
+    )
     main(with_eval(few, seeds=[0, 1, 2, 3]))
     assert finding(few, "R21") == (True, "pretrained: seeds [0, 1, 2, 3]") and len(told(few)) == 4
 
 
 @pytest.fixture
-def stopped(few: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], None]:
+def stopped(
+    few: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[dict[str, Any]], None]:
     """Score, and stop when the first result gets its name: its line is written, and it is not kept."""
 
     def stop(*_: object) -> None:
@@ -139,7 +159,11 @@ def interrupt(*_: object, **__: object) -> None:
     ],
 )
 def test_wherever_a_scoring_is_stopped_a_result_with_a_line_is_found_again(
-    few: dict[str, Any], monkeypatch: pytest.MonkeyPatch, place: str, stop: Callable[..., None], lines: int
+    few: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    stop: Callable[..., None],
+    lines: int,
 ) -> None:
     """On a GPU it could not be repeated to the last bit: a second outcome."""
     few["eval"]["seeds"] = [0]
@@ -147,21 +171,33 @@ def test_wherever_a_scoring_is_stopped_a_result_with_a_line_is_found_again(
         patch.setattr(place, stop)
         main(few)
     pieces = past(few).parent / "pretrained/pieces"
-    assert (len(told(few)) if lines else past(few).exists()) == lines and not list(pieces.glob("*.json"))
+    assert (len(told(few)) if lines else past(few).exists()) == lines and not list(
+        pieces.glob("*.json")
+    )
     main(few)
-    assert [run["seed"] for run in told(few)] == [0] and finding(few, "R7")[0] and finding(few, "R20")[0]
+    assert (
+        [run["seed"] for run in told(few)] == [0]
+        and finding(few, "R7")[0]
+        and finding(few, "R20")[0]
+    )
     assert [file.name for file in pieces.iterdir()] == ["cola-seed0.json"]
 
 
-def test_what_was_fine_tuned_for_another_suite_or_initialisation_is_no_choice(tmp_path: Path) -> None:
+def test_what_was_fine_tuned_for_another_suite_or_initialisation_is_no_choice(
+    tmp_path: Path,
+) -> None:
     def scoring_of(suite: Any, init: str, **changes: Any) -> history.Scoring:
-        return history.Scoring(tmp_path, suite, init, dict.fromkeys(history.PROTOCOL, "as it was") | changes, 1, {})
+        return history.Scoring(
+            tmp_path, suite, init, dict.fromkeys(history.PROTOCOL, "as it was") | changes, 1, {}
+        )
 
     scoring_of("embedded", "pretrained").add(
         GLUE["cola"], 0, {"entries": {}, "predictions_sha256": "", "key": ""}, False
     )
     other = {"precision": "fp32"}
-    assert scoring_of("embedded", "pretrained", **other).other_set() == "precision=as it was, not fp32"
+    assert (
+        scoring_of("embedded", "pretrained", **other).other_set() == "precision=as it was, not fp32"
+    )
     for suite, init in (("glue", "pretrained"), ("embedded", "random")):
         assert scoring_of(suite, init, **other).other_set() is None
 
@@ -174,7 +210,9 @@ def test_a_scoring_that_was_stopped_cannot_be_taken_back(
     stopped(wild)
     folder = past(few).parent
     folder.rename(folder.with_name("aside"))
-    with pytest.raises(UserError, match=r"history\.jsonl: is missing; restore it, or score the model folder under"):
+    with pytest.raises(
+        UserError, match=r"history\.jsonl: is missing; restore it, or score the model folder under"
+    ):
         main(few)
     assert not finding(few, "R7")[0]
     folder.with_name("aside").rename(folder)
@@ -199,13 +237,17 @@ def test_the_points_of_a_sweep_stay_when_the_best_is_scored_as_if_it_were_the_on
     assert finding(few, "R20") == (False, "pretrained: last epoch, one of 2 sets in its history")
 
 
-def test_results_from_another_folder_are_not_in_the_history(few: dict[str, Any], with_eval: Change) -> None:
+def test_results_from_another_folder_are_not_in_the_history(
+    few: dict[str, Any], with_eval: Change
+) -> None:
     """Their key is the same: nothing is fine-tuned here, so nothing is told here."""
     main({**few, "name": "other"})
     main(with_eval(few, seeds=[0]))
     folder = Path(few["runs"])
     for kind in ("pieces/cola-seed1.json", "predictions/cola-seed1.npz"):
-        shutil.copy(folder / "other/glue/pretrained" / kind, folder / "first/glue/pretrained" / kind)
+        shutil.copy(
+            folder / "other/glue/pretrained" / kind, folder / "first/glue/pretrained" / kind
+        )
     main(few)
     assert finding(few, "R7") == (False, "not in the history as recorded: pretrained/cola")
 
@@ -213,11 +255,16 @@ def test_results_from_another_folder_are_not_in_the_history(few: dict[str, Any],
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever runs from now on is another version of torch."""
     real = scoring.environment
-    monkeypatch.setattr(scoring, "environment", lambda device: {**real(device), "torch": "elsewhere"})
+    monkeypatch.setattr(
+        scoring, "environment", lambda device: {**real(device), "torch": "elsewhere"}
+    )
 
 
 def test_the_first_result_stands_wherever_it_was_made(
-    few: dict[str, Any], with_eval: Change, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    few: dict[str, Any],
+    with_eval: Change,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Two sittings on two machines, and training rows in another order, are one scoring."""
     main(with_eval(few, seeds=[0], init=["pretrained", "random"]))
@@ -227,7 +274,13 @@ def test_the_first_result_stands_wherever_it_was_made(
     main(with_eval(few, init=["pretrained", "random"]))
     assert "seed 0" in (said := capsys.readouterr().out) and "(stored, made elsewhere" in said
     done = [(run["init"], run["seed"]) for run in told(few)]
-    assert done == [("pretrained", 0), ("random", 0), ("pretrained", 1), ("random", 0), ("random", 1)]
+    assert done == [
+        ("pretrained", 0),
+        ("random", 0),
+        ("pretrained", 1),
+        ("random", 0),
+        ("random", 1),
+    ]
     assert finding(few, "R7")[0] and finding(few, "R20")[0]
     sections = load_record(Path(few["runs"]) / "first")["glue"]
     places = [section["conditions"]["cola"].split("-")[1:] for section in sections.values()]
@@ -250,7 +303,9 @@ def test_a_line_that_a_crash_cut_short_never_counted(run: Path) -> None:
     history.refuse_altered(run)
     history.append(run, {"seed": 3})
     found = history.read_history(path, recorded)
-    assert [entry["seed"] for entry in found["entries"]] == [0, 1, 3] and found["sha256"] == recorded["sha256"]
+    assert [entry["seed"] for entry in found["entries"]] == [0, 1, 3] and found[
+        "sha256"
+    ] == recorded["sha256"]
     assert load_record(run)["history"]["entries"] == 3
 
 

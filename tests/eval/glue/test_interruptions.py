@@ -35,7 +35,9 @@ def test_an_interrupted_run_goes_on_and_ends_the_same(
     done = []
     save = RunStore.save
 
-    def stop_at_the_third(self: RunStore, data: TaskData, seed: int, key: str, found: Predictions) -> dict[str, Any]:
+    def stop_at_the_third(
+        self: RunStore, data: TaskData, seed: int, key: str, found: Predictions
+    ) -> dict[str, Any]:
         if len(done) == 2:
             raise KeyboardInterrupt
         done.append((data.task.name, seed))
@@ -45,7 +47,9 @@ def test_an_interrupted_run_goes_on_and_ends_the_same(
     with pytest.raises(KeyboardInterrupt):
         main(config)
     assert done == [("cola", 0), ("cola", 1)]
-    monkeypatch.setattr(RunStore, "save", lambda *a: done.append((a[1].task.name, a[2])) or save(*a))
+    monkeypatch.setattr(
+        RunStore, "save", lambda *a: done.append((a[1].task.name, a[2])) or save(*a)
+    )
     main(config)
     assert done == [("cola", 0), ("cola", 1), ("mnli", 0), ("mnli", 1)]
     main({**config, "name": "unbroken"})
@@ -57,12 +61,20 @@ def test_killed_at_ten_random_moments_the_result_is_the_same_bytes(
     config: dict[str, Any], tmp_path: Path, glue_json: Read
 ) -> None:
     """`kill -9` of the parent alone: its worker processes have to notice."""
-    hyper = ",".join(f"{name}: {config['eval']['hyperparameters'][name]}" for name in ("max_length", "learning_rate"))
+    hyper = ",".join(
+        f"{name}: {config['eval']['hyperparameters'][name]}"
+        for name in ("max_length", "learning_rate")
+    )
     settings = [
-        "eval=glue_sane", f"eval.data_dir={config['eval']['data_dir']}", f"runs={config['runs']}", "device=cpu",
-        f"model_path={config['model_path']}", "eval.seeds=[0,1,2,3,4,5]", "eval.workers=2",
+        "eval=glue_sane",
+        f"eval.data_dir={config['eval']['data_dir']}",
+        f"runs={config['runs']}",
+        "device=cpu",
+        f"model_path={config['model_path']}",
+        "eval.seeds=[0,1,2,3,4,5]",
+        "eval.workers=2",
         f"eval.hyperparameters={{{hyper}}}",
-    ]  # fmt: skip
+    ]
 
     def start(name: str) -> subprocess.Popen[bytes]:
         with (tmp_path / "output.txt").open("ab") as log:
@@ -88,7 +100,9 @@ def test_killed_at_ten_random_moments_the_result_is_the_same_bytes(
     assert not list(Path(config["runs"]).rglob("*.tmp")), "what a killed process left half written"
 
 
-def test_stored_results_of_other_settings_or_data_are_not_taken(config: dict[str, Any], glue_json: Read) -> None:
+def test_stored_results_of_other_settings_or_data_are_not_taken(
+    config: dict[str, Any], glue_json: Read
+) -> None:
     main(config)
     before = glue_json(config)
     config["eval"]["hyperparameters"]["learning_rate"] = 2e-3
@@ -109,9 +123,12 @@ def test_numbers_do_not_depend_on_workers(config: dict[str, Any], glue_json: Rea
     main({**config, "name": "parallel"})
     assert glue_json(config) == glue_json({**config, "name": "parallel"})
     here, there = (
-        sorted((Path(config["runs"]) / n / "glue/pretrained/pieces").iterdir()) for n in ("first", "parallel")
+        sorted((Path(config["runs"]) / n / "glue/pretrained/pieces").iterdir())
+        for n in ("first", "parallel")
     )
-    losses = [[json.loads(file.read_text())["train_loss"] for file in files] for files in (here, there)]
+    losses = [
+        [json.loads(file.read_text())["train_loss"] for file in files] for files in (here, there)
+    ]
     assert losses[0] == losses[1] and len(losses[0]) == 4
 
 
@@ -125,16 +142,24 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_stored_scores_are_computed_again_from_their_predictions(
-    config: dict[str, Any], with_eval: Callable[..., dict[str, Any]], glue_json: Read, done: list[str]
+    config: dict[str, Any],
+    with_eval: Callable[..., dict[str, Any]],
+    glue_json: Read,
+    done: list[str],
 ) -> None:
     """An edited number is no result; for the bag of words neither."""
     few = with_eval(config, tasks=["cola"], seeds=[0], baselines=True)
     main(few)
     for init in ("pretrained", "floor"):
-        before, piece = glue_json(few, init), Path(config["runs"]) / f"first/glue/{init}/pieces/cola-seed0.json"
+        before, piece = (
+            glue_json(few, init),
+            Path(config["runs"]) / f"first/glue/{init}/pieces/cola-seed0.json",
+        )
         kept = piece.read_bytes()
         edited = json.loads(kept)
-        edited["entries"]["cola"]["metrics"] = dict.fromkeys(edited["entries"]["cola"]["metrics"], 0.95)
+        edited["entries"]["cola"]["metrics"] = dict.fromkeys(
+            edited["entries"]["cola"]["metrics"], 0.95
+        )
         piece.write_text(json.dumps(edited))
         main(few)
         assert glue_json(few, init) == before and piece.read_bytes() == kept
@@ -142,7 +167,10 @@ def test_stored_scores_are_computed_again_from_their_predictions(
 
 
 def test_what_was_scored_with_its_test_sets_is_not_fine_tuned_again_without(
-    config: dict[str, Any], with_eval: Callable[..., dict[str, Any]], glue_json: Read, done: list[str]
+    config: dict[str, Any],
+    with_eval: Callable[..., dict[str, Any]],
+    glue_json: Read,
+    done: list[str],
 ) -> None:
     """No score depends on them; a task that was begun with them goes on with them, to whatever end."""
     both = with_eval(config, tasks=["mnli"], init=["pretrained", "random"], baselines=True)
@@ -162,7 +190,9 @@ def test_what_was_scored_with_its_test_sets_is_not_fine_tuned_again_without(
                 np.load(folder / f"{name}/glue/{init}/predictions/mnli-seed{seed}.npz")
                 for name in ("first", "unbroken")
             ]
-            assert all(np.array_equal(files[0][name], files[1][name]) for name in {*files[0], *files[1]})
+            assert all(
+                np.array_equal(files[0][name], files[1][name]) for name in {*files[0], *files[1]}
+            )
     assert not load_run(folder / "first").record.contradictions
 
 
@@ -203,12 +233,24 @@ def test_what_a_run_depends_on_decides_its_conditions(config: dict[str, Any], mo
     machine = environment(asdict(describe(torch.device("cpu"))))
 
     def found(
-        changed: ModelSource | None = None, init: Init = "pretrained", data: TaskData = task, **changes: Any
+        changed: ModelSource | None = None,
+        init: Init = "pretrained",
+        data: TaskData = task,
+        **changes: Any,
     ) -> str:
-        return conditions(data, changed or open_model(model), init, {"precision": "fp32"}, {**machine, **changes})
+        return conditions(
+            data, changed or open_model(model), init, {"precision": "fp32"}, {**machine, **changes}
+        )
 
-    assert found() == found(git={}, platform="other", transformers="0"), "the suite's own encoder and tokenizer"
-    other = [found(torch="0"), found(tokenizers="0"), found(device={"kind": "cuda", "name": "x"}), found(init="random")]
+    assert found() == found(git={}, platform="other", transformers="0"), (
+        "the suite's own encoder and tokenizer"
+    )
+    other = [
+        found(torch="0"),
+        found(tokenizers="0"),
+        found(device={"kind": "cuda", "name": "x"}),
+        found(init="random"),
+    ]
     other += [found(data=replace(task, train=task.scored[0])), found(replace(source, sha256="0"))]
     before = found()
     for name in ("vocab.json", "merges.txt", "sentencepiece.bpe.model"):
@@ -217,6 +259,8 @@ def test_what_a_run_depends_on_decides_its_conditions(config: dict[str, Any], mo
         (model / name).unlink()
     stock = replace(source, own=False)
     assert found(stock) != found(stock, transformers="0")
-    (model / "tokenizer.json").rename(model / "elsewhere")  # then transformers has to read vocab.txt
+    (model / "tokenizer.json").rename(
+        model / "elsewhere"
+    )  # then transformers has to read vocab.txt
     assert found() != found(transformers="0")
     assert len({found(), *other}) == 7

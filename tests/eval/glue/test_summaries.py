@@ -17,17 +17,29 @@ from eval.tasks.metrics import spread
 Section = Callable[..., dict[str, Any]]
 
 
-def test_every_preset_is_valid_and_the_protocols_are_the_published_ones(eval_section: Section) -> None:
+def test_every_preset_is_valid_and_the_protocols_are_the_published_ones(
+    eval_section: Section,
+) -> None:
     presets: dict[str, Hyperparameters] = {
         name: build(EvalConfig, eval_section(name), "eval").hyperparameters
         for name in (file.stem for file in (config_folder() / "eval").glob("*.yaml"))
     }
     assert all(hyper.epochs <= 5 for hyper in presets.values())
     sane, izsak = presets["glue_sane"], presets["izsak"]
-    assert (sane.epochs, sane.batch_size, sane.learning_rate, sane.schedule) == (5, 16, 4e-5, "cosine")
+    assert (sane.epochs, sane.batch_size, sane.learning_rate, sane.schedule) == (
+        5,
+        16,
+        4e-5,
+        "cosine",
+    )
     assert sane.dropout == 0.1 and sane.max_length == 128
     assert presets["bert_baseline"] == replace(sane, batch_size=32, learning_rate=2e-5)
-    assert (izsak.epochs, izsak.batch_size, izsak.learning_rate, izsak.weight_decay) == (5, 32, 5e-5, 0.01)
+    assert (izsak.epochs, izsak.batch_size, izsak.learning_rate, izsak.weight_decay) == (
+        5,
+        32,
+        5e-5,
+        0.01,
+    )
 
 
 def test_spread_is_null_as_soon_as_one_value_is() -> None:
@@ -67,14 +79,28 @@ def summary_of(main_metrics: dict[str, float | None]) -> dict[str, Any]:
 
 def test_averages_are_the_papers_and_stay_empty_when_an_entry_is_missing() -> None:
     # The crammed BERT on an A6000 (model card): 78.6 over nine entries.
-    paper = {"mnli_matched": 0.839, "mnli_mismatched": 0.841, "qqp": 0.873, "qnli": 0.895, "sst2": 0.922}
+    paper = {
+        "mnli_matched": 0.839,
+        "mnli_mismatched": 0.841,
+        "qqp": 0.873,
+        "qnli": 0.895,
+        "sst2": 0.922,
+    }
     paper |= {"cola": 0.445, "stsb": 0.846, "mrpc": 0.875, "rte": 0.538}
     averages = summary_of({**paper})["averages"]
-    assert round(averages["avg9"]["value"], 1) == 78.6 and round(averages["avg8"]["value"], 1) == 77.9
+    assert (
+        round(averages["avg9"]["value"], 1) == 78.6 and round(averages["avg8"]["value"], 1) == 77.9
+    )
     incomplete = summary_of({**paper, "stsb": None})
-    assert incomplete["averages"]["avg9"]["value"] is None and incomplete["averages"]["avg9"]["missing"] == ["stsb"]
+    assert incomplete["averages"]["avg9"]["value"] is None and incomplete["averages"]["avg9"][
+        "missing"
+    ] == ["stsb"]
     task = incomplete["tasks"]["stsb"]
-    assert task["score"] is None and task["problem"] == "seed 0: constant" and task["scored_epochs"] == [5]
+    assert (
+        task["score"] is None
+        and task["problem"] == "seed 0: constant"
+        and task["scored_epochs"] == [5]
+    )
 
 
 @pytest.mark.parametrize(("train", "dev"), [(0, 0), (1, 0), (0, 1), (-1, 0), (0, -1)])

@@ -26,15 +26,21 @@ class Glue(evaluate.Metric):
 
     def _info(self) -> evaluate.MetricInfo:
         if self.config_name not in GLUE:
-            raise ValueError(f"unknown GLUE task {self.config_name!r}; the tasks are: {', '.join(GLUE)}")
+            raise ValueError(
+                f"unknown GLUE task {self.config_name!r}; the tasks are: {', '.join(GLUE)}"
+            )
         kind = "float64" if GLUE[self.config_name].regression else "int64"
         return evaluate.MetricInfo(
             description=_DESCRIPTION,
             citation=_CITATION,
             inputs_description=_INPUTS,
-            features=datasets.Features({"predictions": datasets.Value(kind), "references": datasets.Value(kind)}),
+            features=datasets.Features(
+                {"predictions": datasets.Value(kind), "references": datasets.Value(kind)}
+            ),
             format="numpy",
         )
 
     def _compute(self, predictions: np.ndarray, references: np.ndarray) -> dict[str, float]:
-        return score(GLUE[self.config_name].metrics, np.asarray(predictions), np.asarray(references)).values
+        return score(
+            GLUE[self.config_name].metrics, np.asarray(predictions), np.asarray(references)
+        ).values
