@@ -1,8 +1,8 @@
 """The budget and its clock: what the whole benchmark rests on.
 
 The clock counts everything from the first instruction of the training process to the last synchronised optimizer step:
-imports, compilation, waiting for data, checkpoints, and the work that a crash threw away. Its truth is an append-only
-journal (cramming/journal.py), synced to disk every few seconds by a thread, not a number in a checkpoint.
+imports, compilation, waiting for data, checkpoints, and the work that a crash threw away. Its truth is the run log
+(cramming/runlog.py), to which a thread appends a heartbeat every few seconds, not a number in a checkpoint.
 """
 
 import math
@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -18,20 +18,23 @@ from typing import Annotated, Any, Literal, get_args
 
 import psutil
 
-from cramming.config import Count, Positive, Within, file_sha256
-from cramming.journal import (
+from cramming import __version__
+from cramming.config import Count, Positive, Within
+from cramming.runlog import (
     MAX_HEARTBEAT_SECONDS,
+    Checkpoint,
+    End,
     EndReason,
-    Journal,
+    EventLog,
+    Heartbeat,
+    Resume,
+    Start,
+    Timed,
+    Training,
     Unit,
-    ended_after,
-    limits_of,
-    processes_of,
-    read_journal,
-    spent_seconds,
 )
 
-COUNTER = "NVML energy counter"  # where the record's energy is from
+RULES_VERSION = "7"
 TIMERS: dict[str, Callable[[], float]] = {"wall": time.monotonic, "cpu": time.process_time}
 
 
@@ -77,6 +80,20 @@ class BudgetConfig:
     def timer(self) -> Callable[[], float]:
         """Seconds of `clock`, from an arbitrary start."""
         return TIMERS[self.clock]
+
+
+def limits_of(budget: Mapping[str, Any]) -> dict[Unit, Any]:
+    """Return the limits that a section `budget` sets; a valid one sets exactly one."""
+    units: tuple[Unit, ...] = get_args(Unit)
+    limits = dict(budget)
+    if limits.get("minutes") is not None:
+        limits["hours"] = float(limits["minutes"]) / 60
+    return {unit: limits[unit] for unit in units if limits[unit] is not None}
+
+
+def unit_on(clock: str | None, unit: str | None) -> str | None:
+    """Return a budget's unit with its clock: hours of the wall clock and hours of CPU time are two units."""
+    return f"{unit} by the CPU clock" if clock == "cpu" else unit
 
 
 @dataclass
@@ -163,59 +180,75 @@ def _slowest(lengths: Collection[float], otherwise: float) -> float:
 
 
 class BudgetClock:
-    """Measures one run's budget across its processes, and their energy, in `joules`. Only rank 0 owns one.
+    """Measures one run's budget across its processes, and their energy in joules. Only rank 0 owns one.
 
-    `lost_flops` is compute that an earlier process did after the checkpoint this one resumes from: with an exaFLOP
-    budget it stays charged, as time does. A run that has ended stays ended: its clock stands still and writes nothing.
+    `earlier`: what the run log says of the processes before this one. `lost_flops` is compute that an earlier process
+    did after the checkpoint that this one resumes from: with an exaFLOP budget it stays charged, as time does. A run
+    that has finished stays finished: its clock stands still and writes nothing.
     """
 
-    def __init__(
-        self,
-        config: BudgetConfig,
-        journal: Path,
-        joules: Callable[[], float | None] = lambda: None,
-        **witnesses: str,
-    ):
-        """`joules`: what the GPU has used so far, None where nothing tells; `witnesses`: what else the start says."""
-        self.config, self.journal, self._joules, self._joules_before = (
-            config,
-            journal,
-            joules,
-            joules(),
-        )
-        self._began = config.timer() - process_age_seconds() if config.clock == "wall" else 0.0
-        events = read_journal(journal)
-        self.process = len(processes_of(events))
-        self.earlier_seconds = spent_seconds(events)
-        self.journaled_flops = max(
-            (float(e.get("charged_flops", 0.0)) for e in events), default=0.0
-        )
-        self.slowest_update_seconds = max(
-            (float(e.get("slowest_update_seconds", 0.0)) for e in events), default=0.0
-        )
+    def __init__(self, config: BudgetConfig, log: EventLog, earlier: Training) -> None:
+        self.config = config
+        self.log = log
+        self.earlier_seconds = earlier.spent_seconds
+        self.earlier_flops = earlier.charged_flops
+        self.slowest_update_seconds = earlier.slowest_update_seconds
+        self.has_ended = earlier.finished_after is not None
+        self.has_trained = earlier.has_trained
         self.lost_flops = 0.0
-        self.work = Work()
-        self.has_ended = ended_after(events) is not None
+        self.work = Work(**_work_counters(earlier.counters))
+        self._began = config.timer() - process_age_seconds() if config.clock == "wall" else 0.0
+        self._joules: Callable[[], float | None] = lambda: None
+        self._joules_before: float | None = None
+        self._written: dict[str, Any] = dict(earlier.counters)
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._failure: OSError | None = None
-        if self.has_ended:
-            return
-        self._file = Journal(journal)
-        self._write("start", unit=config.unit, limit=config.limit, clock=config.clock, **witnesses)
+        self._thread: threading.Thread | None = None
+
+    def start(
+        self,
+        division: Literal["closed", "open"],
+        *,
+        recipe: Mapping[str, Any] | None = None,
+        changed: Mapping[str, Any] | None = None,
+        nonce: str | None = None,
+    ) -> None:
+        """Write the start event and begin to beat; `recipe` in a run's first process, `changed` in the others."""
+        self._write(
+            Start,
+            suite_version=__version__,
+            rules_version=RULES_VERSION,
+            unit=self.config.unit,
+            limit=self.config.limit,
+            clock=self.config.clock,
+            division=division,
+            recipe=None if recipe is None else dict(recipe),
+            changed=dict(changed or {}),
+            nonce=nonce,
+        )
         self._thread = threading.Thread(target=self._beat, name="budget-heartbeat", daemon=True)
         self._thread.start()
 
-    def attach(self, work: Work, checkpoint_sha256: str | None = None) -> None:
-        """Charge for `work`, new or from a checkpoint of this journal, from now on."""
-        self.work = work
-        self.lost_flops = max(0.0, self.journaled_flops - work.flops)
-        if checkpoint_sha256 and not self.has_ended:
-            self._write("resume", sha256=checkpoint_sha256)
+    def measure_energy(self, joules: Callable[[], float | None]) -> None:
+        """Record the energy used from now on. `joules` reads a counter; it gives None where nothing tells."""
+        self._joules = joules
+        self._joules_before = joules()
 
-    def enter_checkpoint(self, sha256: str, kept: bool = False) -> None:
-        """Note that the present state is saved, in a file with this SHA-256 that is `kept` or makes room for newer."""
-        self._write("checkpoint", sha256=sha256, **({"kept": True} if kept else {}))
+    def attach(self, work: Work, sha256: str | None = None, *, resumed: bool = True) -> None:
+        """Charge for `work` from now on: new, or that of the checkpoint with this SHA-256.
+
+        With `resumed` the log says that all behind that checkpoint is superseded.
+        """
+        with self._lock:
+            self.work = work
+            self.lost_flops = max(0.0, self.earlier_flops - work.flops)
+        if resumed and not self.has_ended:
+            self._write(Resume, sha256=sha256)
+
+    def enter_checkpoint(self, sha256: str, *, kept: bool = False) -> None:
+        """Record that the present state is saved in a file with this SHA-256; a `kept` file is never removed."""
+        self._write(Checkpoint, sha256=sha256, kept=kept)
 
     def step_synchronised(self, update_seconds: float) -> bool:
         """Note that a step has ended now, on the device too, and how long its update took.
@@ -226,16 +259,13 @@ class BudgetClock:
             raise self._failure
         seconds = self.elapsed_seconds()
         if self.config.unit == "hours" and seconds > 3600 * self.config.limit:
-            self._write(
-                "heartbeat"
-            )  # the steps before it may be taken back too: the journal has had them
+            self._write(Heartbeat)  # the steps before it may be rolled back too
             return False
         self.slowest_update_seconds = max(self.slowest_update_seconds, update_seconds)
         self.work.last_step_seconds = seconds
-        if (
-            self.config.timer() - self._noted > MAX_HEARTBEAT_SECONDS
-        ):  # a slow disk, or CPU time of many threads
-            self._write("heartbeat")
+        self.has_trained = True
+        if self.config.timer() - self._noted > MAX_HEARTBEAT_SECONDS:
+            self._write(Heartbeat)  # a slow disk, or CPU time of many threads
         return True
 
     def elapsed_seconds(self) -> float:
@@ -292,42 +322,13 @@ class BudgetClock:
         return self.config.unit == "hours" and before < 0.99 <= now
 
     def close(self, reason: EndReason) -> None:
-        """Write the journal's last entry; what is charged ended with the last step (`summary`)."""
-        if self.has_ended:
+        """Write the end of this process; what is charged ended with the last step."""
+        if self.has_ended or self._thread is None:
             return
         self._stopped.set()
         self._thread.join()
-        self._write("end", reason=reason)
-        self._file.close()
-
-    def summary(self) -> dict[str, Any]:
-        """The record's `pretrain.budget`. Time is charged up to the last step: what follows is not training."""
-        seconds = self.work.last_step_seconds
-        timed = self.config.unit == "hours"
-        return {
-            "unit": self.config.unit,
-            "limit": self.config.limit,
-            "clock": self.config.clock,
-            "spent": seconds / 3600 if timed else self.spent(),
-            "spent_seconds": seconds,
-            "overrun_seconds": max(0.0, seconds - 3600 * self.config.limit) if timed else 0.0,
-            "processes": processes_of(read_journal(self.journal)),
-            "journal_sha256": file_sha256(self.journal),
-        }
-
-    def energy(self) -> dict[str, Any]:
-        """The record's `energy_kwh` and `energy_source`: of all processes, each from its first entry to its last.
-
-        Null where one process does not know: a sum without it would pass for the whole.
-        """
-        used = [
-            event.get("joules")
-            for event in {e["process"]: e for e in read_journal(self.journal)}.values()
-        ]
-        known = [joules for joules in used if joules is not None]
-        if not known or len(known) < len(used):
-            return {"energy_kwh": None, "energy_source": None}
-        return {"energy_kwh": sum(known) / 3.6e6, "energy_source": COUNTER}
+        self._write(End, reason=reason)
+        self.has_ended = reason == "finished"
 
     def _in_unit(self, seconds: float, flops: float, tokens: int, steps: int) -> float:
         amounts = {
@@ -341,34 +342,35 @@ class BudgetClock:
     def _beat(self) -> None:
         try:
             while not self._stopped.wait(self.config.heartbeat_seconds):
-                self._write("heartbeat")
+                self._write(Heartbeat)
         except OSError as error:
             self._failure = error
 
-    def _energy_used(self) -> dict[str, float]:
-        """`joules` of this process; nothing where the driver does not tell, or was loaded anew meanwhile."""
+    def _energy_used(self) -> float | None:
+        """Return the joules of this process; None where the driver does not tell, or was loaded anew meanwhile."""
         before, now = self._joules_before, self._joules()
         if before is None or now is None or now < before:
             self._joules_before = None
-            return {}
-        return {"joules": round(now - before, 1)}
+            return None
+        return round(now - before, 1)
 
-    def _write(self, event: str, **more: Any) -> None:
+    def _write(self, kind: type[Timed], **more: Any) -> None:
+        """Append a timed event with the counters; a heartbeat has only those that changed, a start none."""
         with self._lock:
-            work, now = (
-                dict(vars(self.work)),
-                self.config.timer(),
-            )  # in this order: no step ended after this time
-            row = {
-                "event": event,
-                "process": self.process,
-                "elapsed": round(now - self._began, 3),
-                "wall": round(time.time(), 3),
-                **work,
-                "charged_flops": work["flops"] + self.lost_flops,
-                "slowest_update_seconds": self.slowest_update_seconds,
-                **self._energy_used(),
-                **more,
-            }
-            self._file.write(row)
+            counters = {**vars(self.work), "lost_flops": self.lost_flops}
+            counters["slowest_update_seconds"] = self.slowest_update_seconds
+            counters["joules"] = self._energy_used()
+            now = self.config.timer()  # after the counters: no step ended after this time
+            if kind is Heartbeat:
+                told = {k: v for k, v in counters.items() if self._written.get(k) != v}
+            else:
+                told = {} if kind is Start else counters
+            elapsed = round(now - self._began, 3)
+            self.log.append(kind(elapsed=elapsed, wall=round(time.time(), 3), **told, **more))
+            self._written |= told
             self._noted = now
+
+
+def _work_counters(counters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the counters of `Work` among those of a log."""
+    return {name: counters[name] for name in Work.__dataclass_fields__ if name in counters}

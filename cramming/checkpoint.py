@@ -2,8 +2,8 @@
 
 A checkpoint holds weights (and their mean, where one is made), optimizer state, loss scale, random states (dropout),
 losses by token where masks follow them, and the work counters; the data position is `sequences` of the counters. Time
-is the journal's (cramming/journal.py), of which every checkpoint is an entry before it gets its name: a kill in between
-leaves an entry without a file; a file without an entry is not ours. The newest two are there, `step-<n>.pt`, and those
+is the run log's (cramming/runlog.py), in which every checkpoint is an event before it gets its name: a kill in between
+leaves an event without a file; a file without an event is not ours. The newest two are there, `step-<n>.pt`, and those
 that are kept for a replay (cramming/replay.py), `kept-<n>.pt`.
 """
 
@@ -22,8 +22,8 @@ from cramming.config import UserError, file_sha256
 from cramming.device import random_states, set_random_states
 from cramming.engine import Engine
 from cramming.files import overwrite_atomically
-from cramming.journal import Saved
 from cramming.progress import say
+from cramming.runlog import Saved
 
 KEEP = 2
 NEWEST, KEPT = "step", "kept"  # how a file's name begins

@@ -64,7 +64,7 @@ VERBS = {
         "predict memory and speed on a device; propose the fastest setting that fits",
     ),
     "pretrain": Verb(
-        "cramming.pretrain:main",
+        "cramming.launch:main",
         "train a masked language model inside a budget",
         lent=("eval.rules.table:foreseen",),
         several=True,

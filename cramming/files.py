@@ -2,7 +2,7 @@
 
 Clusters and FUSE mounts may lack `flock` or `fsync`. A lock is a file `.lock` in the folder: with `flock` the kernel
 frees it with the process; without, its existence is the lock. A finished file whose `fsync` is not supported is kept;
-the budget's journal refuses. Temporary files carry the id of their process, which tells those that killed ones left.
+the run log refuses. Temporary files carry the id of their process, which tells those that killed ones left.
 """
 
 import errno

@@ -118,7 +118,7 @@ def with_implied(overrides: Iterable[str]) -> list[str]:
     `eval.data_dir=` means real GLUE: the paper's hyperparameters then, unless `eval=` or `experiment=` chooses. A
     budget that is typed replaces the one that is set; two that are typed stay, to be refused.
     """
-    from cramming.journal import Unit
+    from cramming.runlog import Unit
 
     found = [_written_out(override) for override in overrides]
     if empty := [

@@ -2,22 +2,18 @@
 
 `train` is the experiment: one loop without callbacks. What it works with is built in cramming/train_state.py; how a run
 ends is in cramming/finish.py. The clock (cramming/budget.py) runs since the operating system started this process;
-what is charged ends with the last kept step (`step_synchronised` in `train`), and `train_and_save` closes the journal.
+what is charged ends with the last kept step (`step_synchronised` in `train`), and `train_and_save` logs the end.
 """
 
 import signal
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
-from contextlib import nullcontext
-from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-import torch
-
 from cramming import device as devices
-from cramming.budget import Pace, Work
+from cramming.budget import BudgetClock, Pace, Work
 from cramming.checks import Config, TrainConfig, check_run
 from cramming.config import UserError, choose
 from cramming.data.batches import Batch, made_ahead
@@ -25,29 +21,20 @@ from cramming.data.manifest import MANIFEST, corpus_folder
 from cramming.data.masking import ObjectiveConfig
 from cramming.device import compiled_graphs
 from cramming.engine import DivergedError, StepStats
-from cramming.files import clear, explained
 from cramming.finish import finish, out_of_memory
-from cramming.journal import JOURNAL, EndReason, has_trained, read_journal
 from cramming.parallel.mesh import STRATEGIES, Mesh, data_size, launched_processes
 from cramming.progress import Progress, format_count, say
-from cramming.record import (
-    is_run,
-    is_untouched,
-    load_record,
-    refuse_finished_run,
-    run_folder,
-    run_lock,
-)
+from cramming.record import load_record, run_folder
+from cramming.runlog import EndReason
 from cramming.schedule import learning_rate_factor, sequences_per_step
 from cramming.train_state import (
-    ResumeWithLessError,
     RunData,
     TrainState,
     build_train_state,
     fit_to_corpus,
 )
 
-Judge = Callable[[Mapping[str, Any]], list[str]]
+BrokenRules = Callable[[Mapping[str, Any]], list[str]]
 
 
 class StopRequest:
@@ -66,22 +53,27 @@ class StopRequest:
         return self.signal is not None
 
 
-def main(settings: dict[str, Any], judge: Judge = lambda record: []) -> None:
-    """The verb `pretrain`, once per process, whose age is on the clock. `judge`: the rules that a run's record breaks
-    before it begins."""
-    folder = run_folder(settings)
+def main(settings: dict[str, Any], clock: BudgetClock | None, broken_rules: BrokenRules) -> None:
+    """Train in one process of a run. `clock` is rank 0's, and None on the other ranks (cramming/launch.py)."""
+    stop = StopRequest()
     device = devices.select(settings["device"])
     mesh = Mesh(choose(STRATEGIES, settings["parallel"], "parallel"), device)
-    with run_lock(folder) if mesh.is_main else nullcontext():
-        if not mesh.from_main(mesh.is_main and refuse_finished_run(settings)):
-            if mesh.is_main and settings["resume"] and not is_run(folder):
-                say(f"resume=true: no run in {folder} to go on with, a new one begins")
-            run(settings, folder, mesh, mesh.device, judge)
-        elif mesh.is_main:
-            from cramming.resume import altered_since_the_end
-
-            say(altered_since_the_end(folder) or f"{folder}: already finished, nothing to do")
+    folder = run_folder(settings)
+    state = build_train_state(settings, folder, mesh, mesh.device, clock)
+    if clock and not clock.has_ended:
+        state.announce()
+        if settings["division"] == "closed":
+            warn(state, broken_rules)
+    reason = train_and_finish(state, stop)
     mesh.close()
+    if reason != "stopped":
+        return
+    if clock:
+        said = f"stopped after {state.work.steps} steps; resume with resume=true"
+        if not clock.has_trained:  # somebody saw a mistake in what was announced
+            said = "stopped before the first step; the name is free again"
+        say(f"{folder}: {said}")
+    raise SystemExit(128 + int(stop.signal or signal.SIGTERM))
 
 
 def check(settings: dict[str, Any]) -> None:
@@ -99,41 +91,6 @@ def check(settings: dict[str, Any]) -> None:
         fit_to_corpus(config.model, RunData.open(settings, config, verify=False).corpus)
 
 
-def run(
-    settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device, judge: Judge
-) -> None:
-    """One process's whole life."""
-    stop, is_new = StopRequest(), mesh.is_main and is_untouched(folder)
-    state: TrainState | None = None
-    try:
-        state = build_train_state(settings, folder, mesh, device)
-        if mesh.is_main:
-            state.announce()
-            if load_record(folder)["division_requested"] == "closed":
-                warn(state, judge)
-        reason = train_and_finish(state, stop)
-    except Exception as error:
-        has_steps = (state is not None and state.work.steps > 0) or has_trained(
-            read_journal(folder / JOURNAL)
-        )
-        started = not is_new or has_steps or isinstance(error, ResumeWithLessError)
-        if not started:  # nothing to resume: the name stays free
-            clear(folder)
-        if isinstance(error, OSError):
-            raise explained(
-                error, folder, "run with resume=true" if started else "run again"
-            ) from None
-        raise
-    if reason != "stopped":
-        return
-    if is_new and not state.work.steps:  # somebody saw a mistake in what was announced
-        clear(folder)
-        say(f"{folder}: stopped before the first step; the name is free again")
-    elif mesh.is_main:
-        say(f"{folder}: stopped after {state.work.steps} steps; go on with resume=true")
-    raise SystemExit(128 + int(stop.signal or signal.SIGTERM))
-
-
 def train_and_finish(state: TrainState, stop: StopRequest) -> EndReason:
     """Train, save, complete the record; of a run that was killed after its end, only the record is to be completed."""
     mesh = state.mesh
@@ -143,13 +100,15 @@ def train_and_finish(state: TrainState, stop: StopRequest) -> EndReason:
         try:
             reason = train_and_save(state, stop)
         except DivergedError as error:
-            reason, problem = "failed", error
+            reason, problem = "diverged", error
     if reason == "finished":
         state.engine.leave(state.config)
     try:
         if mesh.is_main:
             finish(state, reason, problem)
     finally:
+        if state.trackers:
+            state.trackers.close()
         mesh.barrier()
     return reason
 
@@ -162,6 +121,9 @@ def train_and_save(state: TrainState, stop: StopRequest) -> EndReason:
         if state.work.steps != state.saved_steps:
             state.save_checkpoint()
         reason = ended
+    except DivergedError:
+        reason = "diverged"
+        raise
     except Exception as error:
         if devices.is_out_of_memory(error):
             raise out_of_memory(state) from None
@@ -205,12 +167,7 @@ def train(state: TrainState, stop: Callable[[], bool], title: str = "pretrain") 
 
     if not work.steps and config.checkpoint.is_to_keep(-1.0, 0.0):
         state.save_checkpoint(kept=True)
-    if (
-        clock and work.steps
-    ):  # rows of the log are means over as many steps as without the interruption
-        from cramming.resume import logged_steps
-
-        recent.extend(logged_steps(state.folder, work.steps))
+    recent.extend(state.steps_before_resume)
     with Progress(title, total=100.0, unit="%", before=100 * reached) as bar:
         while True:
             progress, fits, stopped = before_step(state, pace, stop)
@@ -290,7 +247,7 @@ def train(state: TrainState, stop: Callable[[], bool], title: str = "pretrain") 
             each = mesh.max(is_late, is_validated, is_saved, is_to_keep)
             is_late, is_validated, is_saved, is_to_keep = map(bool, each)
             if is_late:  # the machine stood still in the update
-                state.take_back()
+                state.roll_back()
                 recent.clear()
                 break
             if is_validated:
@@ -339,19 +296,19 @@ def before_step(
     return progress, bool(flags[0]), bool(flags[1])
 
 
-def warn(state: TrainState, judge: Judge) -> None:
+def warn(state: TrainState, broken_rules: BrokenRules) -> None:
     """Say which rules of the closed division the run has broken before its first step: not after a day."""
     assert state.clock
     budget, record = state.clock.config, load_record(state.folder)
-    seconds = 3600 * budget.limit if budget.unit == "hours" else state.clock.elapsed_seconds()
-    known = {
-        **record["pretrain"],
-        **state.setup(),
-        "budget": {"spent_seconds": seconds, "clock": budget.clock},
-    }
-    for broken in judge({**record, "pretrain": known}):
+    seconds = state.clock.elapsed_seconds()
+    if budget.unit == "hours":
+        seconds = 3600 * budget.limit
+    spent = {**record["pretrain"]["budget"], "spent_seconds": seconds}
+    record["pretrain"]["budget"] = spent
+    for broken in broken_rules(record):
         say(
-            f"warning: not for the closed division, which this run claims (division=open does not): {broken}"
+            "warning: not for the closed division, which this run claims (division=open does not):"
+            f" {broken}"
         )
 
 

@@ -1,8 +1,8 @@
-"""The run folder `runs/<name>/`, and its `record.json`, the one document that the rules and the report read.
+"""The record of a run: everything that is said about it, computed from its log by one pure function.
 
-The verbs write the record's sections (config, environment, corpus, pretrain, glue, ...) one after the other, each
-atomically; cramming/record_schema.py has their fields. A number that is missing or not finite is stored as null: JSON
-has no NaN, and nobody may mistake a substitute for a measurement.
+Report, rules, verify, study and duel read the record; nobody reads the folder by another way. `record.json` is the same
+for people and other programs, and is never read back. A number that is missing or not finite is null: JSON has no NaN,
+and nobody may mistake a substitute for a measurement.
 """
 
 import json
@@ -13,57 +13,85 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from omegaconf import OmegaConf
+from cramming.config import UserError, expand_home, folder_name
+from cramming.files import LOCK, lock, sweep, write_atomically
+from cramming.runlog import (
+    FORMAT_VERSION,
+    RUN_LOG,
+    Entry,
+    ExternalModel,
+    Process,
+    Start,
+    Steps,
+    Training,
+    Validation,
+    read_log,
+    training_of,
+)
+from cramming.scores import WITHOUT_ENCODER, scores_of
 
-from cramming import __version__
-from cramming.config import UserError, expand_home, folder_name, settings_hash
-from cramming.environment import git
-from cramming.files import LOCK, lock, sweep, sync, write_atomically
-from cramming.journal import parsed
-
-FORMAT_VERSION = 1
+RECORD = "record.json"
 # Of a run's pretraining; exhausted: the budget ended without a step that was kept.
 Status = Literal["running", "interrupted", "finished", "diverged", "exhausted"]
 WITHOUT_MODEL: tuple[Status, ...] = ("diverged", "exhausted")  # a run that ended, and left no model
-RULES_VERSION = "6"
+ENERGY_SOURCE = "NVML energy counter"
 
 
 def run_folder(settings: Mapping[str, Any]) -> Path:
-    """`<runs>/<name>` of the root configuration; UserError where the name cannot be a folder's."""
+    """Return `<runs>/<name>` of the root configuration; UserError where the name cannot be a folder's."""
     name = folder_name(str(settings["name"]), "name", settings["runs"])
     if name == "report":
         raise UserError(
-            f"name=report: the leaderboard of {settings['runs']} has that name; give another"
+            f"name=report: the leaderboard of {settings['runs']} has that name. Give another."
         )
     return expand_home(settings["runs"], "runs") / name
 
 
-def refuse_finished_run(settings: Mapping[str, Any]) -> bool:
-    """UserError where this name has a record and `resume` is not set, or nothing in it can be resumed.
+def is_run(folder: Path) -> bool:
+    """Return whether a folder holds a run."""
+    return (folder / RUN_LOG).is_file()
 
-    True for a finished run that `resume=true` leaves as it is.
+
+def is_untouched(folder: Path) -> bool:
+    """Return whether a run's folder has nothing in it but its lock."""
+    return [path.name for path in folder.iterdir()] == [LOCK]
+
+
+@contextmanager
+def run_lock(folder: Path) -> Iterator[None]:
+    """Hold the folder for one writer and remove what killed ones left; UserError where another process has it."""
+    with lock(folder, "working on this run"):
+        sweep(folder)
+        yield
+
+
+def refuse_finished_run(settings: Mapping[str, Any]) -> bool:
+    """Return whether the run of this name is finished and `resume=true` leaves it as it is.
+
+    Raises UserError where the name has a run and `resume` is not set, or nothing in it can be resumed.
     """
     folder, resume = run_folder(settings), settings["resume"]
     if not is_run(folder):
         return False
     record = load_record(folder)
-    status, scored = (
-        record.get("pretrain", {}).get("status"),
-        record.get("config", {}).get("model_path"),
-    )
-    other = "give another name"
+    status = record.get("pretrain", {}).get("status")
+    scored = record["config"].get("model_path")
+    another = "Give another name"
     rows = (
-        (scored, f"has the scores of model_path={scored}; {other}"),
-        (status == "diverged", f"has a run that diverged, which cannot go on; {other}"),
+        (scored, f"has the scores of model_path={scored}. {another}."),
+        (status == "diverged", f"has a run that diverged, which cannot be resumed. {another}."),
         (
             status == "exhausted",
-            f"has a run whose budget is spent, without a step that was kept; {other}",
+            f"has a run whose budget is spent, without a step that was kept. {another}.",
         ),
         (
             status == "finished" and not resume,
-            f"already has a finished run; {other}, or resume=true keeps it (`cramming run` then goes on to score)",
+            f"already has a finished run. {another}, or resume=true keeps it (`cramming run` then scores it).",
         ),
-        (status != "finished" and not resume, f"has an unfinished run; add resume=true or {other}"),
+        (
+            status != "finished" and not resume,
+            "has an unfinished run. Add resume=true, or give another name.",
+        ),
     )
     for applies, problem in rows:
         if applies:
@@ -71,175 +99,258 @@ def refuse_finished_run(settings: Mapping[str, Any]) -> bool:
     return bool(status == "finished")
 
 
-def is_run(folder: Path) -> bool:
-    """Whether a folder holds a run's record."""
-    return (folder / "record.json").exists()
-
-
-def is_untouched(folder: Path) -> bool:
-    """Whether a run's folder has nothing in it but its lock."""
-    return [path.name for path in folder.iterdir()] == [LOCK]
-
-
 def load_record(folder: Path) -> dict[str, Any]:
-    """The record of a run folder; UserError if it is missing, broken or of another format version."""
-    path = folder / "record.json"
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such record; is {folder} a run folder?") from None
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # not JSON, not UTF-8, a number too long, nested too deep
-        reason = str(error).split(";")[0]
-        raise UserError(
-            f"{path}: not readable as JSON ({reason}); restore it or remove the run folder"
-        ) from None
-    found = record.get("format") if isinstance(record, dict) else type(record).__name__
-    if found != FORMAT_VERSION:
-        raise UserError(
-            f"{path}: record format {found}, not {FORMAT_VERSION}; restore it, or use its version"
-        )
-    return dict(record)
+    """Return the record of a run folder; UserError if it has no log, or a damaged one."""
+    entries = read_run(folder)
+    return derive(entries)
 
 
-def write_record_section(folder: Path, **sections: Any) -> None:
-    """Merge `sections` into the record, atomically; a mapping is merged one level deep (glue: one key per init)."""
-    record = load_record(folder) if is_run(folder) else _new_record(folder.name)
-    for key, value in sections.items():
-        old = record.get(key)
-        record[key] = (
-            {**old, **value} if isinstance(old, dict) and isinstance(value, Mapping) else value
-        )
-    write_record(folder, record)
+def read_run(folder: Path) -> list[Entry]:
+    """Return the entries of a run's log; UserError where there is none."""
+    entries = read_log(folder / RUN_LOG)
+    if not entries:
+        raise UserError(f"{folder / RUN_LOG}: no such run log. Is {folder} a run folder?")
+    return entries
 
 
-def write_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """Replace the whole record, atomically."""
-    text = json.dumps(finite(record), indent=1, allow_nan=False, ensure_ascii=False, default=str)
-    write_atomically(folder / "record.json", text + "\n")
+def write_record(folder: Path) -> dict[str, Any]:
+    """Write `record.json` for people and other programs; returns the record."""
+    record = load_record(folder)
+    text = json.dumps(finite(record), indent=1, allow_nan=False, ensure_ascii=False)
+    write_atomically(folder / RECORD, text + "\n")
+    return record
 
 
-def _new_record(name: str) -> dict[str, Any]:
-    created = datetime.now(UTC).isoformat(timespec="seconds")
-    versions = {"suite_version": __version__, "rules_version": RULES_VERSION}
-    return {"format": FORMAT_VERSION, "name": name, "created": created, **versions}
+def derive(entries: Sequence[Entry]) -> dict[str, Any]:
+    """Return the record that a log gives: a pure function of its events."""
+    training = training_of(entries)
+    first = entries[0].event
+    if not isinstance(first, Start | ExternalModel):
+        raise UserError(f"{RUN_LOG}:1: the first event is {first.event}, not a start.")
+    recipe = first.recipe or {}
+    record: dict[str, Any] = {
+        "format": FORMAT_VERSION,
+        "name": str(recipe.get("name", "")),
+        "suite_version": first.suite_version,
+        "rules_version": first.rules_version,
+        "log": {"start": entries[0].sha256, "head": entries[-1].sha256, "events": len(entries)},
+        "config": recipe,
+    }
+    if isinstance(first, Start):
+        record |= _training_sections(training)
+    else:
+        record |= {
+            "environment": first.environment,
+            "division_requested": first.division,
+        }
+    return record | _score_sections(entries)
 
 
-def finite(value: Any) -> Any:
-    """The same structure with every NaN and infinity replaced by None."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {k: finite(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(v) for v in value]
-    return value
+def _training_sections(training: Training) -> dict[str, Any]:
+    """Return the sections that a pretraining has."""
+    starts = [process.start for process in training.processes]
+    setups = [process.setup for process in training.processes if process.setup]
+    environments = [setup.environment for setup in setups]
+    created = datetime.fromtimestamp(starts[0].wall, UTC)
+    sections: dict[str, Any] = {
+        "created": created.isoformat(timespec="seconds"),
+        "division_requested": "open" if any(s.division == "open" for s in starts) else "closed",
+        "environment": environments[0] if environments else {},
+        "resumed": environments[1:],
+        "pretrain": _pretraining(training),
+    }
+    if training.setup is not None:
+        corpus = training.setup.corpus or {}
+        sections["corpus"] = {**corpus, "changed": training.changed_files}
+    return sections
+
+
+def _score_sections(entries: Sequence[Entry]) -> dict[str, Any]:
+    """Return the sections that scorings have: glue, superglue, baselines, minimal pairs and the history."""
+    scores = scores_of(entries)
+    sections: dict[str, Any] = {}
+    for (section, init), found in scores.sections.items():
+        if init in WITHOUT_ENCODER:
+            sections[init] = found
+        else:
+            sections.setdefault(section, {})[init] = found
+    if scores.minimal_pairs is not None:
+        sections["minimal_pairs"] = scores.minimal_pairs.model_dump(exclude={"event"})
+    if scores.history:
+        sections["history"] = scores.history
+    if scores.unfinished:
+        sections["unfinished"] = scores.unfinished
+    return sections
+
+
+def _status(training: Training) -> Status:
+    """Return how far a run has come."""
+    if training.exported is not None:
+        return "finished"
+    if training.finished_after == 0:
+        return "exhausted"
+    last = training.processes[-1]
+    if last.ended == "diverged":
+        return "diverged"
+    if training.finished_after is not None:
+        final = _final_validation(training)
+        diverged = final is not None and _loss(final) is None
+        return "diverged" if diverged else "running"
+    return "running" if last.ended == "killed" else "interrupted"
+
+
+def _final_validation(training: Training) -> Validation | None:
+    """Return the validation of the final weights."""
+    return next((v for v in training.validations if v.held_out_tokens is not None), None)
+
+
+def _loss(validation: Validation) -> float | None:
+    if validation.replaced_token_loss is not None:
+        return validation.replaced_token_loss
+    return validation.loss
+
+
+def _pretraining(training: Training) -> dict[str, Any]:
+    """Return the record's section `pretrain`."""
+    section: dict[str, Any] = {"status": _status(training), "budget": _budget(training)}
+    setups = [process.setup for process in training.processes if process.setup]
+    if setups:
+        forced: set[str] = set()
+        for setup in setups:
+            gates = setup.training.get("gate", {})
+            forced |= {trick for trick, state in gates.items() if state == "forced"}
+        section |= setups[-1].training
+        section["forced"] = sorted(forced)
+        section["devices"] = max(setup.devices for setup in setups)
+        section |= _work(training, section)
+    if training.micro_batch is not None:
+        section["micro_batch"] = training.micro_batch.sequences
+        section["micro_batch_found"] = training.micro_batch.how
+    section |= _energy(training.processes)
+    final = _final_validation(training)
+    if final is not None:
+        section["validation"] = _validation_section(final, training)
+    if (exported := training.exported) is not None:
+        section["final_sha256"] = exported.files.get("model.safetensors")
+        section["final_files"] = exported.files
+        section["compiled"] = exported.compiled
+        section["compile_seconds"] = exported.compile_seconds
+        section["peak_memory_bytes"] = exported.peak_memory_bytes
+    return section
+
+
+def _budget(training: Training) -> dict[str, Any]:
+    """Return what was allowed and what was spent; time is charged up to the last kept step."""
+    start = training.processes[0].start
+    counters = training.counters
+    seconds = float(counters.get("last_step_seconds", 0.0))
+    flops = counters.get("flops", 0.0) + counters.get("lost_flops", 0.0)
+    spent = {
+        "hours": seconds / 3600,
+        "exaflops": flops / 1e18,
+        "tokens": float(counters.get("tokens", 0)),
+        "steps": float(counters.get("steps", 0)),
+    }
+    overrun = seconds - 3600 * start.limit if start.unit == "hours" else 0.0
+    return {
+        "unit": start.unit,
+        "limit": start.limit,
+        "clock": start.clock,
+        "spent": spent[start.unit],
+        "spent_seconds": seconds,
+        "overrun_seconds": max(0.0, overrun),
+        "processes": [_process(process) for process in training.processes],
+    }
+
+
+def _process(process: Process) -> dict[str, Any]:
+    return {
+        "started": process.start.wall,
+        "spent_seconds": process.spent_seconds,
+        "ended": process.ended,
+    }
+
+
+def _work(training: Training, section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was done in the budget and how fast; rates and shares are of all seconds charged."""
+    counters = training.counters
+    seconds = float(counters.get("last_step_seconds", 0.0))
+    tokens = counters.get("tokens", 0)
+    flops = counters.get("flops", 0.0)
+    setup = [process.setup for process in training.processes if process.setup][-1]
+    peak_tflops = setup.environment.get("device", {}).get("peak_tflops")
+    peak_flops = peak_tflops * 1e12 * section["devices"] if peak_tflops else None
+    utilization = flops / seconds / peak_flops if peak_flops and seconds else None
+    return {
+        "steps": counters.get("steps", 0),
+        "tokens": tokens,
+        "sequences": counters.get("sequences", 0),
+        "exaflops": flops / 1e18,
+        "corpus_epochs": counters.get("sequences", 0) / setup.windows if setup.windows else None,
+        "train_loss": training.steps[-1].loss if training.steps else None,
+        "tokens_per_second": tokens / seconds if seconds else None,
+        "data_wait_share": counters.get("data_wait_seconds", 0.0) / seconds if seconds else None,
+        "model_flops_utilization": utilization,
+        "recompilations": counters.get("recompilations", 0),
+        "skipped_steps": counters.get("skipped_steps", 0),
+    }
+
+
+def _energy(processes: Sequence[Process]) -> dict[str, Any]:
+    """Return the energy of all processes; null where one does not know: a sum without it would pass for the whole."""
+    known = [process.joules for process in processes if process.joules is not None]
+    if not known or len(known) < len(processes):
+        return {"energy_kwh": None, "energy_source": None}
+    return {"energy_kwh": sum(known) / 3.6e6, "energy_source": ENERGY_SOURCE}
+
+
+def _validation_section(final: Validation, training: Training) -> dict[str, Any]:
+    """Return the final validation; bits per byte are computed from its loss with every target behind [MASK]."""
+    section = final.model_dump(
+        exclude={"event", "step", "progress", "seconds", "tokens", "held_out_tokens"}
+    )
+    section["tokens"] = final.held_out_tokens
+    tokens_per_byte = training.setup.tokens_per_byte if training.setup else None
+    if final.all_mask_loss is not None and tokens_per_byte is not None:
+        section["bits_per_byte"] = final.all_mask_loss * tokens_per_byte / math.log(2)
+    return section
 
 
 def load_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The rows of `metrics.jsonl`; a line cut short by a crash, or damaged, is left out: it must not cost the run.
+    """Return the rows of a run's log that stand after all resumes, in the order of their steps.
 
-    A resume does the steps behind its checkpoint again, or has no time for them: a row takes back those of later steps,
-    and an earlier one of its kind of the same step. A loss takes back what came behind that one, too, and each row of
-    the steps that it is the mean of, unless that row's progress lies between the starts of its step and of the next.
+    A row of training has `loss`; one of a validation `validation_loss` and its kin.
     """
-    path = folder / "metrics.jsonl"
-    rows: list[dict[str, Any]] = []
-    for line in (
-        path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ()
-    ):
-        if (row := parsed(line)) and isinstance(row.get("step"), int):
-            _take_back(rows, row)
-            rows.append(row)
-    return rows
+    entries = read_log(folder / RUN_LOG)
+    return metrics_of(training_of(entries))
 
 
-def _take_back(rows: list[dict[str, Any]], row: Mapping[str, Any]) -> None:
-    """Remove from `rows`, whose steps ascend, what stands no longer once there is `row`."""
-    begun: Any = row.get("each_progress")
-    begun = begun if isinstance(begun, list) else []
-    first, begins = len(rows), row["step"] - max(0, len(begun) - 1)
-    while first and rows[first - 1]["step"] >= begins:
-        first -= 1
-    before = [other for other in rows[first:] if other["step"] < row["step"]]
-    before = [
-        other
-        for other in before
-        if _is_of_step(other, begun[(place := other["step"] - begins) : place + 2])
-    ]
-    same = [other for other in rows[first:] if other["step"] == row["step"]]
-    is_validation = "validation_loss" in row
-    twin = next(
-        (i for i, other in enumerate(same) if ("validation_loss" in other) == is_validation),
-        len(same),
-    )
-    rows[first:] = before + same[:twin] + (same[twin + 1 :] if is_validation else [])
+def metrics_of(training: Training) -> list[dict[str, Any]]:
+    """Return training and validation rows in the order of their steps."""
+    rows = [_row(event) for event in training.steps]
+    rows += [_row(event) for event in training.validations]
+    return sorted(rows, key=lambda row: (row["step"], "loss" not in row))
 
 
-def _is_of_step(row: Mapping[str, Any], begun: Sequence[Any]) -> bool:
-    """Whether the row's progress lies between those at which its step and the next one began; true if one is none."""
-    numbers = [begun[0], row.get("progress"), *begun[1:2]]
-    return not all(isinstance(n, int | float) for n in numbers) or numbers == sorted(numbers)
+def _row(event: Steps | Validation) -> dict[str, Any]:
+    row = event.model_dump(exclude={"event"})
+    if isinstance(event, Steps):
+        return row
+    place = ("step", "progress", "seconds", "tokens")
+    measured = {key: value for key, value in row.items() if key not in place}
+    return {
+        **{key: row[key] for key in place},
+        **{f"validation_{key}": value for key, value in measured.items() if value is not None},
+        **({} if event.replaced_token_loss is not None else {"validation_loss": event.loss}),
+    }
 
 
-class MetricsLog:
-    """Appends rows to `metrics.jsonl`; each line reaches the file system at once, so a crash loses at most one."""
-
-    def __init__(self, folder: Path):
-        path = folder / "metrics.jsonl"
-        torn = path.exists() and path.read_bytes()[-1:] not in (
-            b"",
-            b"\n",
-        )  # by a crash: a row needs its own line
-        self._file = path.open("a", encoding="utf-8")
-        self._file.write("\n" if torn else "")
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(finite(row), allow_nan=False) + "\n")
-        self._file.flush()
-
-    def sync(self) -> None:
-        """Have all rows on the disk."""
-        sync(self._file.fileno())
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def setup_hash(environment: Mapping[str, Any]) -> str:
-    """Of a process's environment as the record has it: the journal's witness of where and with which code it ran."""
-    return settings_hash({"environment": environment})
-
-
-def create_run_folder(
-    folder: Path, settings: Mapping[str, Any], environment: Mapping[str, Any], *, resume: bool
-) -> None:
-    """Write what is known at the start: config.yaml, environment.json, git.diff and the record's first sections.
-
-    A resumed run keeps what its first start wrote; the record adds where and with which code it goes on, and the
-    division claimed now: the open one, once claimed, stays.
-    """
-    before = load_record(folder) if resume and is_run(folder) else {}
-    division = "open" if before.get("division_requested") == "open" else settings["division"]
-    if before:
-        resumed = [*before.get("resumed", []), environment]
-        write_record_section(folder, resumed=resumed, division_requested=division)
-        return
-    text = OmegaConf.to_yaml(OmegaConf.create(dict(settings)))
-    write_atomically(folder / "config.yaml", text)
-    write_atomically(folder / "environment.json", json.dumps(environment, indent=1))
-    if diff := git("diff-index", "-p", "HEAD"):
-        write_atomically(folder / "git.diff", diff + "\n")
-    write_record_section(
-        folder, config=dict(settings), environment=environment, division_requested=division
-    )
-
-
-@contextmanager
-def run_lock(folder: Path) -> Iterator[None]:
-    """One writer per run folder: a second process on the same name is refused. What killed ones left goes."""
-    with lock(folder, "working on this run"):
-        sweep(folder)
-        yield
+def finite(value: Any) -> Any:
+    """Return the same structure with every NaN and infinity replaced by None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value

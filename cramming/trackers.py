@@ -1,12 +1,11 @@
-"""TensorBoard and Weights & Biases as copies of the rows of `metrics.jsonl`, for looking at (`trackers`).
+"""TensorBoard and Weights & Biases as copies of the rows of the run log, for looking at (`trackers`).
 
-The file is what counts, so training waits for no tracker: each is imported, opened, fed and closed by a thread of its
+The log is what counts, so training waits for no tracker: each is imported, opened, fed and closed by a thread of its
 own, to which `write` hands a row in about 20 microseconds. One that fails says so in one line and is off until the
 process ends. A resumed run goes on in the same place: TensorBoard drops what lies behind the checkpoint, and Weights &
-Biases knows the run by the first line of its journal.
+Biases knows the run by the first line of its log.
 """
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,9 +13,8 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple, Protocol
 
-from cramming.journal import JOURNAL, first_line_sha256
 from cramming.progress import say
-from cramming.record import MetricsLog
+from cramming.runlog import RUN_LOG, head_of
 
 CLOSE_SECONDS = 60.0  # after the run's end, for what is still to be written
 
@@ -69,7 +67,7 @@ class WeightsAndBiases:
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "cramming"),
             name=run.folder.name,
-            id=(first_line_sha256(run.folder / JOURNAL) or "")[:32],
+            id=(head_of(run.folder / RUN_LOG) or "")[:32],
             resume="allow",
             dir=run.folder,
             config=dict(run.settings),
@@ -113,30 +111,26 @@ class _Feed(Thread):
             )
 
 
-class TrackedLog(MetricsLog):
-    """The log of a run whose rows go to trackers, too."""
+class Trackers:
+    """Hands rows to each of the trackers of a run."""
 
     def __init__(
         self, folder: Path, names: Sequence[str], steps: int, settings: Mapping[str, Any]
     ) -> None:
-        super().__init__(folder)
         run = Tracked(folder, steps, settings)
         self._feeds = [_Feed(name, run) for name in dict.fromkeys(names)]
 
-    def write(self, row: Mapping[str, Any]) -> None:
-        super().write(row)
-        numbers = {
-            name: n for name, n in row.items() if isinstance(n, int | float) and math.isfinite(n)
-        }
-        for feed in self._feeds:  # a hung tracker leaves every row in the queue
-            feed.rows.put(numbers)
+    def write(self, row: Mapping[str, float]) -> None:
+        """Queue a row; a hung tracker leaves every row in its queue."""
+        for feed in self._feeds:
+            feed.rows.put(row)
 
     def close(self) -> None:
-        super().close()
+        """Wait up to a minute for what is still to be written."""
         for feed in self._feeds:
             feed.rows.put(None)
             feed.join(CLOSE_SECONDS)
             if feed.is_alive():
                 say(
-                    f"warning: trackers={feed.name}: not done after {CLOSE_SECONDS:.0f} s; metrics.jsonl has all rows"
+                    f"warning: trackers={feed.name}: not done after {CLOSE_SECONDS:.0f} s; the run log has all rows"
                 )

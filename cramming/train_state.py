@@ -1,14 +1,14 @@
 """What a training run consists of: built from the configuration, announced, logged, saved, taken back.
 
-Nothing is written before all that can be refused has been checked. What a resume goes on with is in cramming/resume.py,
-how a run ends in cramming/finish.py.
+What a resume continues is in cramming/resume.py, how a run ends in cramming/finish.py.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -17,31 +17,39 @@ from cramming import device as devices
 from cramming.budget import BudgetClock, Work
 from cramming.checks import Config, CooccurrenceStart, Place, check, check_run, tiny_defaults
 from cramming.config import UserError
-from cramming.data.batches import PINNED, Batch, BatchSource, HeldOut
+from cramming.data.batches import PINNED, Batch, BatchSource, HeldOut, tokens_per_byte
 from cramming.data.corpus import Corpus
 from cramming.data.manifest import corpus_folder
 from cramming.data.masking import Masker
 from cramming.engine import Engine, StepStats, build_engine
 from cramming.environment import environment
-from cramming.files import write_atomically
-from cramming.journal import JOURNAL, checkpoints_of, first_line_sha256, has_trained, read_journal
 from cramming.model.config import ModelConfig
 from cramming.model.heads import PretrainedModel
 from cramming.parallel.mesh import Mesh
 from cramming.progress import say
-from cramming.record import (
-    MetricsLog,
-    create_run_folder,
-    is_untouched,
-    load_record,
-    setup_hash,
-    write_record_section,
+from cramming.runlog import (
+    RUN_LOG,
+    CorpusChanged,
+    Event,
+    Log,
+    Saved,
+    Setup,
+    Steps,
+    Training,
+    Validation,
+    read_log,
+    training_of,
 )
 from cramming.schedule import learning_rate_factor, ramp_step
 
+if TYPE_CHECKING:
+    from cramming.trackers import Trackers
+
 
 class ResumeWithLessError(UserError):
-    """The record now has a smaller micro-batch, with which a resume goes on: the run is to be kept."""
+    """The log now has a smaller micro-batch, with which a resume continues."""
+
+    keeps_run = True
 
 
 @dataclass(frozen=True)
@@ -82,33 +90,34 @@ class RunData:
         named = {"folder": str(other.folder), "manifest_sha256": other.manifest_sha256}
         return {**self.corpus.describe(), "validation": named}
 
-    def note_changed_files(self, folder: Path, again: bool = False) -> None:
-        """Record, and say, which files of the corpora were written to since this process checked them.
+    def changed_files(
+        self, known: Mapping[str, bool | None], *, last: bool
+    ) -> dict[str, bool | None]:
+        """Return, and say, which files of the corpora were written to since this process checked them.
 
-        `corpus.changed`: by path, whether the file was as prepared when it was read `again`, after the end; null
-        before, and where it could not be read. It is looked at before each checkpoint: a kill hides nothing of what is
-        in the weights.
+        By path, whether the file is as prepared, read again, if this is the `last` look; else None. Files are looked
+        at before each checkpoint, so that a kill hides nothing of what is in the weights. Files that are `known` to
+        have changed are left out before the end.
         """
-        changed = {
-            str(corpus.folder / name): corpus.is_as_prepared(name) if again else None
-            for corpus in dict.fromkeys((self.corpus, self.validation_corpus))  # most runs have one
-            for name in corpus.changed(last=again)
-        }
-        if not changed:
-            return
-        known = changed_before(folder)
-        for path, as_prepared in changed.items():
-            if again:
-                now = {True: "it is", False: "it is not", None: "it cannot be read, or is not"}[
-                    as_prepared
-                ]
-                say(f"{path}: changed while training read it; now {now} as `prepare` wrote it")
-            elif path not in known:
-                say(
-                    f"warning: {path}: changed while training reads it, so the run breaks R15; let nothing write there,"
-                    " nor change rights, owner or links: the system's time of a change is the same for all of these"
-                )
-        write_record_section(folder, corpus={"changed": {**known, **changed}})
+        changed: dict[str, bool | None] = {}
+        for corpus in dict.fromkeys((self.corpus, self.validation_corpus)):  # most runs have one
+            for name in corpus.changed(last=last):
+                path = str(corpus.folder / name)
+                if last:
+                    changed[path] = corpus.is_as_prepared(name)
+                    _say_changed(path, changed[path])
+                elif path not in known:
+                    changed[path] = None
+                    say(
+                        f"warning: {path}: changed while training reads it, so the run breaks the rule on the corpus."
+                        " Let nothing write there, nor change rights, owner or links."
+                    )
+        return changed
+
+
+def _say_changed(path: str, as_prepared: bool | None) -> None:
+    state = {True: "it is", False: "it is not", None: "it cannot be read, or is not"}[as_prepared]
+    say(f"{path}: changed while training read it; now {state} as `prepare` wrote it")
 
 
 def _batch_source(
@@ -123,16 +132,13 @@ def _batch_source(
     )
 
 
-def changed_before(folder: Path) -> dict[str, bool | None]:
-    """What `note_changed_files` has recorded: no resume takes it back."""
-    found: dict[str, bool | None] = load_record(folder).get("corpus", {}).get("changed", {})
-    return found
-
-
 @dataclass
 class TrainState:
-    """All that the training loop works with. `config` has the corpus's vocabulary size and a number for
-    `train.micro_batch`. `clock` and `metrics` are rank 0's alone."""
+    """All that the training loop works with.
+
+    `config` has the corpus's vocabulary size and a number for `train.micro_batch`. `clock`, `log` and `trackers` are
+    rank 0's alone.
+    """
 
     folder: Path
     config: Config
@@ -144,43 +150,53 @@ class TrainState:
     attention_kernels: list[str]
     gates: dict[str, str]
     clock: BudgetClock | None
-    metrics: MetricsLog | None
+    log: Log | None
+    trackers: "Trackers | None"
     validation: list[Batch]
+    changed_files: dict[str, bool | None]
+    steps_before_resume: list[tuple[float, StepStats]]
+    chose_micro_batch: bool  # `train.micro_batch: auto` found it
+
+    def append(self, event: Event) -> None:
+        """Append an event to the log; it is on the disk with the next heartbeat or checkpoint."""
+        assert self.log
+        self.log.append(event, sync_now=False)
+
+    def note_changed_files(self, *, last: bool = False) -> None:
+        """Log which files of the corpora have changed; see `RunData.changed_files`."""
+        changed = self.data.changed_files(self.changed_files, last=last)
+        if changed:
+            self.changed_files |= changed
+            self.append(CorpusChanged(files=changed))
 
     def save_checkpoint(self, kept: bool = False) -> None:
-        """Write the present state, once its row of the log is on the disk and what it was trained on is looked at; of
-        all processes, which all call this, rank 0 writes."""
-        if self.metrics:
-            self.metrics.sync()
-            self.data.note_changed_files(self.folder)
-        enter = (
-            partial(self.clock.enter_checkpoint, kept=kept) if self.clock else lambda sha256: None
-        )
+        """Write the present state; of all processes, which all call this, rank 0 writes."""
+        enter: Callable[[str], None] = _enter_nothing
+        if self.clock:
+            self.note_changed_files()
+            enter = partial(self.clock.enter_checkpoint, kept=kept)
         checkpoint.save(self.folder / "checkpoints", self.engine, self.work, enter, kept)
         self.saved_steps = self.work.steps
 
-    def take_back(self) -> None:
-        """Go back to the newest checkpoint, to no work at all if there is none: the step just done ended too late."""
+    def roll_back(self) -> None:
+        """Return to the newest checkpoint, or to no work at all: the step just done ended too late."""
         folder, saved = self.folder / "checkpoints", None
         if self.clock:
-            saved = checkpoint.newest_of(
-                folder, checkpoints_of(read_journal(self.folder / JOURNAL))
-            )
+            training = training_of(read_log(self.folder / RUN_LOG))
+            saved = checkpoint.newest_of(folder, training.saved)
             say(
-                f"step {self.work.steps + 1} ended {-self.clock.seconds_left():.1f} s after the deadline, so it is not"
-                f" kept: back to step {saved.steps if saved else 0}"
+                f"step {self.work.steps + 1} ended {-self.clock.seconds_left():.1f} s after the deadline and is not"
+                f" kept: rolled back to step {saved.steps if saved else 0}"
             )
         saved = self.mesh.object_from_main(saved)
-        self.work = (
-            checkpoint.load(checkpoint.path_of(folder, saved), self.engine)
-            if saved and saved.steps
-            else Work()
-        )
+        self.work = Work()
+        if saved and saved.steps:
+            self.work = checkpoint.load(checkpoint.path_of(folder, saved), self.engine)
         if self.clock:
             self.clock.attach(self.work, saved.sha256 if saved else None)
 
-    def setup(self) -> dict[str, Any]:
-        """Of the record's section `pretrain`, how the model is trained."""
+    def describe_training(self) -> dict[str, Any]:
+        """Return how the model is trained, for the log's `setup`."""
         count = self.config.parameters
         return {
             "start": self.config.start.name,
@@ -245,105 +261,189 @@ class TrainState:
     def log_step(
         self, recent: Sequence[tuple[float, StepStats]], progress: float, rate: float
     ) -> None:
-        """One row of metrics.jsonl: means over the `recent` steps, and this process's tokens per second.
-
-        Of each of these steps it has what a replay (cramming/replay.py) and a resume (`logged_steps`) need to know.
-        """
-        assert self.metrics
+        """Log the `recent` steps: their means, the numbers of each, and this process's tokens per second."""
         each_progress, each = zip(*recent, strict=True)
-        row = {
-            "step": self.work.steps,
-            "progress": progress,
-            "seconds": self.work.last_step_seconds,
-            "tokens": self.work.tokens,
-            "loss": sum(s.loss for s in each) / len(each),
-            "accuracy": sum(s.accuracy for s in each) / len(each),
-            "grad_norm": each[-1].grad_norm,
-            "lr": self.config.peak_learning_rate
-            * learning_rate_factor(self.config.schedule, each_progress[-1]),
-            "tokens_per_second": rate,
-            "each_progress": each_progress,
-            "each_loss": [s.loss for s in each],
-            "each_accuracy": [s.accuracy for s in each],
-        }
-        self.metrics.write(row)
+        factor = learning_rate_factor(self.config.schedule, each_progress[-1])
+        event = Steps(
+            step=self.work.steps,
+            progress=progress,
+            seconds=self.work.last_step_seconds,
+            tokens=self.work.tokens,
+            loss=finite_or_none(sum(s.loss for s in each) / len(each)),
+            accuracy=finite_or_none(sum(s.accuracy for s in each) / len(each)),
+            grad_norm=finite_or_none(each[-1].grad_norm),
+            lr=self.config.peak_learning_rate * factor,
+            tokens_per_second=rate,
+            each_progress=list(each_progress),
+            each_loss=[finite_or_none(s.loss) for s in each],
+            each_accuracy=[finite_or_none(s.accuracy) for s in each],
+        )
+        self.append(event)
+        if self.trackers:
+            self.trackers.write(_scalars(event, ""))
 
-    def validate(self, progress: float, further: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Loss on the held-out text, in the form that is one for all runs; logged, and on the clock in training, in one
-        row with what was measured `further`.
+    def validate(self, progress: float, more: Mapping[str, Any] | None = None) -> Validation | None:
+        """Log the loss on the held-out text, in the form that is one for all runs, with what was measured `more`.
 
-        Of a run that tells replaced tokens it is the encoder's loss at that, under a name of its own: its generator's
-        would say nothing about the encoder. All processes share the work; rank 0 has the result.
+        It is on the clock in training. Of a run that detects replaced tokens it is the encoder's loss at that: its
+        generator's would say nothing about the encoder. All processes share the work; rank 0 has the result.
         """
         step = self.work.steps
         loss, accuracy, targets = self.engine.evaluate(self.validation)
-        if not (self.clock and self.metrics):
-            return {}
+        if not (self.clock and self.log):
+            return None
         objective = self.config.objective
-        found: dict[str, float | None] = {"loss": loss, "accuracy": accuracy}
-        if objective.replaces_tokens:
-            found = {
-                "loss": None,
-                "accuracy": None,
-                "replaced_token_loss": loss,
-                "replaced_token_accuracy": accuracy,
-            }
-        row = {
-            "step": step,
-            "progress": progress,
-            "tokens": self.work.tokens,
-            "seconds": self.clock.elapsed_seconds(),
-        }
-        name = objective.validation_name
+        prefix = "replaced_token_" if objective.replaces_tokens else ""
         say(
-            f"step {step} ({progress:.0%} of the budget): {name} {loss:.3f}, accuracy {accuracy:.3f}"
+            f"step {step} ({progress:.0%} of the budget): {objective.validation_name} {loss:.3f},"
+            f" accuracy {accuracy:.3f}"
         )
-        found |= further or {}
-        self.metrics.write({**row, **{f"validation_{key}": value for key, value in found.items()}})
-        return {**found, "targets": targets}
+        measured: dict[str, Any] = {
+            f"{prefix}loss": finite_or_none(loss),
+            f"{prefix}accuracy": finite_or_none(accuracy),
+        }
+        event = Validation(
+            step=step,
+            progress=progress,
+            seconds=self.clock.elapsed_seconds(),
+            tokens=self.work.tokens,
+            targets=int(targets),
+            **measured,
+            **(more or {}),
+        )
+        self.append(event)
+        if self.trackers:
+            self.trackers.write(_scalars(event, "validation_"))
+        return event
+
+
+def _enter_nothing(sha256: str) -> None:
+    """Do nothing: only rank 0 has a log."""
+
+
+def finite_or_none(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _scalars(event: Steps | Validation, prefix: str) -> dict[str, float]:
+    """Return the event's numbers by name, for trackers."""
+    place = ("step", "progress", "seconds", "tokens")
+    numbers: dict[str, float] = {}
+    for name, value in event.model_dump().items():
+        if isinstance(value, int | float):
+            numbers[name if name in place else f"{prefix}{name}"] = value
+    return numbers
 
 
 def build_train_state(
-    settings: dict[str, Any], folder: Path, mesh: Mesh, device: torch.device
+    settings: dict[str, Any],
+    folder: Path,
+    mesh: Mesh,
+    device: torch.device,
+    clock: BudgetClock | None,
 ) -> TrainState:
-    """A new run, or one that goes on from its newest checkpoint."""
+    """Build a new run, or one that resumes from its newest checkpoint."""
     config = Config.of(settings)
     kernels, gates = check_run(settings, config, device, mesh.world_size)
     data = RunData.open(settings, config, verify=mesh.is_main)
     config = replace(config, model=fit_to_corpus(config.model, data.corpus))
-    saved = clock = None
-    if mesh.is_main and not is_untouched(folder):
-        from cramming.resume import checkpoint_to_resume
-
-        saved = checkpoint_to_resume(folder, settings, data.describe(), config.budget)
-    if mesh.is_main:
-        clock = begin_record(settings, config, data, gates, folder, mesh, device)
+    training, saved = Training(), None
+    if clock:
+        training = training_of(read_log(folder / RUN_LOG))
+        saved = checkpoint_to_resume(folder, training)
+        if mesh.world_size == 1:  # the meter would know of one card only
+            clock.measure_energy(devices.nvml_reader(device, "TotalEnergyConsumption"))
     saved = mesh.object_from_main(saved)
     newest = checkpoint.path_of(folder / "checkpoints", saved) if saved and saved.steps else None
+    here = environment_here(device, folder, training.has_trained)
     engine, work = start_engine(config, data, folder, mesh, device, newest)
     if clock:
-        clock.attach(work, saved.sha256 if saved else None)
-    config = with_micro_batch(config, data, engine, folder)
-    validation = data.held_out.batches(PINNED, config.train.rows)
-    metrics = MetricsLog(folder) if mesh.is_main else None
-    if metrics and config.trackers:
-        from cramming.trackers import TrackedLog  # only for those who ask
+        clock.attach(work, saved.sha256 if saved else None, resumed=training.has_trained)
+    config = with_micro_batch(config, data, engine, training, clock)
+    trackers = None
+    if clock and config.trackers:
+        from cramming.trackers import Trackers  # only for those who ask
 
-        metrics = TrackedLog(folder, config.trackers, work.steps, settings)
-    return TrainState(
-        folder,
-        config,
-        mesh,
-        data,
-        engine,
-        work,
-        work.steps,
-        kernels,
-        gates,
-        clock,
-        metrics,
-        validation,
+        trackers = Trackers(folder, config.trackers, work.steps, settings)
+    state = TrainState(
+        folder=folder,
+        config=config,
+        mesh=mesh,
+        data=data,
+        engine=engine,
+        work=work,
+        saved_steps=work.steps,
+        attention_kernels=kernels,
+        gates=gates,
+        clock=clock,
+        log=clock.log if clock else None,
+        trackers=trackers,
+        validation=data.held_out.batches(PINNED, config.train.rows),
+        changed_files=dict(training.changed_files),
+        steps_before_resume=logged_steps(training, work.steps),
+        chose_micro_batch=settings["train"]["micro_batch"] == "auto",
     )
+    if clock and not clock.has_ended:
+        log_setup(state, here, is_first=training.setup is None)
+    return state
+
+
+def logged_steps(training: Training, steps: int) -> list[tuple[float, StepStats]]:
+    """Return the steps whose means the log's row at step `steps` has, each with the progress at which it began.
+
+    So the rows of a resumed run are means over as many steps as without the interruption.
+    """
+    row = next((row for row in training.steps if row.step == steps), None)
+    if row is None:
+        return []
+    found = []
+    for progress, loss, accuracy in zip(
+        row.each_progress, row.each_loss, row.each_accuracy, strict=True
+    ):
+        stats = StepStats(
+            loss=math.nan if loss is None else loss,
+            accuracy=math.nan if accuracy is None else accuracy,
+            grad_norm=math.nan,
+            skipped=False,
+        )
+        found.append((progress, stats))
+    return found
+
+
+def log_setup(state: TrainState, environment: dict[str, Any], *, is_first: bool) -> None:
+    """Log what this process knows once its model is built; the corpus in the first setup alone."""
+    data = state.data
+    setup = Setup(
+        environment=environment,
+        manifest_sha256=data.corpus.manifest_sha256,
+        corpus=data.describe() if is_first else None,
+        devices=state.mesh.world_size,
+        windows=data.source.num_windows,
+        tokens_per_byte=tokens_per_byte(data.validation_corpus.manifest),
+        training=state.describe_training(),
+    )
+    state.append(setup)
+    state.note_changed_files()
+
+
+def checkpoint_to_resume(folder: Path, training: Training) -> Saved | None:
+    """Return the checkpoint that a process of this run begins with; None where it begins with the first step.
+
+    Raises UserError where the folder holds checkpoints that the log does not have.
+    """
+    checkpoints, ended = folder / "checkpoints", training.finished_after
+    known = [saved for saved in training.saved if ended in (None, saved.steps)]
+    newest = checkpoint.newest_of(checkpoints, known)
+    if newest is None and ended:
+        raise UserError(
+            f"{folder}: the run ended after {ended} steps and its last checkpoint is gone."
+            " Start again under another name."
+        )
+    if newest is None and known:
+        say(
+            f"{checkpoints}: nothing is left of {len(known)} checkpoints; training begins anew, the time stays spent"
+        )
+    return newest
 
 
 def fit_to_corpus(model: ModelConfig, corpus: Corpus) -> ModelConfig:
@@ -357,50 +457,14 @@ def fit_to_corpus(model: ModelConfig, corpus: Corpus) -> ModelConfig:
     return replace(model, vocab_size=size)
 
 
-def begin_record(
-    settings: dict[str, Any],
-    config: Config,
-    data: RunData,
-    gates: Mapping[str, str],
-    folder: Path,
-    mesh: Mesh,
-    device: torch.device,
-) -> BudgetClock:
-    """The run folder with what is known at the start, and the clock that has its journal there.
-
-    The journal begins before the record's section says so: killed at any moment, a run never has one without the other.
-    What any process of the run forced, or compiled elsewhere, and the most devices that one had, no resume takes back.
-    """
-    cache = devices.compile_cache(folder, has_trained(read_journal(folder / JOURNAL)))
-    here = {**environment_here(device), "compile_cache": cache}
-    create_run_folder(folder, settings, here, resume=config.resume)
-    write_atomically(folder / "corpus.json", data.corpus.manifest.to_json())
-    before = load_record(folder).get("pretrain", {})
-    alone = mesh.world_size == 1  # the meter would know of one card only
-    joules = devices.nvml_reader(device, "TotalEnergyConsumption") if alone else lambda: None
-    witnesses = {"corpus": data.corpus.manifest_sha256, "setup": setup_hash(here)}
-    clock = BudgetClock(config.budget, folder / JOURNAL, joules, **witnesses)
-    begun = {
-        "status": "running",
-        "journal_start": first_line_sha256(folder / JOURNAL),
-        "forced": sorted(
-            {
-                *before.get("forced", []),
-                *(trick for trick, state in gates.items() if state == "forced"),
-            }
-        ),
-        "devices": max(mesh.world_size, before.get("devices", 1)),
-    }
-    write_record_section(
-        folder, corpus={"changed": changed_before(folder), **data.describe()}, pretrain=begun
-    )
-    data.note_changed_files(folder)
-    return clock
-
-
-def environment_here(device: torch.device) -> dict[str, Any]:
-    """The record's section `environment`."""
-    return {**environment(asdict(devices.describe(device))), "threads": torch.get_num_threads()}
+def environment_here(
+    device: torch.device, folder: Path | None = None, has_trained: bool = False
+) -> dict[str, Any]:
+    """Return where and with which code this process runs; of a training in `folder` also where it compiles to."""
+    here = {**environment(asdict(devices.describe(device))), "threads": torch.get_num_threads()}
+    if folder is not None:
+        here["compile_cache"] = devices.compile_cache(folder, has_trained)
+    return here
 
 
 def start_engine(
@@ -434,8 +498,10 @@ def start_engine(
         ) from None
 
 
-def with_micro_batch(config: Config, data: RunData, engine: Engine, folder: Path) -> Config:
-    """With a number for `train.micro_batch: auto`."""
+def with_micro_batch(
+    config: Config, data: RunData, engine: Engine, training: Training, clock: BudgetClock | None
+) -> Config:
+    """Return the configuration with a number for `train.micro_batch: auto`."""
     train = config.train
     if train.micro_batch != "auto":
         return config
@@ -443,7 +509,8 @@ def with_micro_batch(config: Config, data: RunData, engine: Engine, folder: Path
 
     largest = ramp_step(train.batch_ramp, train.batch_size) // engine.mesh.data_size
     source = data.source.of(config.objective.with_most_targets())
-    rows = micro_batch_of_run(folder, engine, source.batch, config, largest)
+    log = clock.log if clock else None
+    rows = micro_batch_of_run(training, log, engine, source.batch, config, largest)
     config = replace(config, train=replace(train, micro_batch=rows))
     check(config, Place.here(config, engine.device, engine.mesh.world_size))
     return config

@@ -19,7 +19,7 @@ from eval.rules.evidence import files_of, kept, made_later, predicted
 from eval.tasks.datasets import Split
 from eval.tasks.metrics import agree, score
 from eval.tasks.readers import read_file
-from eval.tasks.suites import SUITES, SuiteName
+from cramming.data.suites import SUITES, SuiteName
 
 
 @dataclass

@@ -336,19 +336,19 @@ class _InPlace(BatchSource):
         return samples_N * self.sequence_length
 
 
-def bits_per_byte(all_mask_loss: float, manifest: Manifest) -> float | None:
-    """Bits for each byte of text: nats per target of the form `all_mask`, times tokens per byte, over ln 2.
+def tokens_per_byte(manifest: Manifest) -> float | None:
+    """Return tokens, without the special ones, per UTF-8 byte of a corpus, as preparation counted them.
 
-    Tokens, without the special ones, and UTF-8 bytes are those of the whole corpus that the held-out text belongs to,
-    as preparation counted them, so vocabularies compare. It is what a token costs beside the other 85 %, not a
-    likelihood of the text. None where the corpus has no such count.
+    Times nats per target with every target behind [MASK], over ln 2, this gives bits per byte, by which vocabularies
+    compare. It is what a token costs beside the other 85 %, not a likelihood of the text. None where the corpus has no
+    such count.
     """
     counted = manifest.statistics
     if not counted.get("bytes"):
         return None
     documents = sum(shard.documents for shards in manifest.splits.values() for shard in shards)
     tokens = counted["tokens"] - 2 * documents  # each document has [CLS] and [SEP]
-    return all_mask_loss * tokens / counted["bytes"] / math.log(2)
+    return float(tokens / counted["bytes"])
 
 
 def made_ahead(make: Callable[[int], Batch], device: torch.device, depth: int) -> Generator[Batch]:

@@ -12,7 +12,6 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -25,7 +24,7 @@ from cramming.engine import Engine
 from cramming.parallel.mesh import Mesh
 from cramming.plan.memory import Simulation, heap_factor, largest_fitting, micro_batch_sizes
 from cramming.progress import format_count, say
-from cramming.record import load_record, write_record_section
+from cramming.runlog import Log, MicroBatch, Training
 
 CPU_SHARE = 0.9  # of the free memory: other processes and the page cache want some
 # Of a GPU's memory. A try is two micro-batches without an update; a day of training cuts freed memory into pieces,
@@ -35,20 +34,24 @@ MakeBatch = Callable[[int, int], Batch]  # (first sample, rows) -> a real batch
 
 
 def micro_batch_of_run(
-    folder: Path, engine: Engine, make_batch: MakeBatch, config: Config, sequences: int
+    training: Training,
+    log: Log | None,
+    engine: Engine,
+    make_batch: MakeBatch,
+    config: Config,
+    sequences: int,
 ) -> int:
-    """The number that `auto` stands for in this run: what its record says (a resume), else found now and recorded.
+    """Return what `auto` stands for in this run: the number in its log (a resume), else found now and logged.
 
     It divides `sequences`: of one step in this process, or by which its steps grow. These may be fewer than when it was
     found, on fewer processes: then it is the largest number that divides both.
     """
-    mesh = engine.mesh
-    recorded = load_record(folder).get("pretrain", {}).get("micro_batch", 0) if mesh.is_main else 0
-    rows = int(mesh.from_main(float(recorded or 0)))
+    known = training.micro_batch.sequences if training.micro_batch else 0
+    rows = int(engine.mesh.from_main(float(known)))
     if rows == 0:
         rows, how = find_micro_batch(engine, make_batch, config, sequences)
-        if mesh.is_main:
-            write_record_section(folder, pretrain={"micro_batch": rows, "micro_batch_found": how})
+        if log:
+            log.append(MicroBatch(sequences=rows, how=how))
             say(f"train.micro_batch: {rows} sequences ({how})")
     return math.gcd(rows, sequences)
 

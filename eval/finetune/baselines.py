@@ -20,7 +20,7 @@ from cramming.record_schema import WITHOUT_ENCODER
 from eval.finetune.loop import Predictions
 from eval.finetune.store import RunStore, summarise, with_seconds, write_json
 from eval.tasks.datasets import Split, TaskData
-from eval.tasks.suites import SuiteName
+from cramming.data.suites import SuiteName
 
 SETTINGS: dict[str, Any] = {
     "words": "tf-idf of 1- and 2-grams",

@@ -17,7 +17,7 @@ from cramming.config import UserError, require
 from cramming.data.task_files import Task
 from cramming.journal import Journal, line_hashes, read_lines
 from cramming.record import finite, load_record, write_record_section
-from eval.tasks.suites import SuiteName
+from cramming.data.suites import SuiteName
 
 PROTOCOL = (
     "hyperparameters",

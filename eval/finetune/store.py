@@ -31,7 +31,7 @@ from eval.finetune.config import SELECTION
 from eval.finetune.loop import Predictions
 from eval.tasks.datasets import Split, TaskData, examples_sha256, seen_in_training
 from eval.tasks.metrics import mean_of, score, spread
-from eval.tasks.suites import SUITES, Average, SuiteName
+from cramming.data.suites import SUITES, Average, SuiteName
 
 
 @dataclass(frozen=True)

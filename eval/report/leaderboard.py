@@ -33,7 +33,7 @@ from eval.report.wording import (
 from eval.rules.evidence import few, swept
 from eval.rules.fine_tuning import MIN_SEEDS
 from eval.rules.load import Run
-from eval.tasks.suites import AVERAGES
+from cramming.data.suites import AVERAGES
 
 CLOSED, UNTRAINED = "Closed division", "Baselines: without pretraining, not ranked"
 ANY_OBJECTIVE = "Any objective, same clock"

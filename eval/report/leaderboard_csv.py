@@ -13,7 +13,7 @@ from eval.report.entries import RankedEntry
 from eval.report.ranking import Row
 from eval.report.references import REFERENCES
 from eval.report.tracks import track_of
-from eval.tasks.suites import AVERAGES
+from cramming.data.suites import AVERAGES
 
 FORMULA = (
     "=",

@@ -37,7 +37,7 @@ from eval.report.run_page import RunPage, links
 from eval.report.wording import DASH, breaks, counted, title_of
 from eval.rules.evidence import few
 from eval.rules.load import Run, load_runs, readers
-from eval.tasks.suites import AVERAGES
+from cramming.data.suites import AVERAGES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

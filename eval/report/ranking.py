@@ -16,7 +16,7 @@ from eval.report.references import NINE, REFERENCES
 from eval.rules.load import Run
 from eval.rules.table import Verdict
 from eval.tasks.metrics import mean_of
-from eval.tasks.suites import AVERAGES
+from cramming.data.suites import AVERAGES
 
 BAG_OF_WORDS, CONSTANT = WITHOUT_ENCODER.values()
 OBJECTIVE_RULE = "R12"  # without which any objective competes, by the same clock

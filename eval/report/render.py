@@ -36,7 +36,7 @@ from eval.report.wording import (
 )
 from eval.rules.evidence import names_of
 from eval.rules.table import RULES
-from eval.tasks.suites import AVERAGES
+from cramming.data.suites import AVERAGES
 
 Form = Literal["html", "md"]
 TEMPLATES = Path(__file__).parent / "templates"

@@ -11,7 +11,7 @@ from typing import Any
 from cramming.data.task_files import ENTRIES
 from cramming.record_schema import Git, Record, Source
 from eval.rules.evidence import NO_SCORES, Outcome, all_or, failed, few, kept, names_of
-from eval.tasks.suites import AVERAGES
+from cramming.data.suites import AVERAGES
 
 MAX_HOURS = 24.0
 FROM_SCRATCH = ("random", "cooccurrence")  # what may be recorded of the embeddings at the start

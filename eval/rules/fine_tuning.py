@@ -18,7 +18,7 @@ from eval.rules.evidence import (
     other_sizes,
     swept,
 )
-from eval.tasks.suites import AVERAGES
+from cramming.data.suites import AVERAGES
 
 MIN_SEEDS = 3
 MAX_EPOCHS = 5

@@ -14,7 +14,7 @@ from cramming.data.task_files import ENTRIES
 from cramming.record_schema import FineTuning, Record, Scores, TaskScore
 from eval.rules.evidence import files_of, fine_tuned, made_later, made_with, predicted
 from eval.tasks.metrics import agree, is_value, spread
-from eval.tasks.suites import AVERAGES
+from cramming.data.suites import AVERAGES
 
 CLOCK_SET = 2  # times that a machine's clock may have been set back while it fine-tuned
 

@@ -21,7 +21,7 @@ from eval.rules.evidence import (
     other_sizes,
 )
 from eval.tasks.metrics import agree, is_value, mean_of
-from eval.tasks.suites import AVERAGES
+from cramming.data.suites import AVERAGES
 
 # Averages are recomputed from the medians; anything beyond rounding to two digits is an inconsistency.
 SCORE_TOLERANCE = 0.006

@@ -16,7 +16,7 @@ from cramming.data.manifest import corpus_folder
 from cramming.data.task_files import GLUE, Task
 from eval.tasks.datasets import TaskData
 from eval.tasks.readers import read_file, read_hub_task
-from eval.tasks.suites import SUITE_OF, SUITES, SourceName, SuiteName
+from cramming.data.suites import SUITE_OF, SUITES, SourceName, SuiteName
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from data_prep.again import overlap
 from eval.finetune.history import PROTOCOL, history_file, stamp
 from eval.rules.consistency import count_parameters_of
 from eval.tasks.metrics import spread
-from eval.tasks.suites import AVERAGES
+from cramming.data.suites import AVERAGES
 from eval.verify import Means
 
 HYPERPARAMETERS = {"epochs": 5, "batch_size": 16, "learning_rate": 4e-5, "schedule": "cosine"}

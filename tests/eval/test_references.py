@@ -4,7 +4,7 @@ import pytest
 
 from eval.report.references import NINE, OTHER_PROTOCOLS, REFERENCES
 from eval.tasks.metrics import mean_of
-from eval.tasks.suites import AVERAGES
+from cramming.data.suites import AVERAGES
 
 
 def test_nine_entries_are_those_of_the_suites_average() -> None:

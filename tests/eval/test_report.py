@@ -27,7 +27,7 @@ from eval.report.ranking import Row, gain_over, rows_of
 from eval.report.settings import recipe
 from eval.report.wording import DASH
 from eval.rules.load import load_runs
-from eval.tasks.suites import AVERAGES
+from cramming.data.suites import AVERAGES
 
 pytestmark = pytest.mark.usefixtures("records_only")
 

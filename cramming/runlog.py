@@ -1,0 +1,589 @@
+"""The run log: an append-only file of typed events, each line carrying the SHA-256 of the line before it.
+
+`runs/<name>/run.jsonl` is the run: everything else that is said about it is computed from these events
+(cramming/record.py). Nothing is ever rewritten. A resume supersedes earlier events by naming its checkpoint, and a last
+line that a crash cut short is dropped. The chain proves order and completeness, not truth (docs/run_log.md).
+"""
+
+import hashlib
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from io import FileIO
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    NonNegativeFloat,
+    NonNegativeInt,
+    TypeAdapter,
+    ValidationError,
+)
+
+from cramming.config import UserError
+from cramming.files import sync
+
+RUN_LOG = "run.jsonl"
+FORMAT_VERSION = 2
+MAX_HEARTBEAT_SECONDS = 5.0  # the most that a killed process can have spent without an event
+EndReason = Literal["finished", "stopped", "failed", "diverged"]
+Unit = Literal["hours", "exaflops", "tokens", "steps"]
+_RESTORE = "Restore the file, or start again under another name"
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Json = dict[str, Any]
+
+
+class Event(BaseModel):
+    """One line of a log. Fields that are None are not written."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null")
+
+    event: str
+
+
+class Timed(Event):
+    """An event of a training process.
+
+    `elapsed`: seconds on the budget's clock since the process began. `wall`: seconds since 1970. The counters are
+    those of `cramming.budget.Work` and of the clock, written when they have changed since the event before.
+    """
+
+    elapsed: Seconds
+    wall: FiniteFloat
+    steps: NonNegativeInt | None = None
+    sequences: NonNegativeInt | None = None
+    tokens: NonNegativeInt | None = None
+    flops: NonNegativeFloat | None = None
+    skipped_steps: NonNegativeInt | None = None
+    last_step_seconds: Seconds | None = None
+    data_wait_seconds: Seconds | None = None
+    recompilations: NonNegativeInt | None = None
+    lost_flops: NonNegativeFloat | None = None
+    slowest_update_seconds: Seconds | None = None
+    joules: NonNegativeFloat | None = None
+
+
+COUNTERS = tuple(name for name in Timed.model_fields if name not in ("elapsed", "wall"))
+
+
+class Start(Timed):
+    """A training process began; written before it imports torch.
+
+    `recipe`: the composed settings, in the first start alone. `changed`: settings of a resume that differ from the
+    recipe, by dotted name. `git`: the state of the code (cramming/environment.py).
+    """
+
+    event: Literal["start"] = "start"
+    format: Literal[2] = 2
+    suite_version: str
+    rules_version: str
+    unit: Unit
+    limit: Annotated[float, Field(gt=0)]
+    clock: Literal["wall", "cpu"]
+    division: Literal["closed", "open"]
+    recipe: Json | None = None
+    changed: Json = {}
+    nonce: str | None = None
+
+
+class Setup(Event):
+    """The facts that a training process knows once its model is built.
+
+    `corpus`: `Corpus.describe()`, in the first setup alone. `windows`: sequences of one epoch. `tokens_per_byte`: of
+    the text of the validations. `training`: objective, parameters, number format, gates.
+    """
+
+    event: Literal["setup"] = "setup"
+    environment: Json
+    manifest_sha256: Sha256
+    corpus: Json | None = None
+    devices: Annotated[int, Field(ge=1)]
+    windows: NonNegativeInt
+    tokens_per_byte: NonNegativeFloat | None = None
+    training: Json
+
+
+class MicroBatch(Event):
+    """The micro-batch that `train.micro_batch=auto` stands for from now on, and how it was chosen."""
+
+    event: Literal["micro_batch"] = "micro_batch"
+    sequences: Annotated[int, Field(ge=1)]
+    how: str
+
+
+class Heartbeat(Timed):
+    """A sign of life: what was spent until now is charged whatever happens next."""
+
+    event: Literal["heartbeat"] = "heartbeat"
+
+
+class Steps(Event):
+    """Optimizer steps up to number `step`: means over them, and the numbers of each.
+
+    `seconds`: charged when the last of them had ended, all processes included. `progress`: share of the budget then.
+    `each_progress`: share of the budget at which each step began. A loss that is not finite is None.
+    """
+
+    event: Literal["steps"] = "steps"
+    step: Annotated[int, Field(ge=1)]
+    progress: Seconds
+    seconds: Seconds
+    tokens: NonNegativeInt
+    loss: FiniteFloat | None = None
+    accuracy: FiniteFloat | None = None
+    grad_norm: FiniteFloat | None = None
+    lr: FiniteFloat
+    tokens_per_second: NonNegativeFloat
+    each_progress: list[FiniteFloat]
+    each_loss: list[FiniteFloat | None]
+    each_accuracy: list[FiniteFloat | None]
+
+
+class Validation(Event):
+    """Loss on the held-out text after `step` steps, in nats per target; `seconds` and `progress` as of `Steps`.
+
+    Of a run that detects replaced tokens `replaced_token_loss` stands in place of `loss`. The last validation, of the
+    final weights, also has `all_mask_loss` (every target behind [MASK]) and the number of `held_out_tokens`.
+    """
+
+    event: Literal["validation"] = "validation"
+    step: NonNegativeInt
+    progress: Seconds
+    seconds: Seconds
+    tokens: NonNegativeInt
+    targets: NonNegativeInt
+    loss: FiniteFloat | None = None
+    accuracy: FiniteFloat | None = None
+    replaced_token_loss: FiniteFloat | None = None
+    replaced_token_accuracy: FiniteFloat | None = None
+    all_mask_loss: FiniteFloat | None = None
+    all_mask_accuracy: FiniteFloat | None = None
+    held_out_tokens: NonNegativeInt | None = None
+
+
+class Checkpoint(Timed):
+    """The state after the steps counted so far is saved in a file with this SHA-256; `kept` files are never removed."""
+
+    event: Literal["checkpoint"] = "checkpoint"
+    sha256: Sha256
+    kept: bool = False
+
+
+class Resume(Timed):
+    """Training continues from the checkpoint with this SHA-256, or from the seed (None).
+
+    All steps, validations and checkpoints after it are superseded; the time that they took stays charged.
+    """
+
+    event: Literal["resume"] = "resume"
+    sha256: Sha256 | None = None
+
+
+class CorpusChanged(Event):
+    """Files of the corpus that were written to while a process read them.
+
+    By path, whether the file was as prepared when it was read again at the end; None before that.
+    """
+
+    event: Literal["corpus_changed"] = "corpus_changed"
+    files: dict[str, bool | None]
+
+
+class End(Timed):
+    """A training process ended its work on the clock."""
+
+    event: Literal["end"] = "end"
+    reason: EndReason
+
+
+class Exported(Event):
+    """The final model was validated and written to `final/`; `files` are its SHA-256 by name."""
+
+    event: Literal["exported"] = "exported"
+    files: dict[str, Sha256]
+    compiled: bool
+    compile_seconds: Seconds
+    peak_memory_bytes: NonNegativeInt
+
+
+class ExternalModel(Event):
+    """The first event of a run whose model was not pretrained here: it is scored by `model_path`."""
+
+    event: Literal["external_model"] = "external_model"
+    format: Literal[2] = 2
+    suite_version: str
+    rules_version: str
+    division: Literal["closed", "open"]
+    recipe: Json
+    environment: Json
+
+
+class Scoring(Event):
+    """A scoring began: one initialisation, or a baseline without an encoder, on the tasks of a suite.
+
+    `section`: part of the record. `entries`: by labelled set its task, metrics, numbers and hashes of examples. `keys`:
+    by `<task>-seed<k>` the hash of everything that the result depends on; `conditions`: by task the part of it without
+    hyperparameters and seed. A scoring is complete once each key has a `finetuned` event, stored ones included.
+    """
+
+    event: Literal["scoring"] = "scoring"
+    time: str
+    section: Literal["glue", "superglue"]
+    suite: str
+    init: Literal["pretrained", "random", "floor", "constant"]
+    version: int
+    model: str
+    model_sha256: Sha256 | None = None
+    model_files: dict[str, Sha256] | None = None
+    precision: str | None = None
+    threads_per_run: int | None = None
+    selection: str
+    seeds: list[int]
+    hyperparameters: Json
+    sweep: bool = False
+    entries: dict[str, Json]
+    absent: dict[str, str]
+    conditions: dict[str, str] = {}
+    keys: dict[str, str]
+    tasks_corpus_sha256: Sha256 | None = None
+    environment: Json | None = None
+
+
+class Finetuned(Event):
+    """One task and seed of the scoring before it was trained and scored.
+
+    `predictions`: SHA-256 of the file in `predictions/`. `entries`: by labelled set its metrics, problems and notes.
+    """
+
+    event: Literal["finetuned"] = "finetuned"
+    time: str
+    task: str
+    seed: int
+    key: str
+    predictions: Sha256
+    entries: dict[str, Json]
+    train_loss: FiniteFloat | None = None
+    epoch: NonNegativeInt
+    seconds: Seconds
+
+
+class MinimalPairs(Event):
+    """Accuracy in percent on pairs of sentences of which one is grammatical, by paradigm."""
+
+    event: Literal["minimal_pairs"] = "minimal_pairs"
+    model: str
+    model_sha256: Sha256 | None = None
+    key: str
+    definition: str
+    accuracy: NonNegativeFloat
+    paradigms: dict[str, Json]
+
+
+RunEvent = Annotated[
+    Start
+    | Setup
+    | MicroBatch
+    | Heartbeat
+    | Steps
+    | Validation
+    | Checkpoint
+    | Resume
+    | CorpusChanged
+    | End
+    | Exported
+    | ExternalModel
+    | Scoring
+    | Finetuned
+    | MinimalPairs,
+    Field(discriminator="event"),
+]
+RUN_EVENTS: TypeAdapter[Any] = TypeAdapter(RunEvent)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An event of a file, the SHA-256 of its line, and the line's number from 1."""
+
+    event: Any
+    sha256: str
+    line: int
+
+
+def read_log(path: Path, events: TypeAdapter[Any] = RUN_EVENTS) -> list[Entry]:
+    """Return the entries of a log, [] where there is no file. A torn last line is left out.
+
+    Raises UserError, with place and cure, for a line that is damaged or does not follow the line before it.
+    """
+    return list(_entries(path, events))
+
+
+def _entries(path: Path, events: TypeAdapter[Any]) -> Iterator[Entry]:
+    previous = ""
+    for number, line in enumerate(_whole_lines(path), 1):
+        body, separator, link = line.rpartition(b',"previous":"')
+        where = f"{path}:{number}"
+        if not separator or not link.endswith(b'"}'):
+            raise UserError(f"{where}: not a line of a run log. {_RESTORE}.")
+        if link[:-2].decode(errors="replace") != previous:
+            raise UserError(
+                f"{where}: a line before this one was changed, added or removed. {_RESTORE}."
+            )
+        try:
+            event = events.validate_json(body + b"}")
+        except ValidationError as error:
+            raise UserError(f"{where}: {_first_problem(error)}. {_RESTORE}.") from None
+        previous = _sha256(line)
+        yield Entry(event, previous, number)
+
+
+def _first_problem(error: ValidationError) -> str:
+    """Return the first problem of a line in words."""
+    first = error.errors(include_url=False)[0]
+    place = ".".join(str(part) for part in first["loc"])
+    return f"{place}: {first['msg']}" if place else str(first["msg"])
+
+
+def head_of(path: Path) -> str | None:
+    """Return the SHA-256 of a log's first line, which tells one run from another; None where it has no line."""
+    lines = _whole_lines(path)
+    return _sha256(lines[0]) if lines else None
+
+
+class Log(Protocol):
+    """Where events are appended."""
+
+    def append(self, event: Event, *, sync_now: bool = True) -> str: ...
+
+
+class EventLog:
+    """Appends events to a log, from any thread.
+
+    With `sync` an event and all before it are on the disk when `append` returns.
+    """
+
+    def __init__(self, path: Path, *, durable: bool = True) -> None:
+        """Continue `path` behind its last whole line.
+
+        Raises UserError if events must be `durable` and the file system cannot sync a file.
+        """
+        lines = _whole_lines(path)
+        self.path = path
+        self.head = _sha256(lines[-1]) if lines else ""
+        self._size = sum(len(line) + 1 for line in lines)
+        self._lock = threading.Lock()
+        self._file = FileIO(path, "ab")
+        if not sync(self._file.fileno()) and durable:
+            raise UserError(
+                f"runs={path.parent.parent}: this file system cannot sync a file to disk, so a crash"
+                " could give budget back. Set runs=<folder> on another file system."
+            )
+        self._file.truncate(self._size)
+
+    def append(self, event: Event, *, sync_now: bool = True) -> str:
+        """Append an event; returns the SHA-256 of its line. On an error nothing of it is left behind."""
+        body = event.model_dump_json(exclude_none=True, exclude_defaults=False)
+        with self._lock:
+            line = f'{body[:-1]},"previous":"{self.head}"}}'.encode()
+            remaining = line + b"\n"
+            try:
+                while remaining:  # a write stops short at a limit; the next one raises the reason
+                    written = self._file.write(remaining)
+                    remaining = remaining[written:]
+                if sync_now:
+                    sync(self._file.fileno())
+            except OSError as error:
+                error.filename = str(self.path)
+                self._file.truncate(self._size)
+                raise
+            self.head = _sha256(line)
+            self._size += len(line) + 1
+            return self.head
+
+    def close(self) -> None:
+        """Close the file; everything is on the disk then."""
+        if not self._file.closed:
+            sync(self._file.fileno())
+            self._file.close()
+
+
+def _whole_lines(path: Path) -> list[bytes]:
+    """Return the lines without their newlines; a torn last line has none and is left out."""
+    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+
+
+def _sha256(line: bytes) -> str:
+    return hashlib.sha256(line).hexdigest()
+
+
+# Reading -------------------------------------------------------------------------------------------
+
+
+class Saved(NamedTuple):
+    """A checkpoint: the number of steps before it, and the SHA-256 of its file."""
+
+    steps: int
+    sha256: str
+
+
+@dataclass
+class Process:
+    """A training process as the log tells of it. `ended`: `killed` if it wrote no `end`."""
+
+    start: Start
+    setup: Setup | None = None
+    spent_seconds: float = 0.0
+    joules: float | None = None
+    ended: EndReason | Literal["killed"] = "killed"
+
+
+@dataclass
+class Training:
+    """The training that a log tells of.
+
+    `counters` are those of the last event, `events` what stands after all resumes. `flops`: most that was ever charged.
+    """
+
+    processes: list[Process] = field(default_factory=list)
+    counters: dict[str, Any] = field(default_factory=dict)
+    saved: list[Saved] = field(default_factory=list)
+    kept: set[Saved] = field(default_factory=set)
+    steps: list[Steps] = field(default_factory=list)
+    validations: list[Validation] = field(default_factory=list)
+    superseded: list[Saved] = field(default_factory=list)
+    changed_files: dict[str, bool | None] = field(default_factory=dict)
+    micro_batch: MicroBatch | None = None
+    exported: Exported | None = None
+    charged_flops: float = 0.0
+    slowest_update_seconds: float = 0.0
+    has_trained: bool = False
+    finished_after: int | None = None
+
+    @property
+    def spent_seconds(self) -> float:
+        """Seconds on the budget's clock of all processes."""
+        return sum(process.spent_seconds for process in self.processes)
+
+    @property
+    def setup(self) -> Setup | None:
+        """The first process's setup that names the corpus."""
+        return next((p.setup for p in self.processes if p.setup and p.setup.corpus), None)
+
+    @property
+    def all_saved(self) -> list[Saved]:
+        """Every checkpoint ever made, superseded ones too, oldest first."""
+        return [*self.superseded, *self.saved]
+
+
+def training_of(entries: Sequence[Entry]) -> Training:
+    """Fold the events of a run log into what they say of its training.
+
+    Raises UserError for an event that cannot follow the ones before it.
+    """
+    training = Training()
+    for entry in entries:
+        problem = _cannot_follow(entry.event, training)
+        if problem:
+            raise UserError(f"{RUN_LOG}:{entry.line}: {problem}. {_RESTORE}.")
+        _add(training, entry.event)
+    return training
+
+
+def _cannot_follow(event: Event, training: Training) -> str | None:
+    """Return why no run writes this event here, or None."""
+    if isinstance(event, Start):
+        expects_recipe = not training.processes
+        if expects_recipe != (event.recipe is not None):
+            return "the first start names the recipe, and only the first"
+        return None
+    if not isinstance(
+        event, Timed | Setup | MicroBatch | Steps | Validation | CorpusChanged | Exported
+    ):
+        return None  # of a scoring, which may follow anything
+    if not training.processes:
+        return f"{event.event} before the first start"
+    process = training.processes[-1]
+    if isinstance(event, Timed):
+        if process.ended != "killed":
+            return f"{event.event} after the process had ended"
+        if event.elapsed < process.spent_seconds:
+            return f"elapsed falls from {process.spent_seconds} to {event.elapsed} s"
+        if (event.last_step_seconds or 0.0) > _earlier(training) + event.elapsed + 1.0:
+            return "the last step ended later than this event"  # times are rounded
+    if isinstance(event, Resume) and event.sha256 is not None:
+        known = {saved.sha256 for saved in training.saved}
+        if event.sha256 not in known:
+            return "resume from a checkpoint that this log does not have"
+    if training.finished_after is not None and isinstance(event, Steps | Checkpoint | Resume):
+        return f"{event.event} after the run had finished"
+    return None
+
+
+def _earlier(training: Training) -> float:
+    """Return the seconds of all processes before the current one."""
+    return sum(process.spent_seconds for process in training.processes[:-1])
+
+
+def _add(training: Training, event: Event) -> None:
+    """Update `training` by one event."""
+    if isinstance(event, Start):
+        training.processes.append(Process(event))
+    if isinstance(event, Timed):
+        _add_timed(training, event)
+    if isinstance(event, Setup):
+        training.processes[-1].setup = event
+    elif isinstance(event, Steps):
+        training.steps.append(event)
+    elif isinstance(event, Validation):
+        training.validations.append(event)
+    elif isinstance(event, MicroBatch):
+        training.micro_batch = event
+    elif isinstance(event, CorpusChanged):
+        training.changed_files = {**training.changed_files, **event.files}
+    elif isinstance(event, Exported):
+        training.exported = event
+
+
+def _add_timed(training: Training, event: Timed) -> None:
+    process = training.processes[-1]
+    process.spent_seconds = event.elapsed
+    for name in COUNTERS:
+        value = getattr(event, name)
+        if value is not None:
+            training.counters[name] = value
+    if event.joules is not None:
+        process.joules = event.joules
+    counters = training.counters
+    charged = counters.get("flops", 0.0) + counters.get("lost_flops", 0.0)
+    training.charged_flops = max(training.charged_flops, charged)
+    training.slowest_update_seconds = counters.get("slowest_update_seconds", 0.0)
+    training.has_trained = training.has_trained or bool(counters.get("steps"))
+    if isinstance(event, Checkpoint):
+        saved = Saved(counters.get("steps", 0), event.sha256)
+        training.saved.append(saved)
+        if event.kept:
+            training.kept.add(saved)
+    elif isinstance(event, Resume):
+        _supersede(training, event)
+    elif isinstance(event, End):
+        process.ended = event.reason
+        if event.reason == "finished":
+            training.finished_after = counters.get("steps", 0)
+
+
+def _supersede(training: Training, event: Resume) -> None:
+    """Drop what lies behind the checkpoint that training continues from."""
+    steps = 0
+    position = -1
+    for index, saved in enumerate(training.saved):
+        if saved.sha256 == event.sha256:
+            steps, position = saved.steps, index
+    training.superseded += training.saved[position + 1 :]
+    training.saved = training.saved[: position + 1]
+    training.steps = [each for each in training.steps if each.step <= steps]
+    training.validations = [each for each in training.validations if each.step <= steps]
