@@ -212,10 +212,12 @@ class BudgetClock:
         *,
         recipe: Mapping[str, Any] | None = None,
         changed: Mapping[str, Any] | None = None,
-        nonce: str | None = None,
-    ) -> None:
-        """Write the start event and begin to beat; `recipe` in a run's first process, `changed` in the others."""
-        self._write(
+    ) -> str:
+        """Write the start event, begin to beat, and return the SHA-256 of the event's line.
+
+        `recipe` is given by a run's first process, `changed` by the others.
+        """
+        sha256 = self._write(
             Start,
             suite_version=__version__,
             rules_version=RULES_VERSION,
@@ -225,10 +227,10 @@ class BudgetClock:
             division=division,
             recipe=None if recipe is None else dict(recipe),
             changed=dict(changed or {}),
-            nonce=nonce,
         )
         self._thread = threading.Thread(target=self._beat, name="budget-heartbeat", daemon=True)
         self._thread.start()
+        return sha256
 
     def measure_energy(self, joules: Callable[[], float | None]) -> None:
         """Record the energy used from now on. `joules` reads a counter; it gives None where nothing tells."""
@@ -354,7 +356,7 @@ class BudgetClock:
             return None
         return round(now - before, 1)
 
-    def _write(self, kind: type[Timed], **more: Any) -> None:
+    def _write(self, kind: type[Timed], **more: Any) -> str:
         """Append a timed event with the counters; a heartbeat has only those that changed, a start none."""
         with self._lock:
             counters = {**vars(self.work), "lost_flops": self.lost_flops}
@@ -366,9 +368,11 @@ class BudgetClock:
             else:
                 told = {} if kind is Start else counters
             elapsed = round(now - self._began, 3)
-            self.log.append(kind(elapsed=elapsed, wall=round(time.time(), 3), **told, **more))
+            event = kind(elapsed=elapsed, wall=round(time.time(), 3), **told, **more)
+            sha256 = self.log.append(event)
             self._written |= told
             self._noted = now
+            return sha256
 
 
 def _work_counters(counters: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from cramming.config import (
     build,
     expand_home,
     require,
+    settings_hash,
     shown,
 )
 from cramming.data.corpus import ORDERS
@@ -151,6 +152,13 @@ class Config(RootConfig):
     def of(cls, settings: Mapping[str, Any]) -> "Config":
         """From the composed root configuration; UserError for what is wrong in one section."""
         return build(cls, {f.name: settings[f.name] for f in fields(cls) if f.name in settings}, "")
+
+    @property
+    def training_seed(self) -> int:
+        """The seed of weights, dropout, data order and masks: `seed`, with the nonce where there is one."""
+        if self.nonce is None:
+            return self.seed
+        return int(settings_hash(self.seed, self.nonce), 16) % 2**63
 
     @property
     def targets_per_row(self) -> int:

@@ -64,6 +64,7 @@ class RootConfig:
 
     name: str
     seed: Seed
+    nonce: str | None
     resume: bool
     device: Literal["auto", "cpu", "cuda"]
     division: Literal["closed", "open"]

@@ -72,11 +72,13 @@ def begin(folder: Path, settings: Mapping[str, Any]) -> BudgetClock:
     if not clock.has_ended:
         recipe = training.processes[0].start.recipe if training.processes else None
         changed = None if recipe is None else all_changes(recipe, settings)
-        clock.start(
+        sha256 = clock.start(
             settings["division"],
             recipe=settings if recipe is None else None,
             changed=changed,
         )
+        if recipe is None:
+            say(f"{path}: first event {sha256}")
     return clock
 
 

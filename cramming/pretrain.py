@@ -190,7 +190,7 @@ def train(state: TrainState, stop: Callable[[], bool], title: str = "pretrain") 
                 config.schedule, progress
             )
             if engine.spread:
-                engine.spread.begin_step(config.seed, work.steps)
+                engine.spread.begin_step(config.training_seed, work.steps)
             is_whole = engine.forward_backward(step_batches, stop)
             update_began = timer()
             fits = (

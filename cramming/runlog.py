@@ -89,7 +89,6 @@ class Start(Timed):
     division: Literal["closed", "open"]
     recipe: Json | None = None
     changed: Json = {}
-    nonce: str | None = None
 
 
 class Setup(Event):

@@ -41,7 +41,7 @@ def start_engine_from_text(
     model, special_ids = engine.whole_model(config), tuple(corpus.special_ids)
     if isinstance(model, PretrainedModel):  # rank 0's
         start_from_text(
-            model, corpus.stream("train"), special_ids, start, config.seed, engine.device
+            model, corpus.stream("train"), special_ids, start, config.training_seed, engine.device
         )
     if engine.device.type == "cuda":
         torch.cuda.empty_cache()

@@ -123,7 +123,7 @@ def _say_changed(path: str, as_prepared: bool | None) -> None:
 def _batch_source(
     corpus: Corpus, split: Literal["train", "validation"], config: Config
 ) -> BatchSource:
-    special, train, seed = corpus.special_ids, config.train, config.seed
+    special, train, seed = corpus.special_ids, config.train, config.training_seed
     masker = Masker(config.objective, corpus.vocab_size, special.mask, tuple(special), seed)
     order = train.order if split == "train" else "shuffled"
     stream = corpus.stream(split, order)
@@ -478,7 +478,7 @@ def start_engine(
     """The engine with the state that is `saved`, else that before the first step, and the work that is done."""
     devices.prepare(config.runtime, device, folder)
     torch.manual_seed(
-        config.seed
+        config.training_seed
     )  # weights and dropout; data order and masks are functions of the seed
     try:
         engine = build_engine(config, mesh, device)
