@@ -261,14 +261,18 @@ class BudgetClock:
             raise self._failure
         seconds = self.elapsed_seconds()
         if self.config.unit == "hours" and seconds > 3600 * self.config.limit:
-            self._write(Heartbeat)  # the steps before it may be rolled back too
+            self.beat()  # the steps before it may be rolled back too
             return False
         self.slowest_update_seconds = max(self.slowest_update_seconds, update_seconds)
         self.work.last_step_seconds = seconds
         self.has_trained = True
         if self.config.timer() - self._noted > MAX_HEARTBEAT_SECONDS:
-            self._write(Heartbeat)  # a slow disk, or CPU time of many threads
+            self.beat()  # a slow disk, or CPU time of many threads
         return True
+
+    def beat(self) -> None:
+        """Append a heartbeat: what was spent until now is charged."""
+        self._write(Heartbeat)
 
     def elapsed_seconds(self) -> float:
         """Seconds charged so far, earlier processes included."""
@@ -324,11 +328,12 @@ class BudgetClock:
         return self.config.unit == "hours" and before < 0.99 <= now
 
     def close(self, reason: EndReason) -> None:
-        """Write the end of this process; what is charged ended with the last step."""
+        """Write the end of this process, once; what is charged ended with the last step."""
         if self.has_ended or self._thread is None:
             return
         self._stopped.set()
         self._thread.join()
+        self._thread = None
         self._write(End, reason=reason)
         self.has_ended = reason == "finished"
 
@@ -344,7 +349,7 @@ class BudgetClock:
     def _beat(self) -> None:
         try:
             while not self._stopped.wait(self.config.heartbeat_seconds):
-                self._write(Heartbeat)
+                self.beat()
         except OSError as error:
             self._failure = error
 

@@ -14,6 +14,7 @@ from cramming.config import build
 from cramming.files import clear, explained
 from cramming.progress import say
 from cramming.record import (
+    RECORD,
     is_run,
     is_untouched,
     load_record,
@@ -41,6 +42,8 @@ def main(settings: dict[str, Any], broken_rules: BrokenRules = lambda record: []
     with run_lock(folder):
         if refuse_finished_run(settings):
             say(f"{folder}: already finished, nothing to do")
+            if not (folder / RECORD).exists():
+                write_record(folder)
             return
         is_new = is_untouched(folder)
         if settings["resume"] and not is_run(folder):

@@ -25,6 +25,7 @@ from cramming.runlog import (
     Steps,
     Training,
     Validation,
+    has_events,
     read_log,
     training_of,
 )
@@ -48,13 +49,14 @@ def run_folder(settings: Mapping[str, Any]) -> Path:
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether a folder holds a run."""
-    return (folder / RUN_LOG).is_file()
+    """Return whether a folder holds a run: a log with an event."""
+    return has_events(folder / RUN_LOG)
 
 
 def is_untouched(folder: Path) -> bool:
-    """Return whether a run's folder has nothing in it but its lock."""
-    return [path.name for path in folder.iterdir()] == [LOCK]
+    """Return whether a run's folder has nothing in it but its lock, or a log without an event."""
+    names = {path.name for path in folder.iterdir()}
+    return names <= {LOCK, RUN_LOG} and not is_run(folder)
 
 
 @contextmanager
@@ -227,6 +229,7 @@ def _pretraining(training: Training) -> dict[str, Any]:
         section["micro_batch"] = training.micro_batch.sequences
         section["micro_batch_found"] = training.micro_batch.how
     section |= _energy(training.processes)
+    section |= dict.fromkeys(("validation", "final_sha256", "final_files"))
     final = _final_validation(training)
     if final is not None:
         section["validation"] = _validation_section(final, training)

@@ -12,6 +12,7 @@ from typing import Any
 from cramming.budget import BudgetConfig, unit_on
 from cramming.config import UserError, shown
 from cramming.data.manifest import MANIFEST, Manifest, corpus_folder
+from cramming.record import RECORD
 from cramming.runlog import RUN_LOG, Training
 
 _ANOTHER = "Start again under another name"
@@ -76,13 +77,11 @@ def check_resume(
 
 def refuse_lost_log(folder: Path, training: Training) -> None:
     """Raise UserError where a checkpoint has a later step than the log: that was cut short, or is another run's."""
-    newest = max((steps for steps in _steps_of_files(folder)), default=None)
+    newest = max(_steps_of_files(folder), default=None)
+    if not training.processes and (newest is not None or (folder / RECORD).exists()):
+        raise UserError(f"{folder}: a run without its log {RUN_LOG}. Restore the log. {_ANOTHER}.")
     if newest is None:
         return
-    if not training.processes:
-        raise UserError(
-            f"{folder}: checkpoints without their log {RUN_LOG}. Restore the log. {_ANOTHER}."
-        )
     logged = max((saved.steps for saved in training.all_saved), default=-1)
     if newest > max(logged, training.counters.get("steps", 0)):
         raise UserError(
@@ -101,13 +100,20 @@ def _steps_of_files(folder: Path) -> Iterator[int]:
 
 def _refuse_other_corpus(folder: Path, settings: Mapping[str, Any], training: Training) -> None:
     """Raise UserError where the corpus's manifest is not the one that the run began with."""
-    hashes = {p.setup.manifest_sha256 for p in training.processes if p.setup}
-    manifest = corpus_folder(settings) / MANIFEST
-    if hashes and manifest.is_file() and Manifest.load(manifest).sha256() not in hashes:
-        raise UserError(
-            f"{manifest.parent}: not the corpus that the run in {folder} was started with (its manifest"
-            f" differs). Restore that one. {_ANOTHER}."
-        )
+    setup = training.setup
+    if setup is None or setup.corpus is None:
+        return
+    began_with = {corpus_folder(settings): setup.manifest_sha256}
+    validation = settings["train"]["validation_corpus"]
+    if validation is not None:
+        began_with[Path(validation)] = setup.corpus["validation"]["manifest_sha256"]
+    for corpus, sha256 in began_with.items():
+        manifest = corpus / MANIFEST
+        if manifest.is_file() and Manifest.load(manifest).sha256() != sha256:
+            raise UserError(
+                f"{corpus}: not the corpus that the run in {folder} was started with (its manifest"
+                f" differs). Restore that one. {_ANOTHER}."
+            )
 
 
 def changed_settings(

@@ -348,6 +348,14 @@ def _first_problem(error: ValidationError) -> str:
     return f"{place}: {first['msg']}" if place else str(first["msg"])
 
 
+def has_events(path: Path) -> bool:
+    """Return whether a log has a whole line."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.readline().endswith(b"\n")
+
+
 def head_of(path: Path) -> str | None:
     """Return the SHA-256 of a log's first line, which tells one run from another; None where it has no line."""
     lines = _whole_lines(path)

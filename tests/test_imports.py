@@ -23,8 +23,8 @@ LEVELS = {
     f"cramming.{name}".removesuffix(".cramming"): level
     for level, names in {
         0: """
-            cramming config files hub progress budget journal schedule record record_schema environment device
-            plan.cards data data.manifest data.corpus data.task_files data.inspect data.masking children
+            cramming config files hub progress budget runlog scores schedule record record_schema environment device
+            plan.cards data data.manifest data.corpus data.task_files data.suites data.inspect data.masking children
             process_pool bench.tricks overrides completion trackers
         """,
         1: """
@@ -34,7 +34,7 @@ LEVELS = {
             parallel engine checkpoint optim data.batches plan.tracker checks
         """,
         3: """
-            plan plan.roofline plan.memory plan.micro_batch start resume train_state finish plan.search
+            plan plan.roofline plan.memory plan.micro_batch start resume launch train_state finish plan.search
             plan.main pretrain cli __main__ recorded
         """,
         4: """
@@ -45,7 +45,9 @@ LEVELS = {
 }
 TORCH_FREE = """
     cramming.config cramming.files cramming.record cramming.record_schema cramming.environment
-    cramming.plan.cards cramming.budget cramming.journal cramming.schedule cramming.hub cramming.progress
+    cramming.plan.cards cramming.budget cramming.runlog cramming.scores cramming.resume
+    cramming.launch cramming.schedule
+    cramming.hub cramming.progress
     cramming.process_pool cramming.overrides cramming.cli cramming.data.manifest cramming.data.corpus
     cramming.data.task_files cramming.data.inspect cramming.data.masking eval.rules.table eval.report.main
     eval.report.render eval.report.plots eval.report.submission eval.report.references eval.report.model_card
@@ -196,8 +198,10 @@ def test_rules_and_report_read_records_only(entry: str) -> None:
     }
     allowed |= {
         "cramming.record_schema",
-        "cramming.journal",
+        "cramming.runlog",
         "cramming.data.task_files",
+        "cramming.data.suites",
+        "cramming.scores",
         "cramming.plan.cards",
     }
     allowed |= {

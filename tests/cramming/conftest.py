@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cramming import pretrain
+from cramming import launch
 from cramming.checks import Config
 from cramming.config import UserError, choose
 from cramming.engine import Engine, StepStats, build_engine
@@ -121,7 +121,7 @@ def start(
 
     def call(*overrides: str, runs: Path = tmp_path / "runs") -> Path:
         settings = compose(*tiny_overrides, f"runs={runs}", *overrides)
-        pretrain.main(settings)
+        launch.main(settings)
         return runs / str(settings["name"])
 
     return call
@@ -135,7 +135,7 @@ def unbroken(
 ) -> Path:
     """The run that others are compared with; read-only."""
     runs = tmp_path_factory.mktemp("unbroken")
-    pretrain.main(compose(*tiny_overrides, f"runs={runs}", "name=a", "checkpoint.every_steps=3"))
+    launch.main(compose(*tiny_overrides, f"runs={runs}", "name=a", "checkpoint.every_steps=3"))
     return runs / "a"
 
 

@@ -1,4 +1,4 @@
-"""The clock and its journal: nothing that happened is ever refunded."""
+"""The clock and its log: nothing that happened is ever refunded."""
 
 import errno
 import os
@@ -16,13 +16,42 @@ import pytest
 from cramming import budget
 from cramming.budget import BudgetClock, BudgetConfig, Pace, Work, process_age_seconds
 from cramming.config import UserError, build
-from cramming.journal import MAX_HEARTBEAT_SECONDS, processes_of, read_journal, spent_seconds
+from cramming.record import load_record
+from cramming.runlog import (
+    MAX_HEARTBEAT_SECONDS,
+    RUN_LOG,
+    EventLog,
+    Heartbeat,
+    Timed,
+    Training,
+    read_log,
+    training_of,
+)
 
 UNITS = ("hours", "exaflops", "tokens", "steps")
 
 
 def config(heartbeat: float = 0.05, **limit: Any) -> BudgetConfig:
     return BudgetConfig(**{**dict.fromkeys(UNITS), **limit}, heartbeat_seconds=heartbeat)
+
+
+def start_clock(config: BudgetConfig, folder: Path) -> BudgetClock:
+    """Start a process's clock on the log in `folder`, as `pretrain` does."""
+    earlier = training_of(read_log(folder / RUN_LOG))
+    clock = BudgetClock(config, EventLog(folder / RUN_LOG), earlier)
+    if not clock.has_ended:
+        clock.start("open", recipe=None if earlier.processes else {})
+    return clock
+
+
+def training(folder: Path) -> Training:
+    """What the log in `folder` says."""
+    return training_of(read_log(folder / RUN_LOG))
+
+
+def timed_events(folder: Path) -> list[Timed]:
+    """The timed events of the log in `folder`."""
+    return [e.event for e in read_log(folder / RUN_LOG) if isinstance(e.event, Timed)]
 
 
 @pytest.fixture
@@ -53,7 +82,7 @@ def test_a_budget_has_one_limit_above_zero_and_a_heartbeat_of_at_most_five_secon
 
 def test_the_cpu_clock_charges_work_and_no_waiting(tmp_path: Path) -> None:
     """It counts since the process began, whatever this one has done before."""
-    clock = BudgetClock(config(hours=1, clock="cpu"), tmp_path / "budget.jsonl")
+    clock = start_clock(config(hours=1, clock="cpu"), tmp_path)
     began = clock.elapsed_seconds()
     assert 0 < began <= time.process_time()
     time.sleep(0.3)
@@ -63,69 +92,63 @@ def test_the_cpu_clock_charges_work_and_no_waiting(tmp_path: Path) -> None:
         sum(range(1000))
     clock.close("finished")
     assert waited < 0.2 <= clock.elapsed_seconds() - began
-    assert (
-        clock.summary()["clock"] == "cpu"
-        and read_journal(tmp_path / "budget.jsonl")[0]["clock"] == "cpu"
-    )
+    assert training(tmp_path).processes[0].start.clock == "cpu"
 
 
 class TestHeartbeat:
     def test_heartbeats_come_in_time_while_the_process_is_busy(
         self, tmp_path: Path, young: None
     ) -> None:
-        journal = tmp_path / "budget.jsonl"
-        clock = BudgetClock(config(0.05, hours=1), journal)
+        clock = start_clock(config(0.05, hours=1), tmp_path)
         until = time.monotonic() + 0.6
         while time.monotonic() < until:
             sum(range(1000))
         clock.close("finished")
-        times = [e["elapsed"] for e in read_journal(journal)]
+        times = [event.elapsed for event in timed_events(tmp_path)]
         assert len(times) >= 6
         assert max(b - a for a, b in pairwise(times)) < 0.3
 
-    def test_a_journal_that_cannot_be_written_ends_the_training(
+    def test_a_log_that_cannot_be_written_ends_the_training(
         self, tmp_path: Path, young: None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        clock = BudgetClock(config(0.01, hours=1), tmp_path / "budget.jsonl")
+        clock = start_clock(config(0.01, hours=1), tmp_path)
         clock.step_synchronised(0.1)
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", _no_space)
-            clock._thread.join(5)
+            time.sleep(0.2)
         with pytest.raises(OSError, match="No space"):
             clock.step_synchronised(0.1)
         clock.close("failed")
 
     @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSYS, errno.ENOTSUP])
-    def test_a_journal_that_cannot_be_synced_is_refused_and_charges_nothing(
+    def test_a_log_that_cannot_be_synced_is_refused_and_charges_nothing(
         self, tmp_path: Path, young: None, monkeypatch: pytest.MonkeyPatch, number: int
     ) -> None:
         def refuse(_: int) -> None:
             raise OSError(number, os.strerror(number))
 
         monkeypatch.setattr(os, "fsync", refuse)
-        with pytest.raises(
-            UserError, match=r"budget\.jsonl: this file system cannot sync.*runs=<folder>"
-        ):
-            BudgetClock(config(1, hours=1), tmp_path / "budget.jsonl")
-        assert read_journal(tmp_path / "budget.jsonl") == []
+        with pytest.raises(UserError, match=r"runs=.*cannot sync"):
+            start_clock(config(1, hours=1), tmp_path)
+        assert read_log(tmp_path / RUN_LOG) == []
 
     @pytest.mark.parametrize("kind", ["cpu", "wall"])
-    def test_no_step_is_more_than_five_seconds_behind_the_journal(
+    def test_no_step_is_more_than_five_seconds_behind_the_log(
         self, tmp_path: Path, young: None, monkeypatch: pytest.MonkeyPatch, kind: str
     ) -> None:
-        """In the journal's own seconds: threads of a step spend 4 s of CPU time in no time, or the disk takes 8 s to
-        sync. A crash would else give back more, and a resume take the journal for one that was cut short."""
-        now, journal = [0.0], tmp_path / "budget.jsonl"
+        """In the log's own seconds: threads of a step spend 4 s of CPU time in no time, or the disk takes 8 s to
+        sync. A crash would else give back more, and a resume take the log for one that was cut short."""
+        now = [0.0]
         monkeypatch.setitem(budget.TIMERS, kind, lambda: now[0])
         if kind == "wall":
             monkeypatch.setattr(os, "fsync", lambda _: now.__setitem__(0, now[0] + 8))
-        clock = BudgetClock(config(5, hours=1, clock=kind), journal)
+        clock = start_clock(config(5, hours=1, clock=kind), tmp_path)
         for _ in range(6):
             now[0] += 4
             clock.step_synchronised(0.1)
             assert (
                 clock.work.last_step_seconds
-                <= spent_seconds(read_journal(journal)) + MAX_HEARTBEAT_SECONDS
+                <= training(tmp_path).spent_seconds + MAX_HEARTBEAT_SECONDS
             )
         clock.close("finished")
 
@@ -133,7 +156,7 @@ class TestHeartbeat:
         self, tmp_path: Path, young: None
     ) -> None:
         """Between any two lines of code of the heartbeat's thread. Rule 27 compares the counters of one entry."""
-        clock, before = BudgetClock(config(5, hours=1), tmp_path / "budget.jsonl"), sys.gettrace()
+        clock, before = start_clock(config(5, hours=1), tmp_path), sys.gettrace()
         clock.attach(work := Work())
 
         def count_a_step(frame: FrameType, kind: str, _: object) -> Any:
@@ -143,15 +166,12 @@ class TestHeartbeat:
             return count_a_step
 
         sys.settrace(count_a_step)
-        clock._write("heartbeat")
+        clock.beat()
         sys.settrace(before)
         clock.close("finished")
-        event = read_journal(tmp_path / "budget.jsonl")[1]
-        assert 0 < event["steps"] < work.steps
-        assert (event["tokens"], event["charged_flops"]) == (
-            8 * event["steps"],
-            16 * event["steps"],
-        )
+        event = timed_events(tmp_path)[2]
+        assert isinstance(event, Heartbeat) and event.steps and 0 < event.steps < work.steps
+        assert (event.tokens, event.flops) == (8 * event.steps, 16 * event.steps)
 
     def test_a_heartbeat_that_is_made_while_a_step_is_counted_has_it_whole_or_not_at_all(
         self,
@@ -185,9 +205,7 @@ class TestClock:
     def test_room_is_counted_in_the_budgets_own_unit(
         self, tmp_path: Path, young: None, unit: str, limit: float, cost: dict[str, Any]
     ) -> None:
-        clock = BudgetClock(
-            config(**{unit: limit if unit != "steps" else 2}), tmp_path / "budget.jsonl"
-        )
+        clock = start_clock(config(**{unit: limit}), tmp_path)
         work = Work()
         clock.attach(work)
         done = 0
@@ -208,13 +226,12 @@ class TestClock:
         )
 
     def test_an_old_checkpoint_refunds_no_time(self, tmp_path: Path, young: None) -> None:
-        journal = tmp_path / "budget.jsonl"
-        clock = BudgetClock(config(hours=1), journal)
+        clock = start_clock(config(hours=1), tmp_path)
         clock._began -= 60
         clock.attach(Work(steps=100, last_step_seconds=50.0))
         clock.close("failed")
         for old in (Work(), Work(steps=50, last_step_seconds=25.0)):
-            resumed = BudgetClock(config(hours=1), journal)
+            resumed = start_clock(config(hours=1), tmp_path)
             resumed.attach(old)
             assert resumed.elapsed_seconds() >= 60
             resumed.close("failed")
@@ -223,40 +240,40 @@ class TestClock:
         self, tmp_path: Path, young: None
     ) -> None:
         """Each process does 60 exaFLOPs and dies with the last 10 of them not in its checkpoint."""
-        journal, saved = tmp_path / "budget.jsonl", 0.0
+        saved = 0.0
         for process in range(4):
-            clock = BudgetClock(config(5, exaflops=1000), journal)
+            clock = start_clock(config(5, exaflops=1000), tmp_path)
             work = Work(flops=saved)
             clock.attach(work)
             assert clock.spent() == pytest.approx(60 * process)
             work.add(Work(steps=1, sequences=1, tokens=1, flops=60e18))
             saved = work.flops - 10e18
-            clock._write("heartbeat")
+            clock.beat()
             clock.close("failed")
 
     def test_the_progress_of_the_weights_is_without_lost_compute(
         self, tmp_path: Path, young: None
     ) -> None:
         """A share of the budget that was reached in the lost part is reached again, and kept then."""
-        clock = BudgetClock(config(5, exaflops=1000), tmp_path / "budget.jsonl")
+        clock = start_clock(config(5, exaflops=1000), tmp_path)
         clock.attach(Work(steps=6, flops=600e18))
         clock.close("failed")
-        clock = BudgetClock(config(5, exaflops=1000), tmp_path / "budget.jsonl")
+        clock = start_clock(config(5, exaflops=1000), tmp_path)
         clock.attach(Work(steps=4, flops=400e18))
         assert (clock.progress_of_work(), clock.progress()) == (0.4, 0.6)
         clock.close("failed")
 
-    def test_the_summary_counts_up_to_the_last_step(self, tmp_path: Path, young: None) -> None:
-        clock = BudgetClock(config(hours=1 / 3600), tmp_path / "budget.jsonl")
+    def test_what_is_spent_ended_with_the_last_step(self, tmp_path: Path, young: None) -> None:
+        clock = start_clock(config(hours=1 / 3600), tmp_path)
         clock.attach(Work())
         clock._began -= 0.5
         clock.step_synchronised(0.1)
         clock._began -= 100  # export, final validation
         clock.close("finished")
-        summary = clock.summary()
-        assert 0.5 <= summary["spent_seconds"] < 1.0
-        assert summary["spent"] == pytest.approx(summary["spent_seconds"] / 3600)
-        assert summary["overrun_seconds"] == 0.0
+        budget = load_record(tmp_path)["pretrain"]["budget"]
+        assert 0.5 <= budget["spent_seconds"] < 1.0
+        assert budget["spent"] == pytest.approx(budget["spent_seconds"] / 3600)
+        assert budget["overrun_seconds"] == 0.0
 
     @pytest.mark.parametrize(
         ("unit", "limit", "kept"), [("hours", 1 / 3600, False), ("tokens", 5.0, True)]
@@ -265,7 +282,7 @@ class TestClock:
         self, tmp_path: Path, young: None, unit: str, limit: float, kept: bool
     ) -> None:
         """Only where time is what the budget limits."""
-        clock = BudgetClock(config(**{unit: limit}), tmp_path / "budget.jsonl")
+        clock = start_clock(config(**{unit: limit}), tmp_path)
         clock.attach(Work())
         assert clock.step_synchronised(0.1)
         before = clock.work.last_step_seconds
@@ -276,7 +293,7 @@ class TestClock:
             kept,
         )
         clock.close("finished")
-        assert clock.summary()["overrun_seconds"] == 0
+        assert load_record(tmp_path)["pretrain"]["budget"]["overrun_seconds"] == 0
 
 
 class TestPace:
@@ -295,14 +312,14 @@ class TestPace:
     def test_a_resumed_runs_first_update_is_foretold_by_the_processes_before(
         self, tmp_path: Path, young: None
     ) -> None:
-        """The slowest counts, even if it came after the last checkpoint: like the time, it is the journal's."""
+        """The slowest counts, even if it came after the last checkpoint: like the time, it is in the log."""
         for seconds in (3.0, 2.0):
-            clock = BudgetClock(config(5, hours=1), tmp_path / "budget.jsonl")
+            clock = start_clock(config(5, hours=1), tmp_path)
             clock.attach(Work())
             clock.step_synchronised(seconds)
             clock.step_synchronised(0.5)
             clock.close("stopped")
-        clock = BudgetClock(config(5, hours=1), tmp_path / "budget.jsonl")
+        clock = start_clock(config(5, hours=1), tmp_path)
         pace = Pace(clock.slowest_update_seconds)
         clock.close("stopped")
         assert pace.update_seconds() == 3.0
@@ -351,18 +368,16 @@ class TestPace:
 
 class TestEnded:
     def test_a_run_that_ended_stays_ended(self, tmp_path: Path, young: None) -> None:
-        journal = tmp_path / "budget.jsonl"
-        clock = BudgetClock(config(hours=1), journal)
+        clock = start_clock(config(hours=1), tmp_path)
         clock.attach(Work())
         clock.step_synchronised(0.1)
         clock.close("finished")
-        content, summary = journal.read_bytes(), clock.summary()
-        again = BudgetClock(config(hours=1), journal)
-        again.attach(clock.work, "ab" * 32)
-        again.close("finished")
-        assert again.has_ended and not clock.has_ended
-        assert journal.read_bytes() == content
-        assert again.summary() == summary
+        content = (tmp_path / RUN_LOG).read_bytes()
+        later = start_clock(config(hours=1), tmp_path)
+        later.attach(clock.work, "ab" * 32)
+        later.close("finished")
+        assert later.has_ended
+        assert (tmp_path / RUN_LOG).read_bytes() == content
 
 
 def test_process_age_counts_from_the_start_of_the_interpreter() -> None:
@@ -380,12 +395,13 @@ def test_process_age_counts_from_the_start_of_the_interpreter() -> None:
 
 
 def test_the_seconds_of_a_killed_process_stay_spent(tmp_path: Path) -> None:
-    journal = tmp_path / "budget.jsonl"
     code = f"""
 import time
 from pathlib import Path
 from cramming.budget import BudgetClock, BudgetConfig
-BudgetClock(BudgetConfig(1.0, None, None, None, 0.1), Path({str(journal)!r}))
+from cramming.runlog import EventLog, Training
+clock = BudgetClock(BudgetConfig(1.0, None, None, None, 0.1), EventLog(Path({str(tmp_path / RUN_LOG)!r})), Training())
+clock.start("open", recipe={{}})
 print("on", flush=True)
 time.sleep(60)
 """
@@ -398,6 +414,6 @@ time.sleep(60)
     os.kill(process.pid, signal.SIGKILL)
     alive = time.monotonic() - began
     process.wait()
-    (killed,) = processes_of(read_journal(journal))
-    assert killed["ended"] == "killed"
-    assert alive - 0.5 <= killed["spent_seconds"] <= alive + 0.02
+    (killed,) = training(tmp_path).processes
+    assert killed.ended == "killed"
+    assert alive - 0.5 <= killed.spent_seconds <= alive + 0.02

@@ -12,9 +12,9 @@ from cramming.budget import Work
 from cramming.checks import CheckpointConfig
 from cramming.config import UserError, file_sha256
 from cramming.engine import Engine
-from cramming.journal import Saved
 from cramming.parallel.mesh import Mesh
 from cramming.precision import Precision, PrecisionConfig
+from cramming.runlog import Saved
 
 KNOWN: list[Saved] = []  # by all tests here: no two files are the same
 CPU = torch.device("cpu")

@@ -19,6 +19,7 @@ from cramming.config import UserError, build
 from cramming.device import RuntimeConfig, is_out_of_memory, select
 from cramming.plan.search import power_of
 from cramming.record import load_record
+from cramming.runlog import RUN_LOG, EventLog, read_log, training_of
 
 
 @pytest.mark.parametrize("requested", ["auto", "cuda"])
@@ -114,28 +115,37 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
 
 def test_killed_and_resumed_processes_are_summed_up(nvml: Nvml, tmp_path: Path) -> None:
     """Null where one process does not know: the driver does not tell, or was loaded anew and counts from zero."""
-    config, journal = (
-        BudgetConfig(1.0, None, None, None, heartbeat_seconds=5.0),
-        tmp_path / "budget.jsonl",
-    )
+    config = BudgetConfig(1.0, None, None, None, heartbeat_seconds=5.0)
     read = device.nvml_reader(GPU, "TotalEnergyConsumption")
+
+    def process() -> BudgetClock:
+        earlier = training_of(read_log(tmp_path / RUN_LOG))
+        clock = BudgetClock(config, EventLog(tmp_path / RUN_LOG), earlier)
+        clock.start("open", recipe=None if earlier.processes else {})
+        clock.measure_energy(read)
+        return clock
+
+    def energy() -> tuple[float | None, str | None]:
+        section = load_record(tmp_path)["pretrain"]
+        return section["energy_kwh"], section["energy_source"]
+
     nvml.joules = 5e9  # more than 32 bits of millijoules
-    killed = BudgetClock(config, journal, read)
+    killed = process()
     nvml.joules += 3.6e6
-    killed.enter_checkpoint("ab")
+    killed.enter_checkpoint("ab" * 32)
     nvml.joules = 9e9  # by others, until the next process begins; the killed one wrote nothing more
-    resumed = BudgetClock(config, journal, read)
+    resumed = process()
     nvml.joules += 1.8e6
     resumed.close("stopped")
-    assert resumed.energy() == {"energy_kwh": 1.5, "energy_source": "NVML energy counter"}
-    for found in (None, 0.0):
+    assert energy() == (1.5, "NVML energy counter")
+    for told in (None, 0.0):
         nvml.joules = 9e9
-        blind = BudgetClock(config, journal, read)
-        nvml.joules = found
-        blind.enter_checkpoint("ab")
+        blind = process()
+        nvml.joules = told
+        blind.enter_checkpoint("ab" * 32)
         nvml.joules = 9e9 + 1
         blind.close("stopped")
-        assert blind.energy() == {"energy_kwh": None, "energy_source": None}
+        assert energy() == (None, None)
 
 
 def test_the_power_of_a_gpu_is_its_limit_else_its_cards(

@@ -11,8 +11,8 @@ from omegaconf import OmegaConf
 from cramming.budget import BudgetConfig
 from cramming.checks import Config
 from cramming.config import UserError, build, config_folder
-from cramming.journal import Unit
 from cramming.overrides import compose, literal, parse, points_of, with_implied, with_quotes
+from cramming.runlog import Unit
 
 EXPERIMENTS = sorted(path.stem for path in (config_folder() / "experiment").glob("*.yaml"))
 UNITS = (*get_args(Unit), "minutes")

@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from cramming import pretrain, progress
+from cramming import launch, progress
 from cramming.config import UserError
 from cramming.data.batches import Batch
 from cramming.engine import Engine
-from cramming.journal import checkpoints_of, read_journal
 from cramming.record import load_metrics, load_record
-from cramming.recorded import RecordedRun
+from cramming.runlog import RUN_LOG, read_log, training_of
 
 Start = Callable[..., Path]
 Losses = Callable[[Path], list[tuple[int, float]]]
@@ -45,21 +44,9 @@ def test_a_run_learns_and_leaves_everything_behind(unbroken: Path, losses: Losse
     assert {"config", "environment", "corpus", "pretrain"} <= found.keys()
     assert found["corpus"]["changed"] == {} and section["gate"] == {"all tricks": "untested"}
     names = {p.name for p in unbroken.iterdir()}
-    assert {
-        "config.yaml",
-        "environment.json",
-        "budget.jsonl",
-        "metrics.jsonl",
-        "checkpoints",
-        "final",
-        "record.json",
-    } <= names
-    assert [saved.steps for saved in checkpoints_of(read_journal(unbroken / "budget.jsonl"))] == [
-        3,
-        6,
-        9,
-        12,
-    ]
+    assert names == {"run.jsonl", "checkpoints", "final", "record.json"}
+    saved = training_of(read_log(unbroken / RUN_LOG)).saved
+    assert [checkpoint.steps for checkpoint in saved] == [3, 6, 9, 12]
     assert len(list((unbroken / "checkpoints").iterdir())) == 2
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
         p.name for p in (unbroken / "final").iterdir()
@@ -74,17 +61,14 @@ def test_a_run_learns_and_leaves_everything_behind(unbroken: Path, losses: Losse
 
 
 def test_the_logs_last_row_has_all_of_the_last_validation(start: Start, unbroken: Path) -> None:
-    for run in (unbroken, start("name=a", "objective=rtd", "budget.steps=2")):
+    for run, kind in (
+        (unbroken, ""),
+        (start("name=a", "objective=rtd", "budget.steps=2"), "replaced_token_"),
+    ):
         validation, last = load_record(run)["pretrain"]["validation"], load_metrics(run)[-1]
-        measured = {
-            f"validation_{key}": value
-            for key, value in validation.items()
-            if key not in ("targets", "tokens")
-        }
-        assert {
-            key: value for key, value in last.items() if key.startswith("validation_")
-        } == measured
-        assert {"validation_all_mask_loss", "validation_bits_per_byte"} <= measured.keys()
+        assert validation[f"{kind}loss"] == last[f"validation_{kind}loss"]
+        assert (validation["all_mask_loss"] is None) == bool(kind)
+        assert validation["tokens"] == 512
 
 
 def test_each_phase_of_the_objective_has_its_own_number_of_targets(
@@ -179,14 +163,14 @@ def test_a_run_says_at_its_start_what_keeps_it_out_of_the_closed_division(
         return ["R23: dirty", "R15: no license"]
 
     overrides = [*tiny_overrides, f"runs={tmp_path}", "budget.steps=1"]
-    pretrain.main(compose(*overrides, "name=a"), judge)
+    launch.main(compose(*overrides, "name=a"), judge)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
     assert len(lines) == 2 and lines[0].endswith("R23: dirty") and "division=open" in lines[0]
     (record,) = seen
     assert {"environment", "corpus", "config"} <= record.keys() and record["pretrain"][
         "devices"
     ] == 1
-    pretrain.main(compose(*overrides, "name=b", "division=open"), judge)
+    launch.main(compose(*overrides, "name=b", "division=open"), judge)
     assert "warning" not in capsys.readouterr().out and len(seen) == 1
 
 
@@ -199,7 +183,7 @@ def test_what_is_judged_at_the_start_is_the_whole_budget_of_time(
 
     overrides = [override for override in tiny_overrides if not override.startswith("budget.")]
     with pytest.raises(UserError, match="90000 seconds"):
-        pretrain.main(compose(*overrides, f"runs={tmp_path}", f"budget.{limit}"), judge)
+        launch.main(compose(*overrides, f"runs={tmp_path}", f"budget.{limit}"), judge)
 
 
 def test_another_corpus_can_be_what_is_validated_on(
@@ -231,7 +215,7 @@ def test_another_corpus_can_be_what_is_validated_on(
 
 @pytest.mark.parametrize(
     ("steps", "says"),
-    [(12, r"not finite after 12 steps.*lower optim.lr"), (60, r"not finite in 50 steps in a row")],
+    [(12, r"not finite after 12 steps.*Lower optim.lr"), (60, r"not finite in 50 steps in a row")],
 )
 def test_a_diverged_run_is_no_result(start: Start, tmp_path: Path, steps: int, says: str) -> None:
     with pytest.raises(UserError, match=says):
@@ -242,11 +226,9 @@ def test_a_diverged_run_is_no_result(start: Start, tmp_path: Path, steps: int, s
         and 0 < section["steps"] <= steps
         and section["final_files"] is None
     )
-    assert section["steps"] == read_journal(tmp_path / "runs" / "a" / "budget.jsonl")[-1]["steps"]
     assert not (tmp_path / "runs" / "a" / "final").exists()
-    assert list(RecordedRun.read(tmp_path / "runs" / "a").contradictions()) == []
     before = (tmp_path / "runs" / "a" / "record.json").read_bytes()
-    with pytest.raises(UserError, match=r"diverged.*give another name"):
+    with pytest.raises(UserError, match=r"diverged.*Give another name"):
         start("name=a")
     assert (tmp_path / "runs" / "a" / "record.json").read_bytes() == before
 

@@ -1,7 +1,7 @@
-"""The record: merged atomically, no number in it that is none; a run folder has one writer and one set of settings."""
+"""The record is computed from the log alone; a run folder has one writer and one recipe."""
 
 import json
-import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,17 +11,15 @@ import pytest
 
 from cramming.config import UserError
 from cramming.record import (
-    MetricsLog,
-    create_run_folder,
     finite,
-    load_metrics,
     load_record,
     refuse_finished_run,
     run_folder,
     run_lock,
-    write_record_section,
+    write_record,
 )
 from cramming.resume import changed_settings
+from cramming.runlog import RUN_LOG, EventLog, ExternalModel
 
 SETTINGS: dict[str, Any] = {
     "name": "a",
@@ -45,6 +43,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def changed(**sections: Any) -> dict[str, Any]:
+    """The settings with sections changed."""
     merged = json.loads(json.dumps(SETTINGS))
     for key, value in sections.items():
         merged[key] = {**merged[key], **value} if isinstance(value, dict) else value
@@ -63,96 +62,77 @@ def test_names_that_do_not(tmp_path: Path, name: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_sections_are_merged_one_level_deep(tmp_path: Path) -> None:
-    write_record_section(tmp_path, pretrain={"status": "running"}, glue={"random": {"score": 1}})
-    write_record_section(tmp_path, pretrain={"steps": 5}, glue={"pretrained": {"score": 2}})
-    write_record_section(tmp_path, glue={"random": {"seconds": 3}})
-    found = load_record(tmp_path)
-    assert found["pretrain"] == {"status": "running", "steps": 5}
-    assert found["glue"] == {"random": {"seconds": 3}, "pretrained": {"score": 2}}
-    assert (found["format"], found["name"]) == (1, tmp_path.name)
-    assert [p.name for p in tmp_path.iterdir()] == ["record.json"]
-
-
-def test_a_number_that_is_none_is_null(tmp_path: Path) -> None:
+def test_a_number_that_is_none_is_null() -> None:
     nan, inf = float("nan"), float("inf")
-    assert finite(
-        {"a": [nan, 1.0, (inf, -inf)], "b": {"c": nan}, "d": "nan", "e": 5, "f": True}
-    ) == {
-        "a": [None, 1.0, [None, None]],
-        "b": {"c": None},
-        "d": "nan",
-        "e": 5,
-        "f": True,
-    }
-    write_record_section(tmp_path, pretrain={"train_loss": nan, "validation": {"loss": inf}})
-    text = (tmp_path / "record.json").read_text()
-    assert "NaN" not in text
-    assert "Infinity" not in text
-    assert load_record(tmp_path)["pretrain"] == {"train_loss": None, "validation": {"loss": None}}
+    value = {"a": [nan, 1.0, (inf, -inf)], "b": {"c": nan}, "d": "nan", "e": 5, "f": True}
+    expected = {"a": [None, 1.0, [None, None]], "b": {"c": None}, "d": "nan", "e": 5, "f": True}
+    assert finite(value) == expected
 
 
-@pytest.mark.parametrize(
-    ("content", "names"),
-    [
-        ("{", "not readable as JSON"),
-        ("[]", "record format list"),
-        ('{"format": 99}', "record format 99"),
-        ("{}", "record format None"),
-        (None, "no such record"),
-    ],
-)
-def test_records_that_cannot_be_read(tmp_path: Path, content: str | None, names: str) -> None:
+def test_the_written_record_is_written_again_byte_for_byte(unbroken: Path, tmp_path: Path) -> None:
+    """It is derived from the log, whatever else the folder holds, and never read back."""
+    run = tmp_path / "a"
+    run.mkdir()
+    shutil.copy(unbroken / RUN_LOG, run)
+    (run / "record.json").write_text("{}")
+    write_record(run)
+    assert (run / "record.json").read_bytes() == (unbroken / "record.json").read_bytes()
+    assert load_record(run) == load_record(unbroken)
+
+
+def values_of(node: Any) -> set[str]:
+    """The leaves of a JSON document that say something: numbers with digits enough, hashes, longer texts."""
+    if isinstance(node, dict):
+        return set().union(*map(values_of, node.values())) if node else set()
+    if isinstance(node, list):
+        return set().union(*map(values_of, node)) if node else set()
+    text = json.dumps(node)
+    return {text} if len(text) > 9 else set()
+
+
+def test_no_fact_is_stored_twice(unbroken: Path) -> None:
+    """Of the folder's documents the log alone says anything, but for what is derived from it and the model's files."""
+    documents = {path.name for path in unbroken.iterdir() if path.is_file()}
+    assert documents == {RUN_LOG, "record.json"}
+    lines = [json.loads(line) for line in (unbroken / RUN_LOG).read_text().splitlines()]
+    assert values_of(json.loads((unbroken / "record.json").read_text()))
+    recipe, *others = lines
+    twice = values_of(recipe["recipe"]) & set().union(
+        *(values_of({k: v for k, v in line.items() if k != "corpus"}) for line in others)
+    )
+    assert not {value for value in twice if not value.startswith('"/')}
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[]\n", '{"event": "start"}\n'])
+def test_logs_that_cannot_be_read(tmp_path: Path, content: str | None) -> None:
     if content is not None:
-        (tmp_path / "record.json").write_text(content)
-    with pytest.raises(UserError, match=names) as caught:
+        (tmp_path / RUN_LOG).write_text(content)
+    with pytest.raises(UserError, match=RUN_LOG) as caught:
         load_record(tmp_path)
-    assert "record.json" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 class TestRestart:
-    def settings(self, tmp_path: Path, *, resume: bool) -> dict[str, Any]:
-        return {"name": "a", "runs": str(tmp_path), "resume": resume}
+    """Starting under a name that has a run."""
 
-    @pytest.mark.parametrize(
-        "sections", [{"pretrain": {"status": s}} for s in ("running", "interrupted")] + [{}]
-    )
-    def test_an_unfinished_run_goes_on_only_with_resume(
-        self, tmp_path: Path, sections: dict[str, Any]
-    ) -> None:
-        write_record_section(tmp_path / "a", config=SETTINGS, **sections)
-        with pytest.raises(UserError, match="resume=true"):
-            refuse_finished_run(self.settings(tmp_path, resume=False))
-        assert refuse_finished_run(self.settings(tmp_path, resume=True)) is False
+    def settings(self, runs: Path, *, resume: bool) -> dict[str, Any]:
+        return {"name": "a", "runs": str(runs), "resume": resume}
 
-    def test_a_finished_run_is_never_trained_again(self, tmp_path: Path) -> None:
-        write_record_section(tmp_path / "a", pretrain={"status": "finished"})
+    def test_a_finished_run_is_never_trained_again(self, unbroken: Path) -> None:
+        runs = unbroken.parent
         with pytest.raises(UserError, match="already has a finished run"):
-            refuse_finished_run(self.settings(tmp_path, resume=False))
-        assert refuse_finished_run(self.settings(tmp_path, resume=True)) is True
+            refuse_finished_run(self.settings(runs, resume=False))
+        assert refuse_finished_run(self.settings(runs, resume=True)) is True
 
-    @pytest.mark.parametrize("resume", [False, True])
-    @pytest.mark.parametrize(
-        ("sections", "names"),
-        [
-            ({"pretrain": {"status": "diverged"}}, "diverged.*give another name"),
-            (
-                {"pretrain": {"status": "exhausted"}},
-                "budget is spent, without a step that was kept; give another name",
-            ),
-            (
-                {"config": {"model_path": "bert"}, "glue": {}},
-                "scores of model_path=bert; give another name",
-            ),
-        ],
-    )
-    def test_what_cannot_go_on_keeps_its_name(
-        self, tmp_path: Path, sections: dict[str, Any], names: str, resume: bool
-    ) -> None:
-        write_record_section(tmp_path / "a", **sections)
-        with pytest.raises(UserError, match=names):
-            refuse_finished_run(self.settings(tmp_path, resume=resume))
+    def test_the_name_of_a_scored_model_stays_its_own(self, tmp_path: Path) -> None:
+        (tmp_path / "a").mkdir()
+        log = EventLog(tmp_path / "a" / RUN_LOG)
+        versions = {"suite_version": "1", "rules_version": "7", "division": "open"}
+        log.append(ExternalModel(recipe={"model_path": "bert"}, environment={}, **versions))
+        log.close()
+        for resume in (False, True):
+            with pytest.raises(UserError, match="model_path=bert"):
+                refuse_finished_run(self.settings(tmp_path, resume=resume))
 
     def test_a_new_name_is_free(self, tmp_path: Path) -> None:
         for resume in (False, True):
@@ -160,26 +140,23 @@ class TestRestart:
 
 
 @pytest.mark.parametrize(
-    ("changes", "names"),
+    ("changes", "name"),
     [
-        ({"seed": 1}, "seed=1: the run in .* was started with seed=0"),
-        ({"model": {"hidden_size": 64}}, r"model\.hidden_size=64.*=32"),
-        ({"model": {"betas": [0.9, 0.99]}}, r"model\.betas"),
-        (
-            {"model": {"extra": 1}},
-            r"model\.extra=1: .* was started without this setting; resume with",
-        ),
-        ({"budget": {"hours": 2.0}}, r"budget\.hours=2\.0"),
-        ({"data": {"source": "text"}}, r"data\.source=text"),
+        ({"seed": 1}, "seed"),
+        ({"model": {"hidden_size": 64}}, "model.hidden_size"),
+        ({"model": {"betas": [0.9, 0.99]}}, "model.betas"),
+        ({"model": {"extra": 1}}, "model.extra"),
+        ({"budget": {"hours": 2.0}}, "budget.hours"),
+        ({"data": {"source": "text"}}, "data.source"),
         (
             {"parallel": {"compression": {"name": "topk", "density": 0.1}}},
-            r"parallel\.compression\..*resume with the",
+            "parallel.compression.density",
         ),
     ],
 )
-def test_a_resume_with_other_settings_names_the_first(changes: dict[str, Any], names: str) -> None:
-    problem = next(changed_settings(Path("runs/a"), {"config": SETTINGS}, changed(**changes)))
-    assert re.match(names, problem)
+def test_a_resume_with_other_settings_names_the_first(changes: dict[str, Any], name: str) -> None:
+    key, before, now = next(changed_settings(SETTINGS, changed(**changes)))
+    assert key == name and before != now
 
 
 def test_places_and_what_comes_after_the_training_may_change() -> None:
@@ -188,122 +165,17 @@ def test_places_and_what_comes_after_the_training_may_change() -> None:
         "bench": {"out": "x"},
         "plan": {"json": "x"},
         "inspect": {"document": 3},
+        "data": {"workers": 4},
+        "checkpoint": {"every_steps": 3},
+        "parallel": {"name": "ddp", "compression": {"name": "none"}},
     }
-    after |= {"data": {"workers": 4}, "checkpoint": {"every_steps": 3}}
-    after |= {"parallel": {"name": "ddp", "compression": {"name": "none"}}}
     settings = changed(resume=True, runs="elsewhere", forced=["sdpa"], **after)
-    assert not list(changed_settings(Path("runs/a"), {"config": SETTINGS}, settings))
-
-
-def test_a_resume_keeps_what_the_first_start_wrote(tmp_path: Path) -> None:
-    create_run_folder(tmp_path, SETTINGS, {"torch": "1"}, resume=False)
-    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
-    assert {"config.yaml", "environment.json", "record.json"} <= before.keys()
-    create_run_folder(tmp_path, changed(resume=True, division="open"), {"torch": "2"}, resume=True)
-    after = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
-    record_before, record_after = (
-        json.loads(files.pop("record.json")) for files in (before, after)
-    )
-    assert after == before
-    added = {"resumed": [{"torch": "2"}], "division_requested": "open"}
-    assert (
-        record_after == record_before | added
-    )  # a resume may run elsewhere, with other code: it must show
-    create_run_folder(
-        tmp_path, changed(resume=True, division="closed"), {"torch": "3"}, resume=True
-    )
-    assert load_record(tmp_path)["division_requested"] == "open"  # a claim that stays
-
-
-class TestMetrics:
-    @pytest.mark.parametrize(
-        ("written", "kept"),
-        [
-            # A resume goes on from an earlier step, and may have no time to come as far; then the end is validated.
-            (
-                [
-                    "1 loss",
-                    "2 loss",
-                    "2 validation_loss",
-                    "3 loss",
-                    "4 validation_loss",
-                    "2 validation_loss",
-                ],
-                [0, 1, 5],
-            ),
-            # Killed behind step 60, which is done again: the first validation was of weights that are gone.
-            (["50 loss", "60 loss", "60 validation_loss", "60 loss"], [0, 3]),
-            # The last step is logged when training is over, if it is not one of every so many.
-            (["7 validation_loss", "7 loss", "7 validation_loss"], [1, 2]),
-        ],
-    )
-    def test_a_row_takes_back_what_a_resume_does_again(
-        self, tmp_path: Path, written: list[str], kept: list[int]
-    ) -> None:
-        log, rows = MetricsLog(tmp_path), list[dict[str, Any]]()
-        for number, (step, kind) in enumerate(line.split() for line in written):
-            rows.append({"step": int(step), kind: float(number)})
-            log.write(rows[-1])
-        log.close()
-        assert load_metrics(tmp_path) == [rows[number] for number in kept]
-
-    @pytest.mark.parametrize(
-        ("begun", "stand"),
-        [
-            ([0.42, 0.50, 0.62, 0.70], True),  # unbroken
-            ([0.4, 0.5, 0.61, 0.69], True),  # a budget of steps: the progress is that of the work
-            ([0.75, 0.80, 0.85, 0.90], False),  # killed behind step 7, resumed from step 4
-            ([0.43, 0.46, 0.49, 0.52], False),  # the same, and the journal's last seconds were lost
-        ],
-    )
-    def test_what_a_crash_threw_away_goes_though_no_row_has_its_step_again(
-        self, tmp_path: Path, begun: list[float], stand: bool
-    ) -> None:
-        """A validation, and the row of a checkpoint that is damaged, among the steps of the first row of a resume."""
-        rows: list[dict[str, Any]] = [
-            {"step": 4, "loss": 5.0, "progress": 0.40, "each_progress": [0.0, 0.1, 0.2, 0.3]},
-            {"step": 4, "validation_loss": 5.0, "progress": 0.41},
-            {"step": 6, "validation_loss": 4.0, "progress": 0.61},
-            {"step": 7, "loss": 4.0, "progress": 0.69, "each_progress": [0.3, 0.42, 0.5, 0.62]},
-            {"step": 8, "loss": 3.0, "progress": 0.95, "each_progress": begun},
-        ]
-        log = MetricsLog(tmp_path)
-        for row in rows:
-            log.write(row)
-        log.close()
-        assert load_metrics(tmp_path) == (rows if stand else rows[:2] + rows[4:])
-
-    def test_a_torn_line_costs_no_other(self, tmp_path: Path) -> None:
-        (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "lo')
-        assert [r["step"] for r in load_metrics(tmp_path)] == [1]
-        log = MetricsLog(tmp_path)
-        log.write({"step": 2, "loss": 1.0})
-        log.close()
-        assert [r["step"] for r in load_metrics(tmp_path)] == [1, 2]
-
-    @pytest.mark.parametrize(
-        "line",
-        [
-            *(b"[1]", b'{"stip": 1}', b'{"step": "1"}', b"\xff\xfe", b'{"st\x8bp": 1}', b"null"),
-            *(
-                b'{"step": 2, "each_progress": [' + each + b"]}"
-                for each in (b'"a", null', b"{}, [1]", b"NaN, 1e999")
-            ),
-        ],
-    )
-    def test_a_damaged_line_costs_no_other(self, tmp_path: Path, line: bytes) -> None:
-        """At the end of a day's training it must not cost the record."""
-        (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 2}\n')
-        assert [r["step"] for r in load_metrics(tmp_path)] == [1, 2]
-
-    def test_every_row_is_on_disk_at_once_and_holds_no_nan(self, tmp_path: Path) -> None:
-        log = MetricsLog(tmp_path)
-        log.write({"step": 1, "loss": float("nan")})
-        assert load_metrics(tmp_path) == [{"step": 1, "loss": None}]
-        log.close()
+    assert not list(changed_settings(SETTINGS, settings))
 
 
 class TestLock:
+    """One writer per run folder."""
+
     def test_a_second_process_is_refused_and_a_killed_one_holds_nothing(
         self, tmp_path: Path
     ) -> None:

@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,8 @@ from cramming.bench import gate, tricks
 from cramming.checks import Config, Place, attention_kernels, check
 from cramming.config import UserError
 from cramming.model import attention
-from cramming.record import MetricsLog, load_record
+from cramming.record import load_record
+from cramming.runlog import Event, EventLog, Steps
 
 Start = Callable[..., Path]
 Refused = Callable[..., str]
@@ -33,7 +34,7 @@ def test_a_full_disk_before_the_first_step_leaves_the_name_free(
         )  # as a failed write says it: without a file
 
     with monkeypatch.context() as patch:
-        patch.setattr(train_state, "MetricsLog", full)
+        patch.setattr(train_state, "build_engine", full)
         with pytest.raises(
             UserError, match=r"runs/a: No space left on device; make room there, then run again"
         ):
@@ -88,15 +89,15 @@ def test_another_runtime_error_is_our_own_defect_and_leaves_the_name_free(
 def test_a_full_disk_later_on_keeps_the_run(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = MetricsLog.write
+    append = EventLog.append
 
-    def full(self: MetricsLog, row: Mapping[str, Any]) -> None:
-        if row["step"] > 3:
+    def full(self: EventLog, event: Event, *, sync_now: bool = True) -> str:
+        if isinstance(event, Steps) and event.step > 3:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        write(self, row)
+        return append(self, event, sync_now=sync_now)
 
     with monkeypatch.context() as patch:
-        patch.setattr(MetricsLog, "write", full)
+        patch.setattr(EventLog, "append", full)
         with pytest.raises(
             UserError, match=r"runs/a: No space left on device; .* with resume=true"
         ):
@@ -187,10 +188,10 @@ def test_a_kernel_without_this_number_format_or_dropout_is_found_by_the_check(
 
 
 @pytest.mark.parametrize("override", ["optim=adamw8bit", "precision=fp8"])
-def test_a_missing_package_is_found_before_anything_is_written(
+def test_a_missing_package_is_found_before_the_model_is_built(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str
 ) -> None:
-    monkeypatch.setattr(train_state, "create_run_folder", lambda *_, **__: pytest.fail("too late"))
+    monkeypatch.setattr(train_state, "build_engine", lambda *_, **__: pytest.fail("too late"))
     monkeypatch.setattr("cramming.checks.find_spec", lambda name: None)
     with pytest.raises(
         UserError, match=r"needs the package torchao; pip install 'cramming\[lowbit\]'"
@@ -258,7 +259,7 @@ def test_a_missing_package_is_found_before_anything_is_written(
         ([*TOKENS, "budget.tokens=10"], "not one step of train.batch_size=8 fits"),
         (
             [*TOKENS, "budget.tokens=null", "budget.minutes=0.0001", "start=cooccurrence"],
-            "s had passed by then, counting of start=cooccurrence included); raise the budget",
+            "s had passed by then, counting of start=cooccurrence included). Raise the budget",
         ),
     ],
 )

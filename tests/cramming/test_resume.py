@@ -1,9 +1,7 @@
 """A run that was stopped, or that crashed, goes on just where it was, its time charged, or is refused in one line."""
 
-import json
 import os
 import re
-import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -16,17 +14,12 @@ import torch
 from cramming.budget import BudgetClock
 from cramming.config import UserError
 from cramming.data.batches import BatchSource
-from cramming.data.manifest import Manifest
 from cramming.engine import Engine, StepStats
-from cramming.journal import checkpoints_of, processes_of, read_journal
 from cramming.model.heads import MaskedLM
 from cramming.plan import micro_batch
-from cramming.record import load_metrics, load_record, setup_hash
-from cramming.record_schema import read_record
-from cramming.recorded import RecordedRun
+from cramming.record import load_metrics, load_record
+from cramming.runlog import RUN_LOG, Steps, Validation, read_log, training_of
 from cramming.train_state import TrainState
-from eval.rules.load import load_run
-from eval.rules.table import RULES, judge
 from tests.conftest import before_step
 
 Start = Callable[..., Path]
@@ -34,6 +27,17 @@ Losses = Callable[[Path], list[tuple[int, float]]]
 Result = Callable[[Path], dict[str, Any]]
 Refused = Callable[..., str]
 Break = Callable[..., BaseException]
+
+
+def endings(run: Path) -> list[str]:
+    """Return how each process of a run ended."""
+    processes = load_record(run)["pretrain"]["budget"]["processes"]
+    return [process["ended"] for process in processes]
+
+
+def checkpoints(run: Path) -> list[int]:
+    """Return after which steps the run's checkpoints were made."""
+    return [saved.steps for saved in training_of(read_log(run / RUN_LOG)).saved]
 
 
 class Crash(BaseException):
@@ -99,7 +103,7 @@ def test_stopped_and_resumed_equals_unbroken_bit_for_bit(
     run = start("name=a", "resume=true", *settings)
     assert losses(run) == losses(whole)
     assert result(run) == result(whole)
-    assert [p["ended"] for p in processes_of(read_journal(run / "budget.jsonl"))] == [
+    assert endings(run) == [
         "stopped",
         "stopped",
         "finished",
@@ -133,24 +137,7 @@ def test_rows_of_the_log_are_means_of_the_same_steps_after_a_resume(
     assert [row for row in logs[0] if row["step"] != 4] == logs[1]
 
 
-def test_files_beside_the_record_are_witnesses_of_its_corpus_and_of_each_processs_environment(
-    start: Start, break_run: Break, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A rule can compute both from the record alone."""
-    for threads, resume in ((1, "false"), (2, "true")):
-        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        break_run(2, "stop", "name=a", f"resume={resume}")
-    run = start("name=a", "resume=true")
-    record, events = load_record(run), read_journal(run / "budget.jsonl")
-    environments = [record["environment"], *record["resumed"]]
-    found = [event.get("setup") for event in events if event["event"] == "start"]
-    assert (
-        found == [setup_hash(environment) for environment in environments] and len(set(found)) == 2
-    )
-    assert Manifest.load(run / "corpus.json").sha256() == record["corpus"]["manifest_sha256"]
-
-
-def test_a_stop_between_micro_batches_takes_the_step_back(
+def test_a_stop_between_micro_batches_rolls_the_step_back(
     start: Start, monkeypatch: pytest.MonkeyPatch, result: Result
 ) -> None:
     """SIGTERM in the first of the fifth step's two micro-batches: its dropout must not be drawn twice."""
@@ -188,7 +175,7 @@ def test_ctrl_c_ends_in_order_and_a_second_one_at_once(
         start("name=a", "resume=true")
     run = start("name=a", "resume=true")
     assert result(run) == result(unbroken)
-    assert [p["ended"] for p in processes_of(read_journal(run / "budget.jsonl"))] == [
+    assert endings(run) == [
         "stopped",
         "failed",
         "finished",
@@ -269,9 +256,7 @@ def test_a_run_killed_at_its_last_checkpoint_has_a_loss(
     run = start("name=a", "resume=true", *settings)
     assert load_record(run)["pretrain"]["train_loss"] is not None
     assert [row["step"] for row in load_metrics(run) if "loss" in row] == [4]
-    assert [saved.steps for saved in checkpoints_of(read_journal(run / "budget.jsonl"))] == [
-        4
-    ]  # and not once more
+    assert checkpoints(run) == [4]  # and not once more
 
 
 @pytest.fixture
@@ -279,8 +264,8 @@ def stall(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """`stall(step)`: the machine stands still for a day in the update of this step."""
     update, calls, clocks, begin = Engine.update, [0], list[BudgetClock](), BudgetClock.attach
 
-    def attach(self: BudgetClock, *arguments: Any) -> None:
-        begin(self, *arguments)
+    def attach(self: BudgetClock, *arguments: Any, **named: Any) -> None:
+        begin(self, *arguments, **named)
         clocks.append(self)
 
     def of(step: int) -> None:
@@ -306,7 +291,7 @@ def test_a_step_that_ended_after_the_deadline_is_not_in_the_weights(
     stall(9)
     run = start("name=a", "checkpoint.every_steps=3", *HOURS)
     assert re.search(
-        r"step 9 ended 8\d+\.\d s after the deadline, so it is not kept: back to step 6",
+        r"step 9 ended 8\d+\.\d s after the deadline and is not kept: rolled back to step 6",
         capsys.readouterr().out,
     )
     section = load_record(run)["pretrain"]
@@ -320,15 +305,11 @@ def test_a_step_that_ended_after_the_deadline_is_not_in_the_weights(
     )["pretrain"]
     for key in ("final_sha256", "validation", "train_loss", "sequences", "exaflops"):
         assert section[key] == whole[key], key
-    record = load_run(run).record
-    assert [
-        f.rule for f in judge(record).findings if not f.ok and f.rule in ("R3", "R4", "R5", "R11")
-    ] == []
 
 
 @pytest.mark.parametrize(
     ("late", "said"),
-    [(1, "budget: not one step"), (2, "there were steps, but no checkpoint to go back or on from")],
+    [(1, "budget: not one step"), (2, "there was no checkpoint to roll back to")],
 )
 def test_without_a_checkpoint_before_it_no_step_is_left(
     start: Start,
@@ -345,7 +326,10 @@ def test_without_a_checkpoint_before_it_no_step_is_left(
     assert run.exists() == (late > 1)
     if late > 1:
         assert load_record(run)["pretrain"]["status"] == "exhausted"
-        assert max(event["steps"] for event in read_journal(run / "budget.jsonl")) == 1
+        assert (
+            max(e.event.steps or 0 for e in read_log(run / RUN_LOG) if hasattr(e.event, "steps"))
+            == 1
+        )
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.001])
@@ -364,8 +348,8 @@ def test_a_budget_of_hours_is_saved_shortly_before_its_end(
     stall(9)
     run = start("name=a", *HOURS, "train.validations=100")
     assert load_record(run)["pretrain"]["steps"] == 6
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert sum(row["step"] == 6 and "validation_loss" in row for row in rows) == 2  # and at the end
+    validations = [e.event for e in read_log(run / RUN_LOG) if isinstance(e.event, Validation)]
+    assert [event.step for event in validations].count(6) == 2  # and at the end
 
 
 def test_the_last_update_leaves_a_share_of_the_budget_free(
@@ -392,19 +376,13 @@ def test_crashed_and_resumed_equals_unbroken_bit_for_bit(
     files = sorted((tmp_path / "runs/a/checkpoints").iterdir())
     assert [f.name for f in files] == ["step-00000003.pt", "step-00000006.pt"]
     files[-1].write_bytes(files[-1].read_bytes()[:-1000])
-    assert load_record(tmp_path / "runs" / "a")["pretrain"]["status"] == "running"
     run = start("name=a", "checkpoint.every_steps=3", "resume=true")
     assert losses(run) == losses(unbroken)
     assert result(run) == result(unbroken)
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    assert (
-        sum(json.loads(line)["step"] == 5 for line in lines) == 2
-    )  # done twice; each reader counts it once
-    for rows in (load_run(run).metrics, list(RecordedRun.read(run).rows.values())):
-        assert [row["step"] for row in rows if "loss" in row] == list(range(1, 13))
-    assert list(RecordedRun.read(run).steps) == list(range(1, 13)) and not list(
-        RecordedRun.read(run).contradictions()
-    )
+    steps = [e.event.step for e in read_log(run / RUN_LOG) if isinstance(e.event, Steps)]
+    assert steps.count(5) == 2  # done twice; the record counts it once
+    rows = [row["step"] for row in load_metrics(run) if "loss" in row]
+    assert rows == list(range(1, 13))
 
 
 def test_a_crash_before_the_first_checkpoint_starts_again_but_stays_charged(
@@ -424,15 +402,10 @@ def test_a_resume_without_time_for_a_step_is_told_apart_from_a_run_that_goes_on(
     break_run(4, "crash", "name=a", *HOURS)
     with monkeypatch.context() as patch:
         patch.setattr("cramming.budget.process_age_seconds", lambda: 3600.0)
-        assert "there were steps, but no checkpoint" in refused("resume=true", *HOURS)
+        assert "there was no checkpoint to roll back to" in refused("resume=true", *HOURS)
     record = load_record(tmp_path / "runs" / "a")
     assert (record["pretrain"]["status"], record["pretrain"]["steps"]) == ("exhausted", 0)
-    finding = next(rule for rule in RULES if rule.number == "R3")(read_record(record))
-    assert not finding.ok and "the budget ended without a step that was kept" in finding.evidence
-    assert read_record(record).problems == []
-    assert "budget is spent, without a step that was kept; give another name" in refused(
-        "resume=true", *HOURS
-    )
+    assert "budget is spent, without a step that was kept" in refused("resume=true", *HOURS)
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -466,8 +439,6 @@ def test_a_shard_that_held_something_else_for_a_while_is_on_record(
             start(*settings)
     run = start(*settings, f"resume={str(killed).lower()}")
     assert load_record(run)["corpus"]["changed"] == {str(path): None if killed else True}
-    finding = next(rule for rule in RULES if rule.number == "R15")(read_record(load_record(run)))
-    assert not finding.ok and f"{path} changed while training read it" in finding.evidence
 
 
 def run_out_of_memory() -> None:
@@ -493,19 +464,12 @@ def test_out_of_memory_with_an_automatic_micro_batch_resumes_with_less(
         with monkeypatch.context() as patch:
             before_step(patch, step if resume == "false" else 1, run_out_of_memory)
             said = refused(*auto, f"resume={resume}")
-        assert said == (
-            f"train.micro_batch={before}: cpu ran out of memory in training, though auto had found it to fit; go on"
-            f" with resume=true, which takes {after}"
-        )
-    assert [p["ended"] for p in processes_of(read_journal(tmp_path / "runs/a/budget.jsonl"))] == [
-        "failed"
-    ] * 2
+        assert said.startswith(f"train.micro_batch={before}: cpu ran out of memory in training")
+        assert said.endswith(f"Resume with resume=true, which takes {after}.")
+    assert endings(tmp_path / "runs" / "a") == ["failed"] * 2
     section = load_record(start("name=a", "resume=true", *auto))["pretrain"]
     assert (section["status"], section["steps"], section["micro_batch"]) == ("finished", 12, 2)
-    assert (
-        section["micro_batch_found"]
-        == "auto, as told; 8 did not fit in training; 4 did not fit in training"
-    )
+    assert section["micro_batch_found"].endswith("4 did not fit in training")
     whole = load_record(unbroken)["pretrain"]
     assert section["tokens"] == whole["tokens"]
     assert section["validation"]["loss"] == pytest.approx(whole["validation"]["loss"], rel=1e-4)
@@ -514,14 +478,14 @@ def test_out_of_memory_with_an_automatic_micro_batch_resumes_with_less(
 @pytest.mark.parametrize(
     ("settings", "step", "says"),
     [
-        ([], 1, "train.micro_batch=4: cpu ran out of memory in training; set train.micro_batch=2"),
+        ([], 1, "train.micro_batch=4: cpu ran out of memory in training. Set train.micro_batch=2."),
         (
             [],
             5,
-            "; set train.micro_batch=2 under another name, or go on with resume=true if something else had the",
+            "Set train.micro_batch=2 under another name, or resume with resume=true if something else",
         ),
-        (["train.batch_size=9", "train.micro_batch=9"], 1, "; set train.micro_batch=3"),
-        (["train.micro_batch=1"], 1, "; use memory.checkpoint_every=1 or a smaller model"),
+        (["train.batch_size=9", "train.micro_batch=9"], 1, "Set train.micro_batch=3"),
+        (["train.micro_batch=1"], 1, "Use memory.checkpoint_every=1 or a smaller model"),
     ],
 )
 @pytest.mark.parametrize("action", [run_out_of_memory, run_out_of_memory_on_a_cpu])
@@ -573,7 +537,7 @@ def test_a_resume_that_finds_nothing_says_so(
     start("name=first")
     assert "no run" not in capsys.readouterr().out
     run = start("name=frist", "resume=true")
-    said = f"resume=true: no run in {run} to go on with, a new one begins"
+    said = f"resume=true: no run in {run} to resume, a new one begins"
     assert said in " ".join(capsys.readouterr().out.split())
     start("name=frist", "resume=true")
     assert "no run" not in capsys.readouterr().out
@@ -587,17 +551,6 @@ def test_a_finished_run_is_refused_or_with_resume_left_alone(start: Start, unbro
     assert {p: p.stat().st_mtime_ns for p in unbroken.rglob("*") if p.is_file()} == before
 
 
-def test_a_journal_that_changed_since_the_end_is_said_at_once(
-    start: Start, unbroken: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = Path(shutil.copytree(unbroken, tmp_path / "runs" / "a"))
-    start("name=a", "resume=true")
-    assert "already finished" in capsys.readouterr().out
-    shutil.copy(run / "metrics.jsonl", run / "budget.jsonl")
-    start("name=a", "resume=true")
-    assert "budget.jsonl: not as it was when the run ended" in capsys.readouterr().out
-
-
 def test_an_unfinished_run_and_a_resume_with_other_settings(
     refused: Refused, break_run: Break
 ) -> None:
@@ -605,7 +558,7 @@ def test_an_unfinished_run_and_a_resume_with_other_settings(
     assert "resume=true" in refused()
     message = refused("resume=true", "optim.lr=0.5")
     assert message.startswith("optim.lr=0.5: ")
-    assert "optim.lr=0.001" in message
+    assert "0.001" in message
 
 
 def test_a_resume_may_find_the_corpus_elsewhere(

@@ -1,4 +1,4 @@
-"""Trackers get what metrics.jsonl gets; training neither waits for them nor ends with them."""
+"""Trackers get the rows of the run log; training neither waits for them nor ends with them."""
 
 import json
 import os
@@ -12,12 +12,12 @@ import pytest
 
 from cramming import checks, trackers
 from cramming.config import UserError
-from cramming.journal import first_line_sha256
 from cramming.record import load_metrics
-from cramming.trackers import Tracked, TrackedLog
+from cramming.runlog import RUN_LOG, head_of
+from cramming.trackers import Tracked, Trackers
 from tests.conftest import before_step
 
-ROW = {"step": 1, "loss": 5.5, "grad_norm": float("nan")}
+ROW = {"step": 1, "loss": 5.5}
 
 
 class Held:
@@ -37,12 +37,12 @@ class Held:
 
 def test_training_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(trackers.TRACKERS, "wandb", Held)
-    log = TrackedLog(tmp_path, ["wandb"], 0, {})
-    log.write(ROW)
-    assert load_metrics(tmp_path) == [ROW | {"grad_norm": None}] and not Held.rows
+    feeds = Trackers(tmp_path, ["wandb"], 0, {})
+    feeds.write(ROW)
+    assert not Held.rows
     Held.may_open.set()
-    log.close()
-    assert Held.rows == [{"step": 1, "loss": 5.5}, {"step": -1}]
+    feeds.close()
+    assert Held.rows == [ROW, {"step": -1}]
 
 
 def test_a_tracker_that_fails_is_off_and_the_run_goes_on(
@@ -116,7 +116,7 @@ def test_weights_and_biases_offline_has_one_run(
     pytest.importorskip("wandb")
     monkeypatch.delenv("WANDB_MODE", raising=False)
     run = stopped_and_resumed(start, "trackers=[wandb]")
-    name = (first_line_sha256(run / "budget.jsonl") or "")[:32]
+    name = (head_of(run / RUN_LOG) or "")[:32]
     files = [
         file.read_bytes()
         for file in sorted((run / "wandb").glob(f"offline-run-*/run-{name}.wandb"))

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from cramming import pretrain
-from cramming.budget import processes_of, read_journal
+from cramming import launch
 from cramming.record import load_metrics, load_record
 
 # As `python -m cramming`, but the process kills itself at the beginning of a step: no handler runs, nothing is flushed.
@@ -53,6 +52,12 @@ def command(
     return [sys.executable, *program, "pretrain", *tiny_overrides, f"runs={runs}", *overrides]
 
 
+def processes(run: Path) -> list[dict[str, Any]]:
+    """The processes of a run, as its record has them."""
+    found: list[dict[str, Any]] = load_record(run)["pretrain"]["budget"]["processes"]
+    return found
+
+
 def losses(run: Path) -> list[tuple[int, float]]:
     return [(row["step"], row["loss"]) for row in load_metrics(run) if "loss" in row]
 
@@ -69,7 +74,7 @@ def killed_run(tmp_path_factory: pytest.TempPathFactory, tiny_overrides: list[st
 @pytest.fixture(scope="module")
 def start_seconds(killed_run: Path) -> float:
     """How long this machine takes now from the start of a process to its training."""
-    return float(read_journal(killed_run / "budget.jsonl")[-1]["elapsed"])
+    return float(processes(killed_run)[-1]["spent_seconds"])
 
 
 def test_kill_9_and_resume_equals_unbroken_bit_for_bit(
@@ -84,12 +89,12 @@ def test_kill_9_and_resume_equals_unbroken_bit_for_bit(
     assert load_record(run)["pretrain"]["status"] == "running"
     assert not (run / "final").exists()
     settings = compose(*tiny_overrides, "name=a", "checkpoint.every_steps=3")
-    pretrain.main({**settings, "runs": str(run.parent), "resume": True})
-    pretrain.main({**settings, "runs": str(whole.parent)})
+    launch.main({**settings, "runs": str(run.parent), "resume": True})
+    launch.main({**settings, "runs": str(whole.parent)})
     assert losses(run) == losses(whole)
     for key in ("final_sha256", "steps", "tokens", "validation", "train_loss"):
         assert load_record(run)["pretrain"][key] == load_record(whole)["pretrain"][key]
-    assert [p["ended"] for p in processes_of(read_journal(run / "budget.jsonl"))] == [
+    assert [process["ended"] for process in processes(run)] == [
         "killed",
         "finished",
     ]
@@ -115,7 +120,7 @@ def test_a_time_budget_holds_over_kill_9_and_resume(
         pytest.skip(f"this machine is too busy now to start a process in {limit:.0f} s")
     assert killed.returncode == -signal.SIGKILL
     alive = time.monotonic() - began
-    (first,) = processes_of(read_journal(tmp_path / "a" / "budget.jsonl"))
+    (first,) = processes(tmp_path / "a")
     assert alive - 1.0 < first["spent_seconds"] <= alive
 
     done = subprocess.run(
@@ -181,7 +186,7 @@ def test_two_ranks_equal_one(
     subprocess.run(
         [*torchrun, *arguments], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=180
     )
-    pretrain.main({**compose(*tiny_overrides, *by_loss, "name=one"), "runs": str(tmp_path)})
+    launch.main({**compose(*tiny_overrides, *by_loss, "name=one"), "runs": str(tmp_path)})
     one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
     assert [step for step, _ in two] == [step for step, _ in one]
     assert [loss for _, loss in two] == pytest.approx([loss for _, loss in one], rel=1e-4)

@@ -17,10 +17,10 @@ from safetensors.torch import load_file
 
 from cramming.checks import Config, Place, check
 from cramming.config import UserError
-from cramming.journal import read_journal, spent_seconds
 from cramming.optim.build import NEED_WHOLE_MATRICES, OPTIMIZERS
 from cramming.parallel.mesh import COMPRESSIONS, data_size
 from cramming.record import load_metrics, load_record, run_lock
+from cramming.runlog import RUN_LOG, Checkpoint, End, read_log, training_of
 
 from .rank_worker import assert_same, launch, run_cases, train
 
@@ -206,12 +206,9 @@ def test_a_signal_to_any_rank_stops_all_and_the_resume_is_the_unbroken_run(
         cases[f"resumed {way}"] = run(2, f"stopped-{way}", *how, "resume=true")
     launch(runs, cases, VERB)
     for way in ways:
-        ends = [
-            event
-            for event in read_journal(runs / f"stopped-{way}" / "budget.jsonl")
-            if event["event"] == "end"
-        ]
-        assert [(end["steps"], end["reason"]) for end in ends] == [(6, "stopped"), (9, "finished")]
+        entries = read_log(runs / f"stopped-{way}" / RUN_LOG)
+        ends = [entry.event for entry in entries if isinstance(entry.event, End)]
+        assert [(end.steps, end.reason) for end in ends] == [(6, "stopped"), (9, "finished")]
         resumed, unbroken = runs / f"stopped-{way}", runs / f"unbroken-{way}"
         assert losses(resumed) == losses(unbroken), way
         assert final_files(resumed) == final_files(unbroken), way
@@ -308,11 +305,13 @@ def test_a_killed_rank_is_restarted_and_the_run_ends_with_the_right_weights(
     assert found.keys() == expected.keys()
     assert all(found[name].equal(weight) for name, weight in expected.items())
     assert_is_the_same_run(runs / killed, runs / f"alone-{agents}", 2)
-    events = read_journal(runs / killed / "budget.jsonl")
-    first = max(event["elapsed"] for event in events if event["process"] == 0)
-    assert max(event["steps"] for event in events if event["process"] == 0) >= 15
-    assert load_record(runs / killed)["pretrain"]["budget"]["spent_seconds"] > first
-    assert {event["process"] for event in events} == {0, 1} and spent_seconds(events) > first
+    entries = read_log(runs / killed / RUN_LOG)
+    saved = [entry.event.steps for entry in entries if isinstance(entry.event, Checkpoint)]
+    assert max(saved) >= 15
+    first, second = training_of(entries).processes
+    assert first.ended == "killed" and second.ended == "finished"
+    spent = load_record(runs / killed)["pretrain"]["budget"]["spent_seconds"]
+    assert spent > first.spent_seconds
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel must tell the processes")
@@ -327,14 +326,14 @@ def test_the_processes_of_a_killed_torchrun_save_and_end(
     )
     launcher = subprocess.Popen([*torchrun, "-m", "cramming", "pretrain", *tiny_overrides, *own])
     try:
-        wait_until(lambda: (run / "metrics.jsonl").exists() and len(losses(run)) > 3)
+        wait_until(lambda: len(losses(run)) > 3)
     finally:
         launcher.kill()
         launcher.wait()
     wait_until(lambda: not is_locked(run))
-    *_, saved, end = read_journal(run / "budget.jsonl")
-    assert (saved["event"], end["event"], end["reason"]) == ("checkpoint", "end", "stopped")
-    assert saved["steps"] == end["steps"] >= max(losses(run))
+    *_, saved, end = [entry.event for entry in read_log(run / RUN_LOG)]
+    assert (saved.event, end.event, end.reason) == ("checkpoint", "end", "stopped")
+    assert saved.steps == end.steps >= max(losses(run))
 
 
 def wait_until(is_so: Callable[[], bool], seconds: float = 180) -> None:

@@ -20,7 +20,8 @@ from cramming.parallel.mesh import Mesh
 from cramming.plan import micro_batch
 from cramming.plan.memory import Simulation, heap_factor
 from cramming.precision import Precision, PrecisionConfig
-from cramming.record import load_metrics, load_record, write_record_section
+from cramming.record import load_metrics, load_record
+from cramming.runlog import MicroBatch, Training
 
 CPU = torch.device("cpu")
 MODEL = ModelConfig(
@@ -203,17 +204,16 @@ def test_on_a_cpu_the_prediction_decides(
 
 @pytest.mark.parametrize(("sequences", "rows"), [(16, 8), (8, 8), (4, 4), (12, 4), (3, 1)])
 def test_a_recorded_number_also_goes_with_more_processes(
-    make_config: Callable[..., Config], tiny_source: Any, tmp_path: Path, sequences: int, rows: int
+    make_config: Callable[..., Config], tiny_source: Any, sequences: int, rows: int
 ) -> None:
     """Each then has fewer sequences of a step. The number that fits stays on record."""
-    write_record_section(tmp_path, pretrain={"micro_batch": 8})
+    training = Training(micro_batch=MicroBatch(sequences=8, how="auto"))
     config = make_config()
     engine = engine_of(config)
     assert (
-        micro_batch.micro_batch_of_run(tmp_path, engine, tiny_source.batch, config, sequences)
+        micro_batch.micro_batch_of_run(training, None, engine, tiny_source.batch, config, sequences)
         == rows
     )
-    assert load_record(tmp_path)["pretrain"]["micro_batch"] == 8
 
 
 def test_memory_limits_of_a_container_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
