@@ -196,7 +196,7 @@ class BudgetClock:
         self.lost_flops = 0.0
         self.work = Work()
         self.has_ended = ended_after(events) is not None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._stopped = threading.Event()
         self._failure: OSError | None = None
         if self.has_ended:
@@ -213,9 +213,13 @@ class BudgetClock:
         if checkpoint_sha256 and not self.has_ended:
             self._write("resume", sha256=checkpoint_sha256)
 
-    def enter_checkpoint(self, sha256: str, kept: bool = False) -> None:
-        """Note that the present state is saved, in a file with this SHA-256 that is `kept` or makes room for newer."""
-        self._write("checkpoint", sha256=sha256, **({"kept": True} if kept else {}))
+    def enter_checkpoint(self, sha256: str, work: Work, kept: bool = False) -> None:
+        """Record the file of the state after `work`, which is `kept` or makes room for newer ones, by its SHA-256.
+
+        Any thread may call this, also after further steps.
+        """
+        fields: dict[str, Any] = {"kept": True} if kept else {}
+        self._write("checkpoint", work, sha256=sha256, **fields)
 
     def step_synchronised(self, update_seconds: float) -> bool:
         """Note that a step has ended now, on the device too, and how long its update took.
@@ -297,8 +301,9 @@ class BudgetClock:
             return
         self._stopped.set()
         self._thread.join()
-        self._write("end", reason=reason)
-        self._file.close()
+        with self._lock:  # nothing is written behind the end
+            self._write("end", reason=reason)
+            self._file.close()
 
     def summary(self) -> dict[str, Any]:
         """The record's `pretrain.budget`. Time is charged up to the last step: what follows is not training."""
@@ -353,10 +358,11 @@ class BudgetClock:
             return {}
         return {"joules": round(now - before, 1)}
 
-    def _write(self, event: str, **more: Any) -> None:
+    def _write(self, event: str, work_done: Work | None = None, **more: Any) -> None:
+        """Append an event with the counters of `work_done`, by default the present ones."""
         with self._lock:
             work, now = (
-                dict(vars(self.work)),
+                dict(vars(work_done or self.work)),
                 self.config.timer(),
             )  # in this order: no step ended after this time
             row = {

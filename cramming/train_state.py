@@ -4,8 +4,8 @@ Nothing is written before all that can be refused has been checked. What a resum
 how a run ends in cramming/finish.py.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -146,22 +146,24 @@ class TrainState:
     clock: BudgetClock | None
     metrics: MetricsLog | None
     validation: list[Batch]
+    saver: checkpoint.Saver = field(default_factory=checkpoint.Saver)
 
     def save_checkpoint(self, kept: bool = False) -> None:
-        """Write the present state, once its row of the log is on the disk and what it was trained on is looked at; of
-        all processes, which all call this, rank 0 writes."""
+        """Save the present state, once its row of the log is on the disk and what it was trained on is looked at; of
+        all processes, which all call this, rank 0 writes. The file may be complete only later (`checkpoint.Saver`)."""
         if self.metrics:
             self.metrics.sync()
             self.data.note_changed_files(self.folder)
-        enter = (
-            partial(self.clock.enter_checkpoint, kept=kept) if self.clock else lambda sha256: None
-        )
-        checkpoint.save(self.folder / "checkpoints", self.engine, self.work, enter, kept)
+        enter: Callable[[str], None] = lambda sha256: None  # noqa: E731
+        if self.clock:
+            enter = partial(self.clock.enter_checkpoint, work=replace(self.work), kept=kept)
+        self.saver.save(self.folder / "checkpoints", self.engine, self.work, enter, kept)
         self.saved_steps = self.work.steps
 
     def take_back(self) -> None:
         """Go back to the newest checkpoint, to no work at all if there is none: the step just done ended too late."""
         folder, saved = self.folder / "checkpoints", None
+        self.saver.wait()
         if self.clock:
             saved = checkpoint.newest_of(
                 folder, checkpoints_of(read_journal(self.folder / JOURNAL))

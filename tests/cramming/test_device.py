@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from cramming import CACHE_VARIABLES, device
-from cramming.budget import BudgetClock, BudgetConfig
+from cramming.budget import BudgetClock, BudgetConfig, Work
 from cramming.checks import Config, Place, check
 from cramming.config import UserError, build
 from cramming.device import RuntimeConfig, is_out_of_memory, select
@@ -122,7 +122,7 @@ def test_killed_and_resumed_processes_are_summed_up(nvml: Nvml, tmp_path: Path) 
     nvml.joules = 5e9  # more than 32 bits of millijoules
     killed = BudgetClock(config, journal, read)
     nvml.joules += 3.6e6
-    killed.enter_checkpoint("ab")
+    killed.enter_checkpoint("ab", Work())
     nvml.joules = 9e9  # by others, until the next process begins; the killed one wrote nothing more
     resumed = BudgetClock(config, journal, read)
     nvml.joules += 1.8e6
@@ -132,7 +132,7 @@ def test_killed_and_resumed_processes_are_summed_up(nvml: Nvml, tmp_path: Path) 
         nvml.joules = 9e9
         blind = BudgetClock(config, journal, read)
         nvml.joules = found
-        blind.enter_checkpoint("ab")
+        blind.enter_checkpoint("ab", Work())
         nvml.joules = 9e9 + 1
         blind.close("stopped")
         assert blind.energy() == {"energy_kwh": None, "energy_source": None}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cramming import checkpoint, device, pretrain, train_state
-from cramming.budget import BudgetClock
+from cramming.budget import BudgetClock, Work
 from cramming.config import UserError
 from cramming.engine import Engine
 from cramming.journal import Journal, checkpoints_of, processes_of, read_journal
@@ -200,6 +200,7 @@ def test_another_limit_than_the_processes_before(crashed: Path, refused: Refused
     )
 
 
+@pytest.mark.usefixtures("each_saver")
 @pytest.mark.parametrize("where", ["enter_checkpoint", "write_record_section", "BudgetClock"])
 def test_killed_at_the_worst_moment_a_run_goes_on_and_stays_charged(
     start: Start,
@@ -214,9 +215,9 @@ def test_killed_at_the_worst_moment_a_run_goes_on_and_stays_charged(
         if where == "enter_checkpoint":
             original = BudgetClock.enter_checkpoint
 
-            def enter(self: BudgetClock, sha256: str, kept: bool) -> None:
-                original(self, sha256, kept)
-                if self.work.steps == 6:
+            def enter(self: BudgetClock, sha256: str, work: Work, kept: bool) -> None:
+                original(self, sha256, work, kept)
+                if work.steps == 6:
                     crash()
 
             patch.setattr(BudgetClock, where, enter)
@@ -273,6 +274,7 @@ class TestEnded:
         )
 
 
+@pytest.mark.usefixtures("each_saver")
 def test_a_run_has_ended_once_its_last_checkpoint_is_saved(
     start: Start,
     monkeypatch: pytest.MonkeyPatch,
@@ -287,7 +289,7 @@ def test_a_run_has_ended_once_its_last_checkpoint_is_saved(
         raise UserError("no room")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save", full)
+        patch.setattr(checkpoint, "overwrite_atomically", full)
         assert refused() == "no room"
     (process,) = processes_of(read_journal(tmp_path / "runs" / "a" / "budget.jsonl"))
     assert process["ended"] == "failed"

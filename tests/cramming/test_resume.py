@@ -67,6 +67,7 @@ BY_LOSS = [
 PHASES = "objective.phases=[{at: 0.2, rate: 0.15, causal: true}, {at: 0.7, rate: 0.05}]"
 
 
+@pytest.mark.usefixtures("each_saver")
 @pytest.mark.parametrize(
     "settings",
     [
@@ -299,6 +300,7 @@ def stall(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 HOURS = ("budget.steps=null", "budget.hours=1", "schedule=constant", "schedule.warmup=0")
 
 
+@pytest.mark.usefixtures("each_saver")
 def test_a_step_that_ended_after_the_deadline_is_not_in_the_weights(
     start: Start, stall: Callable[[int], None], result: Result, capsys: pytest.CaptureFixture[str]
 ) -> None:
