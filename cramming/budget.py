@@ -358,7 +358,7 @@ class BudgetClock:
             return {}
         return {"joules": round(now - before, 1)}
 
-    def _write(self, event: str, work_done: Work | None = None, **more: Any) -> None:
+    def _write(self, event: str, work_done: Work | None = None, /, **more: Any) -> None:
         """Append an event with the counters of `work_done`, by default the present ones."""
         with self._lock:
             work, now = (

@@ -14,6 +14,8 @@ from cramming.progress import say
 from cramming.record import Status, is_run, load_metrics, load_record, write_record_section
 from cramming.train_state import ResumeWithLessError, TrainState
 
+MAX_DATA_WAIT_SHARE = 0.01  # of the seconds charged; above it a warning is printed
+
 
 def finish(state: TrainState, reason: EndReason, problem: UserError | None = None) -> None:
     """Export the model and complete the record. `problem`: why there is none, of a run whose training diverged."""
@@ -42,6 +44,7 @@ def finish(state: TrainState, reason: EndReason, problem: UserError | None = Non
         "final_files": final,
     }
     write_record_section(state.folder, pretrain=section)
+    warn_of_data_wait(state, section["data_wait_share"])
     if status == "exhausted":
         raise UserError(no_step_left(state))
     if status == "diverged":
@@ -137,6 +140,15 @@ def work_of(state: TrainState, budget: dict[str, Any]) -> dict[str, Any]:
         "peak_memory_bytes": devices.peak_memory_bytes(device),
         "skipped_steps": work.skipped_steps,
     }
+
+
+def warn_of_data_wait(state: TrainState, share: float | None) -> None:
+    """Say so if training waited for its batches for more than a hundredth of the time charged."""
+    if share is not None and share > MAX_DATA_WAIT_SHARE:
+        say(
+            f"warning: {state.folder}: training waited for batches for {share:.1%} of its time. Put the corpus on a"
+            " faster disk, or use a machine with more memory or idle cores."
+        )
 
 
 def no_step_left(state: TrainState) -> str:
