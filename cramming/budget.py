@@ -23,6 +23,7 @@ from cramming.config import Count, Positive, Within
 from cramming.runlog import (
     MAX_HEARTBEAT_SECONDS,
     Checkpoint,
+    Counted,
     End,
     EndReason,
     EventLog,
@@ -248,9 +249,12 @@ class BudgetClock:
         if resumed and not self.has_ended:
             self._write(Resume, sha256=sha256)
 
-    def enter_checkpoint(self, sha256: str, *, kept: bool = False) -> None:
-        """Record that the present state is saved in a file with this SHA-256; a `kept` file is never removed."""
-        self._write(Checkpoint, sha256=sha256, kept=kept)
+    def enter_checkpoint(self, sha256: str, step: int, *, kept: bool = False) -> None:
+        """Log that the state after `step` steps is in a file with this SHA-256; a `kept` file is never removed.
+
+        Any thread may call this, also after further steps.
+        """
+        self._write(Checkpoint, sha256=sha256, step=step, kept=kept)
 
     def step_synchronised(self, update_seconds: float) -> bool:
         """Note that a step has ended now, on the device too, and how long its update took.
@@ -362,20 +366,20 @@ class BudgetClock:
         return round(now - before, 1)
 
     def _write(self, kind: type[Timed], **more: Any) -> str:
-        """Append a timed event with the counters; a heartbeat has only those that changed, a start none."""
+        """Append a timed event; a heartbeat has the counters that changed, an end or a resume all of them."""
         with self._lock:
-            counters = {**vars(self.work), "lost_flops": self.lost_flops}
-            counters["slowest_update_seconds"] = self.slowest_update_seconds
-            counters["joules"] = self._energy_used()
+            counters: dict[str, Any] = {}
+            if issubclass(kind, Counted):
+                counters = {**vars(self.work), "lost_flops": self.lost_flops}
+                counters["slowest_update_seconds"] = self.slowest_update_seconds
+                counters["joules"] = self._energy_used()
             now = self.config.timer()  # after the counters: no step ended after this time
             if kind is Heartbeat:
-                told = {k: v for k, v in counters.items() if self._written.get(k) != v}
-            else:
-                told = {} if kind is Start else counters
+                counters = {k: v for k, v in counters.items() if self._written.get(k) != v}
             elapsed = round(now - self._began, 3)
-            event = kind(elapsed=elapsed, wall=round(time.time(), 3), **told, **more)
+            event = kind(elapsed=elapsed, wall=round(time.time(), 3), **counters, **more)
             sha256 = self.log.append(event)
-            self._written |= told
+            self._written |= counters
             self._noted = now
             return sha256
 

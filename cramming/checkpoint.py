@@ -3,23 +3,28 @@
 A checkpoint holds weights (and their mean, where one is made), optimizer state, loss scale, random states (dropout),
 losses by token where masks follow them, and the work counters; the data position is `sequences` of the counters. Time
 is the run log's (cramming/runlog.py), in which every checkpoint is an event before it gets its name: a kill in between
-leaves an event without a file; a file without an event is not ours. The newest two are there, `step-<n>.pt`, and those
-that are kept for a replay (cramming/replay.py), `kept-<n>.pt`.
+leaves an event without a file; a file without an event is not ours. The event has the number of steps of the saved
+state and the time at which the file was whole. The newest two are there, `step-<n>.pt`, and those that are kept for a
+replay (cramming/replay.py), `kept-<n>.pt`.
 """
 
 import hashlib
 import re
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from io import BufferedWriter, FileIO
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass, transform_subclass
+from torch.utils._pytree import tree_map_only
 
 from cramming.budget import Work
 from cramming.config import UserError, file_sha256
-from cramming.device import random_states, set_random_states
+from cramming.device import random_states, set_random_states, synchronize
 from cramming.engine import Engine
 from cramming.files import overwrite_atomically
 from cramming.progress import say
@@ -27,6 +32,54 @@ from cramming.runlog import Saved
 
 KEEP = 2
 NEWEST, KEPT = "step", "kept"  # how a file's name begins
+BACKGROUND_DEVICES = {"cuda"}  # where a thread writes the checkpoints
+
+
+class Saver:
+    """Writer of one run's checkpoints, at most one at a time.
+
+    On a GPU the training thread copies the state to main memory, and a thread hashes and writes the copy while training
+    continues: nothing but the copy, and the wait for a checkpoint that is still being written, holds training up. An
+    error of that thread is raised by the next `check`, `save` or exit. On a CPU, and of several processes, the training
+    thread writes: there a copy costs as much as the write does, which would compete for the same cores (docs/log.md).
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None
+
+    def __enter__(self) -> "Saver":
+        return self
+
+    def __exit__(self, error_type: type[BaseException] | None, *rest: object) -> None:
+        """Wait for the last checkpoint; its error is raised unless another is already under way."""
+        self._thread.shutdown()
+        if error_type is None:
+            self.wait()
+
+    def save(
+        self, folder: Path, engine: Engine, work: Work, enter: Callable[[str], None], kept: bool
+    ) -> None:
+        """Save as the function `save` does; on a GPU, return once the state is copied."""
+        self.wait()
+        if engine.device.type not in BACKGROUND_DEVICES or engine.spread:
+            save(folder, engine, work, enter, kept)
+            return
+        state = copy_to_host(contents(engine, work))
+        synchronize(engine.device)
+        path = _path(folder, work, kept)
+        self._pending = self._thread.submit(_write_checkpoint, path, state, enter)
+
+    def check(self) -> None:
+        """Raise the error of a checkpoint that could not be written; do not wait for one that still is."""
+        if self._pending and self._pending.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Return once no checkpoint is being written; raise the error of the one that was."""
+        pending, self._pending = self._pending, None
+        if pending:
+            pending.result()
 
 
 def save(
@@ -37,13 +90,21 @@ def save(
     With `kept` it is `kept-<n>.pt`, which stays. Of several processes all call this, and rank 0 writes.
     """
     state = contents(engine, work)
-    path = folder / f"{KEPT if kept else NEWEST}-{work.steps:08d}.pt"
-    if not engine.mesh.is_main:
-        return path
-    overwrite_atomically(path, lambda temporary: enter(_write(state, temporary)))
-    for old in _files(folder, NEWEST)[KEEP:]:
-        old.unlink()
+    path = _path(folder, work, kept)
+    if engine.mesh.is_main:
+        _write_checkpoint(path, state, enter)
     return path
+
+
+def _path(folder: Path, work: Work, kept: bool) -> Path:
+    kind = KEPT if kept else NEWEST
+    return folder / f"{kind}-{work.steps:08d}.pt"
+
+
+def _write_checkpoint(path: Path, state: dict[str, Any], enter: Callable[[str], None]) -> None:
+    overwrite_atomically(path, lambda temporary: enter(_write(state, temporary)))
+    for old in _files(path.parent, NEWEST)[KEEP:]:
+        old.unlink()
 
 
 def contents(engine: Engine, work: Work) -> dict[str, Any]:
@@ -62,6 +123,26 @@ def contents(engine: Engine, work: Work) -> dict[str, Any]:
         "cuda_rng": gpu_state,
         **{name: part.state_dict() for name, part in engine.parts.items()},
     }
+
+
+@torch.no_grad()
+def copy_to_host(state: Any) -> Any:
+    """Return a copy of nested tensors in main memory, independent of them; tensors that are one remain one.
+
+    Of a GPU's tensors it is in pinned memory, which torch keeps for the next copy, and complete after a `synchronize`.
+    """
+    copies: dict[tuple[Any, ...], Tensor] = {}
+
+    def copied(tensor: Tensor) -> Tensor:
+        if is_traceable_wrapper_subclass(tensor):  # an 8-bit state of torchao: codes and scales
+            return transform_subclass(tensor, lambda _, part: copied(part))
+        view = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        if view not in copies:
+            copy = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+            copies[view] = copy.copy_(tensor, non_blocking=True)
+        return copies[view]
+
+    return tree_map_only(Tensor, copied, state)
 
 
 def read(path: Path) -> dict[str, Any]:

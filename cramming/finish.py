@@ -12,6 +12,8 @@ from cramming.progress import say
 from cramming.runlog import EndReason, Exported, MicroBatch, Validation
 from cramming.train_state import ResumeWithLessError, TrainState, finite_or_none
 
+MAX_DATA_WAIT_SHARE = 0.01  # of the seconds charged; above it a warning is printed
+
 
 def finish(state: TrainState, reason: EndReason, problem: UserError | None = None) -> None:
     """Validate, export and log the final model. `problem`: why there is none, of a run whose training diverged."""
@@ -21,6 +23,7 @@ def finish(state: TrainState, reason: EndReason, problem: UserError | None = Non
         return
     if not state.work.steps:
         raise UserError(no_step_left(state))
+    warn_of_data_wait(state)
     take_average(state)
     validation = validate_fully(state)
     loss = validation.loss if validation.loss is not None else validation.replaced_token_loss
@@ -98,6 +101,17 @@ def export(state: TrainState) -> dict[str, str]:
     special = {f"{name}_token": token for name, token in corpus.manifest.tokenizer.special.items()}
     save_pretrained(model, state.folder / "final", corpus.tokenizer_file, special)
     return file_hashes(state.folder / "final")
+
+
+def warn_of_data_wait(state: TrainState) -> None:
+    """Say so if training waited for its batches for more than a hundredth of the time charged."""
+    work = state.work
+    share = work.data_wait_seconds / work.last_step_seconds if work.last_step_seconds else 0.0
+    if share > MAX_DATA_WAIT_SHARE:
+        say(
+            f"warning: {state.folder}: training waited for batches for {share:.1%} of its time. Put the corpus on a"
+            " faster disk, or use a machine with more memory or idle cores."
+        )
 
 
 def no_step_left(state: TrainState) -> str:

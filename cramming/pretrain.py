@@ -117,9 +117,10 @@ def train_and_save(state: TrainState, stop: StopRequest) -> EndReason:
     """Train on the clock. A run has ended once its last checkpoint is saved, not before."""
     reason: EndReason = "failed"
     try:
-        ended = train(state, stop.is_set)
-        if state.work.steps != state.saved_steps:
-            state.save_checkpoint()
+        with state.saver:
+            ended = train(state, stop.is_set)
+            if state.work.steps != state.saved_steps:
+                state.save_checkpoint()
         reason = ended
     except DivergedError:
         reason = "diverged"
@@ -170,6 +171,7 @@ def train(state: TrainState, stop: Callable[[], bool], title: str = "pretrain") 
     recent.extend(state.steps_before_resume)
     with Progress(title, total=100.0, unit="%", before=100 * reached) as bar:
         while True:
+            state.saver.check()
             progress, fits, stopped = before_step(state, pace, stop)
             if stopped or not fits:
                 reason = "stopped" if fits else "finished"

@@ -50,12 +50,16 @@ class Event(BaseModel):
 class Timed(Event):
     """An event of a training process.
 
-    `elapsed`: seconds on the budget's clock since the process began. `wall`: seconds since 1970. The counters are
-    those of `cramming.budget.Work` and of the clock, written when they have changed since the event before.
+    `elapsed`: seconds on the budget's clock since the process began. `wall`: seconds since 1970.
     """
 
     elapsed: Seconds
     wall: FiniteFloat
+
+
+class Counted(Timed):
+    """A timed event with the counters of `cramming.budget.Work` and of the clock. One that is None has not changed."""
+
     steps: NonNegativeInt | None = None
     sequences: NonNegativeInt | None = None
     tokens: NonNegativeInt | None = None
@@ -69,7 +73,7 @@ class Timed(Event):
     joules: NonNegativeFloat | None = None
 
 
-COUNTERS = tuple(name for name in Timed.model_fields if name not in ("elapsed", "wall"))
+COUNTERS = tuple(name for name in Counted.model_fields if name not in Timed.model_fields)
 
 
 class Start(Timed):
@@ -116,7 +120,7 @@ class MicroBatch(Event):
     how: str
 
 
-class Heartbeat(Timed):
+class Heartbeat(Counted):
     """A sign of life: what was spent until now is charged whatever happens next."""
 
     event: Literal["heartbeat"] = "heartbeat"
@@ -167,14 +171,15 @@ class Validation(Event):
 
 
 class Checkpoint(Timed):
-    """The state after the steps counted so far is saved in a file with this SHA-256; `kept` files are never removed."""
+    """The state after `step` steps is in a file with this SHA-256; `kept` files are never removed."""
 
     event: Literal["checkpoint"] = "checkpoint"
+    step: NonNegativeInt
     sha256: Sha256
     kept: bool = False
 
 
-class Resume(Timed):
+class Resume(Counted):
     """Training continues from the checkpoint with this SHA-256, or from the seed (None).
 
     All steps, validations and checkpoints after it are superseded; the time that they took stays charged.
@@ -194,7 +199,7 @@ class CorpusChanged(Event):
     files: dict[str, bool | None]
 
 
-class End(Timed):
+class End(Counted):
     """A training process ended its work on the clock."""
 
     event: Literal["end"] = "end"
@@ -520,7 +525,8 @@ def _cannot_follow(event: Event, training: Training) -> str | None:
             return f"{event.event} after the process had ended"
         if event.elapsed < process.spent_seconds:
             return f"elapsed falls from {process.spent_seconds} to {event.elapsed} s"
-        if (event.last_step_seconds or 0.0) > _earlier(training) + event.elapsed + 1.0:
+        last_step_seconds = getattr(event, "last_step_seconds", None) or 0.0
+        if last_step_seconds > _earlier(training) + event.elapsed + 1.0:
             return "the last step ended later than this event"  # times are rounded
     if isinstance(event, Resume) and event.sha256 is not None:
         known = {saved.sha256 for saved in training.saved}
@@ -559,19 +565,10 @@ def _add(training: Training, event: Event) -> None:
 def _add_timed(training: Training, event: Timed) -> None:
     process = training.processes[-1]
     process.spent_seconds = event.elapsed
-    for name in COUNTERS:
-        value = getattr(event, name)
-        if value is not None:
-            training.counters[name] = value
-    if event.joules is not None:
-        process.joules = event.joules
-    counters = training.counters
-    charged = counters.get("flops", 0.0) + counters.get("lost_flops", 0.0)
-    training.charged_flops = max(training.charged_flops, charged)
-    training.slowest_update_seconds = counters.get("slowest_update_seconds", 0.0)
-    training.has_trained = training.has_trained or bool(counters.get("steps"))
+    if isinstance(event, Counted):
+        _count(training, event)
     if isinstance(event, Checkpoint):
-        saved = Saved(counters.get("steps", 0), event.sha256)
+        saved = Saved(event.step, event.sha256)
         training.saved.append(saved)
         if event.kept:
             training.kept.add(saved)
@@ -580,7 +577,22 @@ def _add_timed(training: Training, event: Timed) -> None:
     elif isinstance(event, End):
         process.ended = event.reason
         if event.reason == "finished":
-            training.finished_after = counters.get("steps", 0)
+            training.finished_after = training.counters.get("steps", 0)
+
+
+def _count(training: Training, event: Counted) -> None:
+    """Take over the counters of an event."""
+    counters = training.counters
+    for name in COUNTERS:
+        value = getattr(event, name)
+        if value is not None:
+            counters[name] = value
+    if event.joules is not None:
+        training.processes[-1].joules = event.joules
+    charged = counters.get("flops", 0.0) + counters.get("lost_flops", 0.0)
+    training.charged_flops = max(training.charged_flops, charged)
+    training.slowest_update_seconds = counters.get("slowest_update_seconds", 0.0)
+    training.has_trained = training.has_trained or bool(counters.get("steps"))
 
 
 def _supersede(training: Training, event: Resume) -> None:

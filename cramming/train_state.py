@@ -5,7 +5,7 @@ What a resume continues is in cramming/resume.py, how a run ends in cramming/fin
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -156,6 +156,7 @@ class TrainState:
     changed_files: dict[str, bool | None]
     steps_before_resume: list[tuple[float, StepStats]]
     chose_micro_batch: bool  # `train.micro_batch: auto` found it
+    saver: checkpoint.Saver = field(default_factory=checkpoint.Saver)
 
     def append(self, event: Event) -> None:
         """Append an event to the log; it is on the disk with the next heartbeat or checkpoint."""
@@ -170,17 +171,21 @@ class TrainState:
             self.append(CorpusChanged(files=changed))
 
     def save_checkpoint(self, kept: bool = False) -> None:
-        """Write the present state; of all processes, which all call this, rank 0 writes."""
+        """Save the present state; of all processes, which all call this, rank 0 writes.
+
+        The file may be complete only later (`checkpoint.Saver`).
+        """
         enter: Callable[[str], None] = _enter_nothing
         if self.clock:
             self.note_changed_files()
-            enter = partial(self.clock.enter_checkpoint, kept=kept)
-        checkpoint.save(self.folder / "checkpoints", self.engine, self.work, enter, kept)
+            enter = partial(self.clock.enter_checkpoint, step=self.work.steps, kept=kept)
+        self.saver.save(self.folder / "checkpoints", self.engine, self.work, enter, kept)
         self.saved_steps = self.work.steps
 
     def roll_back(self) -> None:
         """Return to the newest checkpoint, or to no work at all: the step just done ended too late."""
         folder, saved = self.folder / "checkpoints", None
+        self.saver.wait()
         if self.clock:
             training = training_of(read_log(self.folder / RUN_LOG))
             saved = checkpoint.newest_of(folder, training.saved)

@@ -72,7 +72,7 @@ def counters_disagree(e: Evidence) -> Iterator[str]:
     )
     most, least = train["batch_size"], ramp_step(ramp, train["batch_size"])
     saved: dict[str, Any] = {}
-    for before, now in pairwise([e.events[0], *e.events]):
+    for before, now in pairwise([e.events[0], *in_order_of_work(e.events)]):
         steps, sequences, where = now["steps"], now["sequences"], f"step {now['steps']}"
         if now["tokens"] != sequences * train["sequence_length"]:
             yield f"{where} is {now['tokens']} tokens, {sequences} sequences of {train['sequence_length']}"
@@ -100,6 +100,24 @@ def counters_disagree(e: Evidence) -> Iterator[str]:
                 if now.get(n) != was.get(n)
             )
     yield from _last_line(e)
+
+
+def in_order_of_work(events: Sequence[Any]) -> list[Any]:
+    """Return the events with each checkpoint before the heartbeats of later steps in its process.
+
+    Its entry is written when the file is complete; meanwhile training continues.
+    """
+    ordered: list[Any] = []
+    for event in events:
+        position = len(ordered)
+        while event["event"] == "checkpoint" and _is_overtaken_by(event, ordered[position - 1]):
+            position -= 1
+        ordered.insert(position, event)
+    return ordered
+
+
+def _is_overtaken_by(checkpoint: Mapping[str, Any], event: Mapping[str, Any]) -> bool:
+    return bool(event["event"] == "heartbeat" and event["steps"] > checkpoint["steps"])
 
 
 def _last_line(e: Evidence) -> Iterator[str]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cramming import launch
+from cramming import checkpoint, launch
 from cramming.checks import Config
 from cramming.config import UserError, choose
 from cramming.engine import Engine, StepStats, build_engine
@@ -125,6 +125,19 @@ def start(
         return runs / str(settings["name"])
 
     return call
+
+
+@pytest.fixture
+def in_background(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread writes the checkpoints, as on a GPU."""
+    monkeypatch.setattr(checkpoint, "BACKGROUND_DEVICES", {"cpu"})
+
+
+@pytest.fixture(params=["training thread", "background"])
+def each_saver(request: pytest.FixtureRequest) -> None:
+    """First the training thread writes the checkpoints, then another."""
+    if request.param == "background":
+        request.getfixturevalue("in_background")
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,8 @@
 """What is saved comes back bit for bit, from the newest file that is whole."""
 
+import contextlib
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,16 +54,21 @@ class State(Engine):
         ]
 
     def save(self, folder: Path, steps: int, *, kept: bool = False) -> Path:
-        def enter(sha256: str) -> None:
-            KNOWN.append(Saved(steps, sha256))
+        return checkpoint.save(folder, self, *record_of(steps), kept=kept)
 
-        return checkpoint.save(
-            folder, self, Work(steps=steps, sequences=7 * steps), enter, kept=kept
-        )
+    def save_with(self, saver: checkpoint.Saver, folder: Path, steps: int) -> None:
+        saver.save(folder, self, *record_of(steps), kept=False)
 
     def load(self, folder: Path) -> Work | None:
         found = checkpoint.newest_of(folder, KNOWN)
         return checkpoint.load(checkpoint.path_of(folder, found), self) if found else None
+
+
+def record_of(steps: int) -> tuple[Work, Callable[[str], None]]:
+    def enter(sha256: str) -> None:
+        KNOWN.append(Saved(steps, sha256))
+
+    return Work(steps=steps, sequences=7 * steps), enter
 
 
 def same(a: list[Any], b: list[Any]) -> bool:
@@ -212,3 +220,98 @@ def test_of_two_files_with_one_number_the_one_on_record_is_loaded(
     assert other.load(tmp_path) == Work(steps=2, sequences=14)
     assert same(other.everything(), ours.everything())
     assert checkpoint.path_of(tmp_path, KNOWN[-1]) == path
+
+
+class TestBackground:
+    """Checkpoints that a thread writes while the state changes."""
+
+    @pytest.fixture(autouse=True)
+    def _in_background(self, in_background: None) -> None:
+        pass
+
+    @pytest.fixture
+    def disk(self, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+        """A disk that writes nothing until this is set."""
+        ready, write = threading.Event(), checkpoint.overwrite_atomically
+
+        def delayed(*arguments: Any) -> None:
+            assert ready.wait(timeout=30)
+            write(*arguments)
+
+        monkeypatch.setattr(checkpoint, "overwrite_atomically", delayed)
+        return ready
+
+    def test_what_is_saved_is_the_state_of_its_step(
+        self, tmp_path: Path, make_model: Callable[..., Any], disk: threading.Event
+    ) -> None:
+        state, other = State(make_model(0), 3), State(make_model(1), 0)
+        expected = [x.clone() if torch.is_tensor(x) else x for x in state.everything()]
+        with checkpoint.Saver() as saver:
+            state.save_with(saver, tmp_path, 3)
+            for tensor in filter(torch.is_tensor, state.everything()):
+                tensor.add_(1)
+            state.optimizer.param_groups[0]["lr"] = 7.0
+            state.precision.scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+            assert not list(tmp_path.iterdir())
+            disk.set()
+        assert other.load(tmp_path) == Work(steps=3, sequences=21)
+        assert same(other.everything(), expected)
+
+    def test_the_next_save_waits_for_the_one_before(
+        self, tmp_path: Path, make_model: Callable[..., Any], disk: threading.Event
+    ) -> None:
+        state = State(make_model(0), 3)
+        with checkpoint.Saver() as saver:
+            state.save_with(saver, tmp_path, 3)
+            threading.Timer(0.2, disk.set).start()
+            state.save_with(saver, tmp_path, 4)
+            assert (tmp_path / "step-00000003.pt").exists()
+        assert [saved.steps for saved in KNOWN[-2:]] == [3, 4]
+        assert (tmp_path / "step-00000004.pt").exists()
+
+    @pytest.mark.parametrize("when", ["the next step", "the next save", "the end"])
+    def test_an_error_is_raised_in_training(
+        self, tmp_path: Path, make_model: Callable[..., Any], when: str
+    ) -> None:
+        """The system's, with the file's name, as where training waits for the file."""
+        resource = pytest.importorskip("resource")
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        state = State(make_model(), 1)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        try:
+            with (
+                pytest.raises(OSError, match="File too large") as caught,
+                checkpoint.Saver() as saver,
+            ):
+                state.save_with(saver, tmp_path, 2)
+                until = time.monotonic() + 30
+                while when == "the next step" and time.monotonic() < until:
+                    saver.check()
+                if when == "the next save":
+                    state.save_with(saver, tmp_path, 3)
+                    pytest.fail("the error was not raised")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert caught.value.filename == str(tmp_path / "step-00000002.pt")
+        assert not list(tmp_path.iterdir())
+
+    def test_training_that_fails_keeps_its_checkpoint_and_its_error(
+        self, tmp_path: Path, make_model: Callable[..., Any], disk: threading.Event
+    ) -> None:
+        state = State(make_model(), 1)
+        with contextlib.suppress(ZeroDivisionError), checkpoint.Saver() as saver:
+            state.save_with(saver, tmp_path, 2)
+            threading.Timer(0.2, disk.set).start()
+            raise ZeroDivisionError
+        assert [path.name for path in tmp_path.iterdir()] == ["step-00000002.pt"]
+
+
+def test_a_copy_shares_what_its_source_shares_and_nothing_with_it() -> None:
+    weight = torch.arange(6.0).view(2, 3)
+    source = {"tied": [weight, weight], "turned": weight.T, "number": 3}
+    copy = checkpoint.copy_to_host(source)
+    expected = weight.clone()
+    weight.zero_()
+    assert copy["tied"][0] is copy["tied"][1]
+    assert same([*copy["tied"], copy["turned"]], [expected, expected, expected.T])
+    assert copy["number"] == 3

@@ -132,7 +132,8 @@ def test_killed_and_resumed_processes_are_summed_up(nvml: Nvml, tmp_path: Path) 
     nvml.joules = 5e9  # more than 32 bits of millijoules
     killed = process()
     nvml.joules += 3.6e6
-    killed.enter_checkpoint("ab" * 32)
+    killed.enter_checkpoint("ab" * 32, 0)
+    killed.beat()
     nvml.joules = 9e9  # by others, until the next process begins; the killed one wrote nothing more
     resumed = process()
     nvml.joules += 1.8e6
@@ -142,7 +143,7 @@ def test_killed_and_resumed_processes_are_summed_up(nvml: Nvml, tmp_path: Path) 
         nvml.joules = 9e9
         blind = process()
         nvml.joules = told
-        blind.enter_checkpoint("ab" * 32)
+        blind.beat()
         nvml.joules = 9e9 + 1
         blind.close("stopped")
         assert energy() == (None, None)

@@ -94,7 +94,7 @@ def test_a_log_that_is_lost_or_cut_short_gives_no_time_back(
 
 def test_another_runs_log(crashed: Path, unbroken: Path, refused: Refused) -> None:
     log = (unbroken / RUN_LOG).read_text().splitlines(keepends=True)
-    at = next(n for n, line in enumerate(log) if '"checkpoint"' in line and '"steps":9' in line)
+    at = next(n for n, line in enumerate(log) if '"checkpoint"' in line and '"step":9' in line)
     (crashed / RUN_LOG).write_text("".join(log[: at + 1]))
     assert "no checkpoint there is as it was saved" in refused("resume=true", EVERY)
 
@@ -156,6 +156,7 @@ class TestEnded:
         assert "its last checkpoint is gone" in refused("resume=true", EVERY)
 
 
+@pytest.mark.usefixtures("each_saver")
 def test_a_run_has_ended_once_its_last_checkpoint_is_saved(
     start: Start,
     monkeypatch: pytest.MonkeyPatch,
@@ -170,7 +171,7 @@ def test_a_run_has_ended_once_its_last_checkpoint_is_saved(
         raise UserError("no room")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save", full)
+        patch.setattr(checkpoint, "overwrite_atomically", full)
         assert refused() == "no room"
     (process,) = load_record(tmp_path / "runs" / "a")["pretrain"]["budget"]["processes"]
     assert process["ended"] == "failed"

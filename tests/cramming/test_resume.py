@@ -71,6 +71,7 @@ BY_LOSS = [
 PHASES = "objective.phases=[{at: 0.2, rate: 0.15, causal: true}, {at: 0.7, rate: 0.05}]"
 
 
+@pytest.mark.usefixtures("each_saver")
 @pytest.mark.parametrize(
     "settings",
     [
@@ -284,6 +285,7 @@ def stall(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 HOURS = ("budget.steps=null", "budget.hours=1", "schedule=constant", "schedule.warmup=0")
 
 
+@pytest.mark.usefixtures("each_saver")
 def test_a_step_that_ended_after_the_deadline_is_not_in_the_weights(
     start: Start, stall: Callable[[int], None], result: Result, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -503,7 +505,9 @@ def test_out_of_memory_with_a_given_micro_batch_says_what_to_set(
     assert (tmp_path / "runs" / "a").exists() == (step > 1)
 
 
-def test_the_record_is_about_all_processes(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_record_is_about_all_processes(
+    start: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Slow data in the first process, and a graph compiled in every step of both."""
     calls, make = [0], BatchSource.batch
 
@@ -528,6 +532,7 @@ def test_the_record_is_about_all_processes(start: Start, monkeypatch: pytest.Mon
         section["recompilations"] == 3 + 7
     )  # four steps, then eight, of which the first ones are no recompilations
     assert section["data_wait_share"] * seconds > 0.4  # of four steps with two batches of 0.1 s
+    assert "training waited for batches for" in capsys.readouterr().out
     assert section["energy_kwh"] is section["energy_source"] is None  # a CPU's is not measured
 
 

@@ -7,13 +7,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cramming import pretrain
+from cramming import checkpoint, pretrain
+from cramming.journal import JOURNAL, read_journal
 from cramming.record import load_metrics, setup_hash
 from cramming.train_state import TrainState
 from eval import glue
@@ -182,6 +184,24 @@ Check = Callable[[Path], None]
 @pytest.mark.parametrize("shape", SHAPES)
 def test_an_honest_run_is_in_order(shape: str, train: Run, assert_in_order: Check) -> None:
     assert_in_order(train(*SHAPES[shape]))
+
+
+def test_a_run_whose_checkpoints_are_written_while_it_trains_is_in_order(
+    train: Run, assert_in_order: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: an entry in the journal comes after heartbeats of later steps."""
+    write = checkpoint.overwrite_atomically
+
+    def slowly(path: Path, write_file: Callable[[Path], object]) -> None:
+        time.sleep(0.3)
+        write(path, write_file)
+
+    monkeypatch.setattr(checkpoint, "BACKGROUND_DEVICES", {"cpu"})
+    monkeypatch.setattr(checkpoint, "overwrite_atomically", slowly)
+    run = train(*STEPS, "budget.heartbeat_seconds=0.01")
+    steps = [event["steps"] for event in read_journal(run / JOURNAL)]
+    assert steps != sorted(steps)
+    assert_in_order(run)
 
 
 @pytest.mark.parametrize(

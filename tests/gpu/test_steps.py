@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from cramming import checkpoint
 from cramming.bench.worker import cap_memory
+from cramming.budget import Work
 from cramming.checks import Config
 from cramming.data.batches import Batch
 from cramming.device import compiled_graphs
@@ -161,6 +164,33 @@ def test_less_memory_is_less_memory(
         del engine
         torch.cuda.empty_cache()
     assert peaks[1] < 0.9 * peaks[0]
+
+
+@pytest.mark.parametrize("memory", [[], ["memory=offload-all"]], ids=["on the device", "offloaded"])
+def test_a_checkpoint_written_while_training_continues_is_of_its_step(
+    make_engine: Make,
+    train: Train,
+    device: torch.device,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    memory: list[str],
+) -> None:
+    """Twice: the second copy may be in the memory of the first."""
+    monkeypatch.setattr(checkpoint, "BACKGROUND_DEVICES", {device.type})
+    engine = make_engine("model=crammed-bert", *memory)
+    with checkpoint.Saver() as saver:
+        for step in (1, 2):
+            train(engine, 1)
+            saved = checkpoint.contents(engine, Work(steps=step))
+            expected = {name: w.cpu().clone() for name, w in saved["model"].items()}
+            moments = [s["exp_avg"].cpu().clone() for s in saved["optimizer"]["state"].values()]
+            saver.save(tmp_path, engine, Work(steps=step), lambda _: None, kept=False)
+            train(engine, 1)
+            saver.wait()
+            found = checkpoint.read(tmp_path / f"step-{step:08d}.pt")
+            assert all(torch.equal(found["model"][name], w) for name, w in expected.items())
+            states = found["optimizer"]["state"].values()
+            assert all(torch.equal(s["exp_avg"], m) for s, m in zip(states, moments, strict=True))
 
 
 def test_a_batch_too_large_is_survived(
