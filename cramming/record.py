@@ -195,15 +195,10 @@ def _status(training: Training) -> Status:
     if last.ended == "diverged":
         return "diverged"
     if training.finished_after is not None:
-        final = _final_validation(training)
+        final = training.final_validation
         diverged = final is not None and _loss(final) is None
         return "diverged" if diverged else "running"
     return "running" if last.ended == "killed" else "interrupted"
-
-
-def _final_validation(training: Training) -> Validation | None:
-    """Return the validation of the final weights."""
-    return next((v for v in training.validations if v.held_out_tokens is not None), None)
 
 
 def _loss(validation: Validation) -> float | None:
@@ -230,7 +225,7 @@ def _pretraining(training: Training) -> dict[str, Any]:
         section["micro_batch_found"] = training.micro_batch.how
     section |= _energy(training.processes)
     section |= dict.fromkeys(("validation", "final_sha256", "final_files"))
-    final = _final_validation(training)
+    final = training.final_validation
     if final is not None:
         section["validation"] = _validation_section(final, training)
     if (exported := training.exported) is not None:

@@ -1,133 +1,791 @@
-"""The verb `replay`: proof by repetition. Stretches of a run's training are done again, and what they give is compared.
+"""The verb `replay`: proof by repetition. Whole intervals of a run's training are repeated and compared.
 
-Whoever made a loss curve up, or put other weights into a checkpoint, has a log that its own settings, seed and corpus
-do not give. A stretch begins at the seed or at a checkpoint of the journal; the very loop of `pretrain` does its steps,
-by a clock that repeats the recorded progress (cramming/recorded.py). On a CPU of the same name, with the same torch and
-threads, all numbers must be the same bit for bit. Elsewhere a tolerance is measured as the correctness gate measures
-its own (cramming/bench/gate.py): from repetitions of the stretch with perturbed weights. docs/rules.md says what a
-replay proves and what not.
+Whoever made a loss curve up, or put other weights into a checkpoint, has a log that its own recipe, seed and corpus do
+not give. An interval begins at the seed or at a checkpoint of the log and ends at the next one; the very loop of
+`pretrain` repeats its steps, by a clock that repeats the recorded progress. On a CPU of the same name, with the same
+torch and threads, all numbers must be the same bit for bit. Elsewhere a tolerance is measured as the correctness gate
+measures its own (cramming/bench/gate.py): from repetitions with perturbed weights.
 """
 
 import json
+import math
 import random
 import secrets
+import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, NamedTuple
 
-from cramming.config import Count, Seed, build, require
+import torch
+from torch import Tensor
+
+from cramming import checkpoint
+from cramming import device as devices
+from cramming.bench.gate import LEAST, MULTIPLE, REPETITIONS, WINDOW, NoiseFloor, distances, judge
+from cramming.bench.tricks import COARSE, SAME, Trick
+from cramming.bench.worker import perturb
+from cramming.budget import BudgetClock, BudgetConfig, Work
+from cramming.checks import Config
+from cramming.config import Count, Seed, build, file_sha256, require
+from cramming.data.batches import PINNED
+from cramming.finish import export, take_average, validate_fully
+from cramming.parallel.mesh import Mesh
+from cramming.parallel.offload import HostOptimizer
+from cramming.pretrain import train
 from cramming.progress import say, show_table, use_stderr
-from cramming.record import finite, run_folder
-from cramming.recorded import RecordedRun, Segment
-from cramming.repetition import Outcome, Replay
+from cramming.record import derive, finite, read_run, run_folder
+from cramming.runlog import Event, Saved, Steps, Training, Validation, training_of
+from cramming.train_state import (
+    RunData,
+    TrainState,
+    environment_here,
+    fit_to_corpus,
+    start_engine,
+)
 
-SHARE = 0.02  # of the run's steps that a replay repeats by default; its starts and validations cost something, too
+# Parts of the environment: where these are the same, a CPU gives the same bits.
+SAME_BITS = ("cpu", "torch", "threads")
+# Sections that say how it is computed, not what.
+HOW = ("attention", "memory", "runtime", "parallel")
+# Counters of a checkpoint that are not of time.
+WORK = ("steps", "sequences", "tokens", "flops", "skipped_steps")
+LOSSES = ("loss", "replaced_token_loss", "all_mask_loss")
+Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class ReplayConfig:
-    """The section `replay`. `steps: None`: as many as `SHARE` of the run's for all segments together."""
+    """The section `replay`. `intervals`: how many are drawn."""
 
     run: Path | None
-    segments: Count | Literal["all"]
-    steps: Count | Literal["all"] | None
+    intervals: Count | Literal["all"]
     seed: Seed | None
     json: bool
 
 
 def main(settings: dict[str, Any]) -> None:
-    """The verb `replay`; exit code 1 where a number is not the run's."""
+    """Run the verb `replay`; exit code 1 where a number is not the run's."""
     config = build(ReplayConfig, settings["replay"], "replay")
     if config.json:
         use_stderr()
     began = time.monotonic()
     require(
         config.run is None or settings["name"] in ("default", config.run.name),
-        f"name={settings['name']}: names no run beside the folder {config.run}; give one of the two",
+        f"name={settings['name']}: names no run beside the folder {config.run}. Give one of the two.",
     )
     run = RecordedRun.read(config.run or run_folder(settings))
     seed = secrets.randbits(32) if config.seed is None else config.seed
     replay = Replay.of(run, settings)
-    chosen = draw(run, config, replay.repetitions, seed)
+    chosen = draw(run.intervals, config.intervals, seed)
     say(
-        f"{run.folder}: {len(chosen)} of {len(run.segments)} segments (replay.seed={seed}), {replay.how}"
+        f"{run.folder}: {len(chosen)} of {len(run.intervals)} intervals (replay.seed={seed}),"
+        f" {replay.how}"
     )
-    outcomes = [Outcome("log and record", run.last, problems=list(run.contradictions()))]
-    outcomes += [replay.outcome(segment) for segment in [*run.seed_check, *chosen]]
+    outcomes = [replay.outcome(interval) for interval in [*run.seed_check, *chosen]]
     outcomes += replay.end()
-    steps = replay.repetitions * sum(segment.last - segment.first + 1 for segment in chosen)
-    cost = cost_of(run, steps, time.monotonic() - began)
     show(outcomes)
-    say(
-        f"cost: {steps} of {run.last} steps ({cost['steps_share']:.1%}), {cost['seconds']:.1f} s"
-        + (
-            f", {cost['seconds_share']:.1%} of what the run was charged"
-            if cost["seconds_share"]
-            else ""
-        )
-    )
+    said = coverage(run.intervals, chosen, run.last)
+    seconds = time.monotonic() - began
+    charged = run.training.spent_seconds
+    say(f"{said} {seconds:.1f} s, {seconds / charged:.1%} of what the run was charged.")
     if config.json:
-        found = {"run": str(run.folder), "seed": seed, "how": replay.how, **cost}
-        print(json.dumps(finite({**found, "outcomes": [asdict(outcome) for outcome in outcomes]})))
+        facts = {
+            "run": str(run.folder),
+            "seed": seed,
+            "how": replay.how,
+            "coverage": said,
+            "steps_share": steps_share(chosen, run.last),
+            "probability": len(chosen) / len(run.intervals),
+            "seconds": seconds,
+            "outcomes": [asdict(outcome) for outcome in outcomes],
+        }
+        print(json.dumps(finite(facts)))
     if any(outcome.problems for outcome in outcomes):
         raise SystemExit(1)
 
 
-def draw(run: RecordedRun, config: ReplayConfig, repetitions: int, seed: int) -> list[Segment]:
-    """The segments to repeat, each cut to the steps that are wanted."""
-    count = (
-        len(run.segments) if config.segments == "all" else min(config.segments, len(run.segments))
+# What the log says ----------------------------------------------------------------------------------
+
+
+class Interval(NamedTuple):
+    """Steps `first` to `last`, which follow `start` (None: the seed); `end` was saved behind them, if not None."""
+
+    start: Saved | None
+    first: int
+    last: int
+    end: Saved | None
+
+
+class RecordedStep(NamedTuple):
+    """The share of the budget at which a step began, and the loss of its batch; None where that was not finite."""
+
+    progress: float
+    loss: float | None
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A run folder as its log tells of it. `rows` and `validations`: events by step."""
+
+    folder: Path
+    record: dict[str, Any]
+    training: Training
+    rows: dict[int, Steps]
+    validations: dict[int, Validation]
+
+    @classmethod
+    def read(cls, folder: Path) -> "RecordedRun":
+        """Read a run folder; UserError where it has no training, or its log does not have each step once."""
+        entries = read_run(folder)
+        training = training_of(entries)
+        rows = {event.step: event for event in training.steps}
+        validations = {event.step: event for event in training.validations}
+        run = cls(folder, derive(entries), training, rows, validations)
+        require(
+            rows, f"{folder}: no training step in its log. Give the folder of a run that trained."
+        )
+        expected = list(range(1, run.last + 1))
+        require(
+            list(run.steps) == expected,
+            f"{folder}: its log does not have each step from 1 to {run.last} once, in order.",
+        )
+        return run
+
+    @property
+    def last(self) -> int:
+        """The number of the last step."""
+        return max(self.rows)
+
+    @cached_property
+    def steps(self) -> dict[int, RecordedStep]:
+        """Every step of the log, by number from 1."""
+        steps = {}
+        for row in self.rows.values():
+            first = row.step - len(row.each_loss) + 1
+            for number, pair in enumerate(
+                zip(row.each_progress, row.each_loss, strict=True), first
+            ):
+                steps[number] = RecordedStep(*pair)
+        return dict(sorted(steps.items()))
+
+    def path_of(self, saved: Saved) -> Path:
+        """Return where a checkpoint lies, or would lie."""
+        return checkpoint.path_of(self.folder / "checkpoints", saved)
+
+    @cached_property
+    def checkpoints(self) -> list[Saved]:
+        """Checkpoints of the log that are to be there, oldest first.
+
+        These are the kept ones, and of the others those that have not made room for newer ones.
+        """
+        newest = {saved.steps: saved for saved in self.training.saved}
+        saved_here = []
+        for saved in newest.values():
+            if saved in self.training.kept or self.path_of(saved).exists():
+                saved_here.append(saved)
+        return sorted(saved_here)
+
+    @cached_property
+    def intervals(self) -> list[Interval]:
+        """From the seed, and from each checkpoint, to the next one or the last step."""
+        points = [saved for saved in self.checkpoints if 0 < saved.steps <= self.last]
+        intervals = []
+        start: Saved | None = None
+        for saved in points:
+            first = start.steps + 1 if start else 1
+            intervals.append(Interval(start, first, saved.steps, saved))
+            start = saved
+        done = start.steps if start else 0
+        if done < self.last:
+            intervals.append(Interval(start, done + 1, self.last, None))
+        return intervals
+
+    @property
+    def seed_check(self) -> list[Interval]:
+        """No step: whether a checkpoint before the first one, if there is any, is what the seed gives."""
+        return [Interval(None, 1, 0, saved) for saved in self.checkpoints if saved.steps == 0]
+
+
+def draw(intervals: Sequence[Interval], count: int | Literal["all"], seed: int) -> list[Interval]:
+    """Return so many of the intervals, drawn without replacement, in order."""
+    if count == "all" or count >= len(intervals):
+        return list(intervals)
+    indices = random.Random(seed).sample(range(len(intervals)), count)
+    return [intervals[index] for index in sorted(indices)]
+
+
+def steps_share(chosen: Sequence[Interval], last: int) -> float:
+    """Return the share of all steps that the intervals hold."""
+    return sum(interval.last - interval.first + 1 for interval in chosen) / last
+
+
+def coverage(intervals: Sequence[Interval], chosen: Sequence[Interval], last: int) -> str:
+    """Return in words what a replay of the `chosen` intervals can find.
+
+    A forger does not know the draw, so weights planted at one place are found with the share of intervals drawn.
+    """
+    probability = len(chosen) / len(intervals)
+    return (
+        f"repeated {steps_share(chosen, last):.0%} of the steps, {len(chosen)} of {len(intervals)} intervals:"
+        f" finds one planted jump with probability {probability:.0%}."
     )
-    chosen = sorted(random.Random(seed).sample(range(len(run.segments)), count))
-    steps = run.last if config.steps == "all" else config.steps
-    steps = steps or max(1, int(SHARE * run.last / (count * repetitions)))
-    return [run.segments[index].cut(steps) for index in chosen]
 
 
-def cost_of(run: RecordedRun, steps: int, seconds: float) -> dict[str, Any]:
-    """Steps and seconds of a replay beside those of the run."""
-    charged = run.record["pretrain"].get("budget", {}).get("spent_seconds")
-    share = seconds / charged if charged else None
-    return {
-        "steps": steps,
-        "steps_share": steps / run.last,
-        "seconds": seconds,
-        "seconds_share": share,
-    }
+class RecordedClock(BudgetClock):
+    """The clock of a replay: steps begin at their recorded progress, and there is time until step `last`.
+
+    It charges nothing and has no log. Where the budget is in steps or tokens the progress follows from the work.
+    """
+
+    def __init__(self, config: BudgetConfig, work: Work, steps: Mapping[int, RecordedStep]) -> None:
+        self.config, self.work, self.steps = config, work, steps
+        self.last = work.steps
+        self.lost_flops = 0.0
+        self.slowest_update_seconds = 0.0
+        self.has_ended = False
+
+    def progress(self) -> float:
+        """Return the progress at which the next step begins."""
+        if self.config.unit in ("steps", "tokens"):
+            return super().progress()
+        following = self.steps.get(self.work.steps + 1)
+        return following.progress if following else 1.0
+
+    def elapsed_seconds(self) -> float:
+        """Return 0: a replay charges nothing."""
+        return 0.0
+
+    def has_room_for(self, *, seconds: float, tokens: int = 0, flops: float = 0.0) -> bool:
+        """Return whether the next step is one of those to repeat."""
+        return self.work.steps < self.last
+
+    def has_room_for_update(self, seconds: float) -> bool:
+        """Return True: each step of the log was updated."""
+        return True
+
+    def step_synchronised(self, update_seconds: float) -> bool:
+        """Return True: each step of the log was kept."""
+        return True
+
+    def is_near_the_end(self, before: float, now: float) -> bool:
+        """Return False: nothing is saved."""
+        return False
+
+
+class MemoryLog:
+    """A log of a replay, in memory."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def append(self, event: Event, *, sync_now: bool = True) -> str:
+        """Keep the event."""
+        self.events.append(event)
+        return ""
+
+
+# Repetition and comparison --------------------------------------------------------------------------
+
+
+@dataclass
+class Outcome:
+    """One comparison: mean loss in nats, recorded and replayed, the largest difference of a step, and its limit.
+
+    `state`: of weights and optimizer at the end; `problems`: what shows another training.
+    """
+
+    what: str
+    steps: int = 0
+    recorded: float | None = None
+    replayed: float | None = None
+    difference: float | None = None
+    allowed: float = 0.0
+    state: str = ""
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """Replayed steps: the log's row of each, validations by step, and the final state if it is compared."""
+
+    rows: dict[int, Steps]
+    validations: dict[int, Validation]
+    state: Tensors
+
+    @property
+    def losses(self) -> list[float]:
+        """The loss of each step; infinite where it is not finite."""
+        return [_number(row.loss) for row in self.rows.values()]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Inputs that every comparison of a replay needs.
+
+    `rounding`: by which the weights of repetitions are perturbed, from which tolerances are measured; None where all
+    is to be the same bit for bit.
+    """
+
+    run: RecordedRun
+    config: Config
+    data: RunData
+    device: torch.device
+    rounding: float | None
+    how: str
+
+    @classmethod
+    def of(cls, run: RecordedRun, settings: Mapping[str, Any]) -> "Replay":
+        """Prepare a replay by the run's own recipe.
+
+        Raises UserError where its corpus is not here, or is another, and where one process here has other numbers than
+        the run's.
+        """
+        device = devices.select(settings["device"])
+        differing = ", ".join(differences_of_hardware(run, device))
+        refuse_other_numbers(run, device)
+        own = recipe_of(run, settings, HOW if differing and not has_dropout(run) else ())
+        config = Config.of(own)
+        data = RunData.open(own, config, verify=True)
+        _refuse_other_corpus(run, data)
+        config = replace(config, model=fit_to_corpus(config.model, data.corpus))
+        if not differing:
+            return cls(run, config, data, device, None, "compared bit for bit")
+        is_fp32 = config.precision.mode == "fp32" and not config.precision.tf32
+        how = f"compared within a measured tolerance, as this hardware differs: {differing}"
+        return cls(run, config, data, device, SAME if is_fp32 else COARSE, how)
+
+    @property
+    def repetitions(self) -> int:
+        """How many times each step is repeated."""
+        return 1 if self.rounding is None else 1 + REPETITIONS
+
+    def outcome(self, interval: Interval) -> Outcome:
+        """Repeat an interval and compare it with the log."""
+        begins = f"after step {interval.start.steps}" if interval.start else "from the seed"
+        outcome = Outcome(begins, interval.last - interval.first + 1)
+        if interval.start and (altered := self._altered(interval.start)):
+            outcome.problems.append(altered)
+            return outcome
+        once, *twins = (self.repeat(interval, twin) for twin in range(self.repetitions))
+        if outcome.steps:
+            allowed = self._compare_losses(outcome, interval, once, twins)
+            outcome.problems += self._other_rows(interval, once)
+            outcome.problems += self._other_validations(interval, once, allowed)
+        if interval.end:
+            self._compare_state(outcome, interval.end, once, twins)
+        return outcome
+
+    def end(self) -> list[Outcome]:
+        """Compare the final validation and the weights of `final/` with what the last checkpoint gives."""
+        run = self.run
+        exported = run.training.exported
+        recorded = run.training.final_validation
+        if recorded is None:
+            return []
+        outcome = Outcome("final/ and its validation")
+        saved = next((saved for saved in run.checkpoints if saved.steps == run.last), None)
+        if saved is None or not run.path_of(saved).exists():
+            outcome.state = "not compared: no last checkpoint"
+            return [outcome]
+        if altered := self._altered(saved):
+            return [replace(outcome, problems=[altered])]
+        (once, weights), *twins = (self._finish(saved, twin) for twin in range(self.repetitions))
+        self._compare_validation(outcome, recorded, once, [twin for twin, _ in twins])
+        outcome.state = "equal"
+        named = exported.files.get("model.safetensors") if exported else weights
+        if named != weights:
+            outcome.state = "differs"
+            outcome.problems.append("the exported weights are not what the last checkpoint gives")
+        return [outcome]
+
+    def repeat(self, interval: Interval, twin: int = 0) -> Repetition:
+        """Repeat the steps and the validations that the log has among them; a `twin` begins with perturbed weights."""
+        validated = set()
+        for step in self.run.validations:
+            if interval.first <= step <= interval.last and step != self.run.last:
+                validated.add(step)
+        title = f"replay {interval.first}-{interval.last}"
+        with TemporaryDirectory(prefix="cramming-replay-") as scratch:
+            state, clock, log = self._state_at(interval.start, Path(scratch), twin)
+            for clock.last in sorted({*validated, interval.last}):
+                train(state, _never, title)  # a signal ends it at once: nothing is to be saved
+                if state.work.steps in validated:
+                    state.validate(self.run.validations[state.work.steps].progress)
+            contents = checkpoint.contents(state.engine, state.work)
+        rows = {event.step: event for event in log.events if isinstance(event, Steps)}
+        validations = {event.step: event for event in log.events if isinstance(event, Validation)}
+        return Repetition(rows, validations, _tensors_in(contents) if interval.end else {})
+
+    def _finish(self, saved: Saved, twin: int) -> tuple[Validation, str]:
+        with TemporaryDirectory(prefix="cramming-replay-") as scratch:
+            state, _, _ = self._state_at(saved, Path(scratch), twin)
+            take_average(state)
+            return validate_fully(state), export(state)["model.safetensors"]
+
+    def _state_at(
+        self, start: Saved | None, folder: Path, twin: int
+    ) -> tuple[TrainState, RecordedClock, MemoryLog]:
+        """Return the state that a process of the run would begin with, its clock and its log."""
+        mesh, config = Mesh.solo(self.device), self.config
+        saved = self.run.path_of(start) if start else None
+        engine, work = start_engine(config, self.data, folder, mesh, self.device, saved)
+        if twin:
+            assert self.rounding is not None
+            perturb(engine.parameters, self.rounding, twin)
+            if isinstance(engine.optimizer, HostOptimizer):
+                engine.optimizer.take_weights()
+        clock = RecordedClock(config.budget, work, self.run.steps)
+        log = MemoryLog()
+        state = TrainState(
+            folder=folder,
+            config=config,
+            mesh=mesh,
+            data=self.data,
+            engine=engine,
+            work=work,
+            saved_steps=work.steps,
+            attention_kernels=[],
+            gates={},
+            clock=clock,
+            log=log,
+            trackers=None,
+            validation=self.data.held_out.batches(PINNED, config.train.rows),
+            changed_files={},
+            steps_before_resume=[],
+            chose_micro_batch=False,
+        )
+        return state, clock, log
+
+    def _altered(self, saved: Saved) -> str | None:
+        """Return what to say of a checkpoint that is not there, or not the log's; None if it is."""
+        path = self.run.path_of(saved)
+        if not path.exists():
+            return f"{path.parent} has no checkpoint of step {saved.steps}, which the log has; put it back"
+        if file_sha256(path) != saved.sha256:
+            return f"{path} is not the file that the log has (SHA-256)"
+        return None
+
+    def _compare_losses(
+        self, outcome: Outcome, interval: Interval, once: Repetition, twins: Sequence[Repetition]
+    ) -> list[float]:
+        """Compare the loss of each step; returns what is allowed in each window of steps, in nats."""
+        numbers = range(interval.first, interval.last + 1)
+        recorded = [_number(self.run.steps[step].loss) for step in numbers]
+        replayed = once.losses
+        outcome.recorded = sum(recorded) / len(recorded)
+        outcome.replayed = sum(replayed) / len(replayed)
+        if self.rounding is None:
+            each = [_apart(a, b) for a, b in zip(recorded, replayed, strict=True)]
+            outcome.difference = max(each)
+            if any(each):
+                at = each.index(outcome.difference) + interval.first
+                outcome.problems.append(
+                    f"the losses differ most at step {at}, by {outcome.difference} nats"
+                )
+            return [0.0] * len(each)
+        return self._compare_within_noise(outcome, interval, recorded, [once, *twins])
+
+    def _compare_within_noise(
+        self,
+        outcome: Outcome,
+        interval: Interval,
+        recorded: list[float],
+        repetitions: Sequence[Repetition],
+    ) -> list[float]:
+        """Compare losses within the noise floor of the repetitions. Steps that both sides skipped do not count."""
+        assert self.rounding is not None
+        replayed = repetitions[0].losses
+        skipped = set()
+        for index, (a, b) in enumerate(zip(recorded, replayed, strict=True)):
+            if a == b == math.inf:
+                skipped.add(index)
+        curves = []
+        for losses in [*(each.losses for each in repetitions), recorded]:
+            curves.append([0.0 if n in skipped else loss for n, loss in enumerate(losses)])
+        reference, *others, claimed = curves
+        if not all(map(math.isfinite, reference)):
+            outcome.problems.append("replayed, the loss of a step is not finite where the log's is")
+            return [math.inf] * len(reference)
+        floor = NoiseFloor(self.rounding, [distances(reference, other) for other in others])
+        verdict = judge(Trick("replay", {}, self.rounding, ""), reference, claimed, floor)
+        outcome.difference, outcome.allowed = verdict.distance, verdict.tolerance
+        if not verdict.passed:
+            at = interval.first - 1 + verdict.at_step
+            outcome.problems.append(
+                f"the losses differ most at step {at}, by {outcome.difference} nats"
+            )
+        return floor.tolerance()
+
+    def _other_rows(self, interval: Interval, once: Repetition) -> Iterator[str]:
+        """Yield what else the log says of the steps and the replay does not."""
+        is_exact = self.rounding is None
+        names = ("tokens", "lr", "grad_norm") if is_exact else ("tokens", "lr")
+        tolerance = 0.0 if is_exact else 1e-9
+        for step, row in self.run.rows.items():
+            if not interval.first <= step <= interval.last:
+                continue
+            for name in names:
+                logged = _number(getattr(row, name))
+                replayed = _number(getattr(once.rows[step], name))
+                if not math.isclose(logged, replayed, rel_tol=tolerance):
+                    yield f"the log has {name} {logged} at step {step}, replayed {replayed}"
+        for step, replayed_row in once.rows.items():
+            (progress,) = replayed_row.each_progress
+            if self.run.steps[step].progress != progress:
+                logged_progress = self.run.steps[step].progress
+                yield f"the log lets step {step} begin at {logged_progress}, replayed {progress}"
+
+    def _other_validations(
+        self, interval: Interval, once: Repetition, allowed: Sequence[float]
+    ) -> Iterator[str]:
+        for step, replayed in once.validations.items():
+            recorded = self.run.validations[step]
+            for name in LOSSES:
+                logged, again = _number(getattr(recorded, name)), _number(getattr(replayed, name))
+                if not _apart(logged, again) <= allowed[(step - interval.first) // WINDOW]:
+                    yield f"the log has a validation {name} of {logged} at step {step}, replayed {again}"
+
+    def _compare_validation(
+        self, outcome: Outcome, recorded: Validation, once: Validation, twins: Sequence[Validation]
+    ) -> None:
+        """Compare the final validation."""
+        outcome.recorded, outcome.replayed = _loss(recorded), _loss(once)
+        for name in LOSSES:
+            logged, again = getattr(recorded, name), getattr(once, name)
+            difference = _apart(_number(logged), _number(again))
+            allowed = 0.0
+            if twins:
+                strayed = [_apart(_number(getattr(twin, name)), _number(again)) for twin in twins]
+                allowed = _allowed(strayed)
+            if outcome.difference is None or difference > outcome.difference:
+                outcome.difference, outcome.allowed = difference, allowed
+            if not difference <= allowed:
+                outcome.problems.append(
+                    f"the log has a final {name} of {logged}, the last checkpoint gives {again}"
+                )
+
+    def _compare_state(
+        self, outcome: Outcome, end: Saved, once: Repetition, twins: Sequence[Repetition]
+    ) -> None:
+        """Compare the state with the checkpoint that the interval ends at, tensor by tensor."""
+        path = self.run.path_of(end)
+        if altered := self._altered(end):
+            outcome.problems.append(altered)
+        if not path.exists():
+            return
+        saved, state = _tensors_in(checkpoint.read(path)), once.state
+        if self.rounding is not None:  # random states differ between kinds of devices
+            saved, state = _without_rng(saved), _without_rng(state)
+        strayed = _distances(state, saved)
+        allowed = dict.fromkeys(strayed, 0.0)
+        if self.rounding is not None:
+            of_twins = [_distances(state, _without_rng(twin.state)) for twin in twins]
+            for name in strayed:
+                least = 0.0 if _is_count(saved.get(name)) else LEAST
+                allowed[name] = _allowed([each.get(name, math.inf) for each in of_twins], least)
+        far = [name for name, distance in strayed.items() if not distance <= allowed[name]]
+        largest = max(strayed.values(), default=0.0)
+        outcome.state = f"{largest:.1e} apart" if largest else "equal"
+        if far:
+            worst = max(far, key=lambda name: strayed[name])
+            outcome.problems.append(
+                f"{len(far)} of {len(strayed)} tensors of {path.name} are not what training gives;"
+                f" farthest: {worst}"
+            )
 
 
 def show(outcomes: Sequence[Outcome]) -> None:
-    """A row for each, and below what was found."""
-
-    def shown(value: float | None, digits: str = ".6g") -> str:
-        return "" if value is None else format(value, digits)
-
-    rows = [
-        [
-            o.what,
-            str(o.steps),
-            shown(o.recorded),
-            shown(o.replayed),
-            shown(o.difference, ".2g"),
-            "" if o.difference is None else shown(o.allowed, ".2g"),
-            o.state,
-            "differs" if o.problems else "ok",
+    """Print a row for each comparison, and below what was found."""
+    rows = []
+    for outcome in outcomes:
+        limit = None if outcome.difference is None else outcome.allowed
+        numbers = [
+            _shown(outcome.recorded),
+            _shown(outcome.replayed),
+            _shown(outcome.difference, ".2g"),
+            _shown(limit),
         ]
-        for o in outcomes
-    ]
-    headers = [
-        "",
-        "steps",
-        "recorded",
-        "replayed",
-        "difference",
-        "allowed",
-        "state at its end",
-        "verdict",
-    ]
-    show_table("replay (mean loss in nats; largest difference)", headers, rows)
+        verdict = "differs" if outcome.problems else "as recorded"
+        rows.append([outcome.what, str(outcome.steps), *numbers, outcome.state, verdict])
+    headers = ["", "steps", "recorded", "replayed", "difference", "allowed", "state at its end"]
+    show_table("replay (mean loss in nats; largest difference)", [*headers, "verdict"], rows)
     for outcome in outcomes:
         for problem in outcome.problems:
             say(f"{outcome.what}: {problem}")
+
+
+def _shown(value: float | None, digits: str = ".6g") -> str:
+    return "" if value is None else format(value, digits)
+
+
+# Where a replay can be compared ---------------------------------------------------------------------
+
+
+def environments_of(run: RecordedRun) -> list[dict[str, Any]]:
+    """Return the environment of each process of the run."""
+    return [process.setup.environment for process in run.training.processes if process.setup]
+
+
+def differences_of_hardware(run: RecordedRun, device: torch.device) -> Iterator[str]:
+    """Yield why numbers need not be the same bit for bit here; nothing where they are."""
+    here = environment_here(device)
+    if run.record["pretrain"]["devices"] != 1:
+        yield "the run had several processes"
+    for there in environments_of(run):
+        if {device.type, there["device"]["kind"]} != {"cpu"}:
+            names = f"{there['device']['name']}, here {here['device']['name']}"
+            yield f"a GPU's sums have no fixed order ({names})"
+            return
+        for name in SAME_BITS:
+            if there.get(name) != here[name]:
+                yield f"{name} {there.get(name)}, here {here[name]}"
+
+
+def has_dropout(run: RecordedRun) -> bool:
+    """Return whether losses depend on which random numbers are drawn, and so on how it is computed."""
+    model = run.record["config"]["model"]
+    return any(model.get(name) for name in ("dropout", "attention_dropout"))
+
+
+def refuse_other_numbers(run: RecordedRun, device: torch.device) -> None:
+    """Raise UserError for a run whose losses one process here does not come near, however honest they are.
+
+    Compression needs the gradients of each process, dropout the random numbers of each process and kind of device.
+    """
+    processes = run.record["pretrain"]["devices"]
+    compression = run.record["config"]["parallel"].get("compression", {}).get("name", "none")
+    drawn_on = {_generator(there["device"]) for there in environments_of(run)}
+    here = _generator(asdict(devices.describe(device)))
+    reasons = {
+        f"parallel.compression={compression} on {processes} processes": processes > 1
+        and compression != "none",
+        f"dropout on {processes} processes, each with random numbers of its own": processes > 1
+        and has_dropout(run),
+        f"dropout by random numbers of {' and '.join(sorted(drawn_on))}": has_dropout(run)
+        and drawn_on != {here},
+    }
+    for reason, applies in reasons.items():
+        require(
+            not applies,
+            f"{run.folder}: trained with {reason}, which one process on {here} does not repeat."
+            " A replay here says nothing about it; `cramming verify` checks what the log says.",
+        )
+
+
+def _generator(device: Mapping[str, Any]) -> str:
+    """Return whose random numbers are drawn: devices of one name draw the same from one seed, and CPUs do."""
+    return "a CPU" if device["kind"] == "cpu" else str(device["name"])
+
+
+def _refuse_other_corpus(run: RecordedRun, data: RunData) -> None:
+    """Raise UserError where the corpora here are not the run's."""
+    recorded, here = run.record["corpus"], data.describe()
+    pairs = [(recorded, here), (recorded.get("validation") or {}, here.get("validation") or {})]
+    for was, now in pairs:
+        require(
+            was.get("manifest_sha256") == now.get("manifest_sha256"),
+            f"{now.get('folder')}: not the corpus of the run in {run.folder} (its manifest differs)."
+            " Give that one with data.corpus=<folder> (or train.validation_corpus).",
+        )
+
+
+def recipe_of(run: RecordedRun, settings: Mapping[str, Any], own: Sequence[str]) -> dict[str, Any]:
+    """Return the run's recipe, but for places, for when to log and save, and for the sections `own` of this call."""
+    recorded, section = run.record["config"], run.record["pretrain"]
+    train, validation_corpus = recorded["train"], settings["train"]["validation_corpus"]
+    corpus = settings["data"]["corpus"] or run.record["corpus"]["folder"]
+    return {
+        **recorded,
+        **{name: settings[name] for name in own},
+        "data": {**recorded["data"], "corpus": corpus},
+        "train": {
+            **train,
+            "log_every": 1,
+            "validations": 0,
+            "micro_batch": section.get("micro_batch") or train["micro_batch"],
+            "validation_corpus": validation_corpus or train["validation_corpus"],
+        },
+        "checkpoint": {"every_minutes": sys.float_info.max, "every_steps": None, "keep_at": []},
+        "precision": {**recorded["precision"], "mode": section["precision"]},
+    }
+
+
+# Numbers --------------------------------------------------------------------------------------------
+
+
+def _never() -> bool:
+    return False
+
+
+def _number(value: Any) -> float:
+    """Return a number, infinite where it is none or was not finite: then it compares as one."""
+    return value if isinstance(value, int | float) else math.inf
+
+
+def _apart(a: float, b: float) -> float:
+    """Return by how much two numbers differ; 0 where both are infinite."""
+    return 0.0 if a == b else abs(a - b)
+
+
+def _loss(validation: Validation) -> float | None:
+    """Return the loss that the run is judged by."""
+    if validation.loss is not None:
+        return validation.loss
+    return validation.replaced_token_loss
+
+
+def _allowed(strayed: Sequence[float], least: float = LEAST) -> float:
+    """Return by how much a number may differ, as the repetitions differ from the first (bench/gate.py)."""
+    return max(least, MULTIPLE * max(strayed))
+
+
+def _without_rng(state: Tensors) -> Tensors:
+    return {name: value for name, value in state.items() if name != "rng"}
+
+
+def _is_count(value: Tensor | None) -> bool:
+    return value is not None and value.ndim == 0 and not value.is_floating_point()
+
+
+def _tensors_in(node: Any, path: str = "") -> Tensors:
+    """Return everything in a checkpoint's contents but times, flat; what is no number is part of its name."""
+    if isinstance(node, Tensor):
+        return {path: node.detach().cpu()}
+    if isinstance(node, int | float):
+        dtype = torch.int64 if isinstance(node, int) else torch.float64
+        return {path: torch.tensor(node, dtype=dtype)}
+    children: Any = None
+    if isinstance(node, Mapping):
+        children = node.items()
+    elif isinstance(node, list | tuple):
+        children = enumerate(node)
+    if children is None:
+        return {f"{path}={node}": torch.zeros(())}
+    tensors: Tensors = {}
+    for name, child in children:
+        is_time = path == "work" and name not in WORK
+        is_gpu_random_state = not path and name == "cuda_rng"
+        if not is_time and not is_gpu_random_state:
+            tensors |= _tensors_in(child, f"{path}.{name}".lstrip("."))
+    return tensors
+
+
+def _distances(state: Tensors, saved: Tensors) -> dict[str, float]:
+    """Return the distance of each tensor relative to its length; infinite where one is missing or of another shape."""
+    names = sorted(state.keys() | saved.keys())
+    return {name: _distance(state.get(name), saved.get(name)) for name in names}
+
+
+def _distance(one: Tensor | None, other: Tensor | None) -> float:
+    if one is None or other is None or one.shape != other.shape:
+        return math.inf
+    if torch.equal(one, other):
+        return 0.0
+    difference = (one.double() - other.double()).norm().item()
+    if not math.isfinite(difference):
+        return math.inf
+    return difference / max(other.double().norm().item(), 1e-12)

@@ -487,6 +487,12 @@ class Training:
         return next((p.setup for p in self.processes if p.setup and p.setup.corpus), None)
 
     @property
+    def final_validation(self) -> Validation | None:
+        """The validation of the final weights; the last, if the end was interrupted."""
+        final = [event for event in self.validations if event.held_out_tokens is not None]
+        return final[-1] if final else None
+
+    @property
     def all_saved(self) -> list[Saved]:
         """Every checkpoint ever made, superseded ones too, oldest first."""
         return [*self.superseded, *self.saved]

@@ -145,6 +145,7 @@ TINY_RUN = [
     "train.validations=2",
     "train.validation_tokens=512",
     "budget.steps=12",
+    "checkpoint.keep_at=[]",
 ]
 
 

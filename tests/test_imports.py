@@ -35,10 +35,10 @@ LEVELS = {
         """,
         3: """
             plan plan.roofline plan.memory plan.micro_batch start resume launch train_state finish plan.search
-            plan.main pretrain cli __main__ recorded
+            plan.main pretrain cli __main__
         """,
         4: """
-            bench repetition replay
+            bench replay
         """,
     }.items()
     for name in names.split()
@@ -239,7 +239,7 @@ def test_only_the_table_of_verbs_names_entry_modules() -> None:
     }
     trains = {"cramming.pretrain"}  # whose loop is what a replay repeats
     for module in MODULES:
-        others = entries | (trains if module != "cramming.repetition" else set())
+        others = entries | (trains if module != "cramming.replay" else set())
         if module == "eval.verify":  # of a folder that is no run's: one verb for both
             others -= {"cramming.data.inspect"}
         assert not others & own(module), f"{module} imports an entry module"

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
+from cramming.checkpoint import KEEP
 from cramming.checks import Config, check, tiny_defaults
 from cramming.config import UserError, build
 from cramming.files import write_atomically
@@ -58,6 +59,7 @@ def main(settings: dict[str, Any]) -> None:
             best.tokens_in_budget, rate, vocab_size, near_duplicates, watts, plan.price_per_hour
         )
         say(f"proposed: {' '.join(best.overrides)}: about {format_count(rate, 'tokens')}/s")
+        say(checkpoint_line(config, best))
         for line in cost_lines(costs, target):
             say(line)
     many = many_devices(plan, config, target, best)
@@ -181,6 +183,14 @@ def show_options(config: Config, options: list[Option], best: Option | None) -> 
         )
     show_table("peak memory of a step, by what it holds at that moment", headers, rows)
     say("tried: checkpointing and the micro-batch, not offloading and low-bit optimizers")
+
+
+def checkpoint_line(config: Config, option: Option) -> str:
+    """Return the disk that the run's checkpoints take: weights and optimizer state, kept ones and the newest two."""
+    state_bytes = option.peak_by_component["weights"] + option.peak_by_component["optimizer"]
+    kept = len(config.checkpoint.keep_at)
+    total = format_count((kept + KEEP) * state_bytes, "B")
+    return f"checkpoints: {total} of disk, {kept} kept for `cramming replay` and the newest {KEEP}"
 
 
 def cost_lines(costs: Costs, target: Target) -> Iterator[str]:
