@@ -31,6 +31,58 @@ def test_an_amd_gpu_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, requeste
     assert select("cpu").type == "cpu"
 
 
+PYPI_2_11 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]  # torch 2.11.0+cu130
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "architectures", "fix"),
+    [
+        ("V100", (7, 0), PYPI_2_11, "for CUDA 12.6 (cu126"),
+        ("Tesla P100", (6, 0), PYPI_2_11, "for CUDA 12.6 (cu126"),
+        ("V100", (7, 0), ["sm_50", "sm_60", "sm_70", "sm_90"], None),
+        ("T4", (7, 5), PYPI_2_11, None),
+        ("RTX 3060", (8, 6), PYPI_2_11, None),
+        ("L4", (8, 9), PYPI_2_11, None),  # runs code for 8.6
+        ("H200", (9, 0), PYPI_2_11, None),
+        ("Thor", (11, 0), PYPI_2_11, "a newer torch"),
+        ("Thor", (11, 0), [*PYPI_2_11, "compute_90"], None),  # compiles PTX of an earlier one
+        ("a later one", (13, 0), [*PYPI_2_11, "compute_120"], None),
+        ("H100", (9, 0), ["sm_90a"], None),
+        ("B200", (10, 0), ["sm_90a", "compute_90a"], "a newer torch"),
+        ("B300", (10, 3), ["sm_100f"], None),
+        ("B300", (10, 3), ["sm_100a"], "a newer torch"),
+        ("A100", (8, 0), ["sm_86"], "a newer torch"),
+        ("a GPU of a build that does not tell", (7, 0), [], None),
+    ],
+)
+@pytest.mark.parametrize("requested", ["auto", "cuda"])
+def test_a_card_that_this_torch_has_no_kernels_for_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+    requested: str,
+    name: str,
+    capability: tuple[int, int],
+    architectures: list[str],
+    fix: str | None,
+) -> None:
+    answers: dict[str, Any] = {
+        "is_available": True,
+        "current_device": 0,
+        "get_arch_list": architectures,
+        "get_device_capability": capability,
+        "get_device_name": name,
+    }
+    for function, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, function, lambda answer=answer: answer)
+    if fix is None:
+        assert select(requested).type == "cuda"
+        return
+    with pytest.raises(UserError, match=rf"^device={requested}: .*{name}") as refusal:
+        select(requested)
+    says = str(refusal.value)
+    assert fix in says and says.endswith("or set device=cpu") and "\n" not in says
+    assert select("cpu").type == "cpu"
+
+
 def test_training_on_a_cpu_takes_no_memory_of_a_gpu_that_is_there(
     start: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -54,7 +106,13 @@ def test_training_on_a_cpu_takes_no_memory_of_a_gpu_that_is_there(
             "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"
         ),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("CUDA error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate`"),
         RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+        RuntimeError("cuDNN Frontend error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"),
+        RuntimeError("CUDA driver error: out of memory"),
+        RuntimeError("CUDA driver error: CUDA_ERROR_OUT_OF_MEMORY: out of memory"),
+        RuntimeError("NCCL error ... Last error:\nCuda failure 2 'out of memory'"),
         RuntimeError("Triton Error [CUDA]: out of memory"),
     ],
 )
@@ -67,6 +125,8 @@ def test_every_library_that_ran_out_of_memory_is_understood(error: Exception) ->
     [
         RuntimeError("CUDA error: an illegal memory access was encountered"),
         RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"),
+        RuntimeError("CUDA driver error: device not ready"),
         RuntimeError("Triton Error [CUDA]: invalid argument"),
         UserError(
             "cpu ran out of memory in training: CUDA error: out of memory"
