@@ -45,7 +45,14 @@ from cramming.parallel.mesh import (
     ReplicaConfig,
     ShardConfig,
 )
-from cramming.precision import DTYPES, FP8_CAPABILITY, Mode, PrecisionConfig, resolve
+from cramming.precision import (
+    DTYPES,
+    FP8_CAPABILITY,
+    Mode,
+    PrecisionConfig,
+    resolve,
+    resolve_residual,
+)
 from cramming.schedule import SCHEDULES, AverageConfig, BatchRamp, Schedule, ramp_step
 
 # The default step and the learning rate of optim=adamw-tiny are for models of about a million parameters. The size from
@@ -507,12 +514,18 @@ def check_gate(
     from cramming.bench.tricks import changed
 
     mode, states = resolve(config.precision.mode, device), dict[str, str]()
+    residual = resolve_residual(config.precision.residual, mode, device.type)
     where, usual = (
         gate.place(devices.describe(device).name, torch.__version__),
         resolve("auto", device),
     )
     for kernel in sorted({config.attention.kernel, *kernels}):
-        resolved = changed(settings, {"precision.mode": mode, "attention.kernel": kernel})
+        in_force = {
+            "precision.mode": mode,
+            "precision.residual": residual,
+            "attention.kernel": kernel,
+        }
+        resolved = changed(settings, in_force)
         states |= gate.check(resolved, where, device.type, usual)
     return states
 

@@ -188,6 +188,7 @@ class TrainState:
             "parameters": count.total,
             "parameters_without_embeddings": count.without_embeddings,
             "precision": self.engine.precision.mode,
+            "residual": self.engine.precision.residual,
             "attention_kernels": self.attention_kernels,
             "peak_learning_rate": self.config.peak_learning_rate,
             "seed": self.config.seed,
@@ -225,7 +226,7 @@ class TrainState:
             f"step: {train.batch_size} sequences of {train.sequence_length} ="
             f" {train.batch_size * train.sequence_length} tokens ="
             f" {train.batch_size // (train.rows * processes)} x {train.rows} sequences x {processes} process(es);"
-            f" {targets}; {engine.precision.mode} on {engine.device},"
+            f" {targets}; {engine.precision.mode}, residual stream in {engine.precision.residual}, on {engine.device},"
             f" attention kernel {' and '.join(self.attention_kernels)}; peak learning rate"
             f" {config.peak_learning_rate:.3g}"
         )
