@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 REPORTED_SHARE = {"GDDR": 0.975, "GDDR, ECC": 0.92, "HBM": 0.985}
 
 # Turing, by compute capability: CUDA 13 compiles for no older GPU, nor do torch's builds for CUDA 12.8 from 2.11 on
-# (pytorch/pytorch#172352). For a V100 there is the build for CUDA 12.6 (cu126), which torch 2.15 no longer has (#190385).
+# (pytorch/pytorch#172352). A V100 needs the build for CUDA 12.6 (cu126), which torch 2.15 no longer has (#190385).
 OLDEST_IN_CUDA_13 = (7, 5)
 
 # Where a number comes from. `cores x clock`: fp32 is 2 FLOP per core and cycle at the boost clock, products as above.
