@@ -31,7 +31,7 @@ from cramming.config import (
 from cramming.data.corpus import ORDERS
 from cramming.data.manifest import MANIFEST
 from cramming.data.masking import OBJECTIVES, ObjectiveConfig, ReplacedTokensConfig
-from cramming.device import RuntimeConfig
+from cramming.device import FLASH_MODULES, RuntimeConfig, reason_against_flash
 from cramming.model import attention
 from cramming.model.attention import AttentionConfig
 from cramming.model.attention_kernels import FLASH_CAPABILITY
@@ -339,6 +339,16 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
         ": goes with products in bf16 or fp8, and they are in {p.mode}; set precision=bf16, or precision.residual=fp32",
     ),
     (
+        "attention.flash",
+        lambda c, p: c.attention.flash != "auto" and p.kind == "cpu",
+        ": is for a GPU, and this is a CPU; set it to auto",
+    ),
+    (
+        "attention.flash",
+        lambda c, p: c.attention.flash in FLASH_MODULES and c.model.attention_dropout > 0,
+        ": has no dropout, and model.attention_dropout={c.model.attention_dropout:g}; set it to auto",
+    ),
+    (
         "budget.clock",
         lambda c, p: c.budget.clock == "cpu" and p.kind != "cpu",
         ": does not see what a GPU does; set budget.clock=wall",
@@ -493,6 +503,10 @@ def check(config: Config, place: Place) -> None:
             not is_broken(config, place),
             f"{setting}={value}{reason.format(c=config, p=place, fits=fits)}",
         )
+    flash = config.attention.flash
+    if place.trains and flash in FLASH_MODULES:
+        problem = reason_against_flash(int(flash), place.capability)
+        require(not problem, f"attention.flash={flash}: {problem}; set it to auto")
 
 
 def check_run(

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -253,6 +254,48 @@ def nvml_reader(device: torch.device, name: str) -> Callable[[], float | None]:
         return value.value / 1000 if read(handle, ctypes.byref(value)) == 0 else None
 
     return number
+
+
+# FlashAttention -------------------------------------------------------------------------------------------------------
+
+FLASH_MODULES = {3: "flash_attn_interface", 4: "flash_attn.cute"}  # as torch imports them
+FLASH_GPUS = {3: (9,), 4: (9, 10)}  # major compute capabilities, by torch's own checks
+FLASH_4_TORCH = (2, 13)  # its backward pass on bounds; torch 2.11 refuses it
+
+
+def reason_against_flash(version: int, capability: tuple[int, int]) -> str | None:
+    """Return why FlashAttention 3 or 4 cannot be used on a GPU of this compute capability; None if it can."""
+    module = FLASH_MODULES[version]
+    try:
+        is_installed = find_spec(module) is not None
+    except ModuleNotFoundError:  # the package around it
+        is_installed = False
+    if capability[0] not in FLASH_GPUS[version]:
+        majors = " or ".join(f"{major}.x" for major in FLASH_GPUS[version])
+        return f"needs a GPU of compute capability {majors}"
+    torch_version = tuple(map(int, torch.__version__.split(".")[:2]))
+    if version == 4 and torch_version < FLASH_4_TORCH:
+        return f"needs torch 2.13 or newer, this is {torch.__version__}"
+    return None if is_installed else f"needs the package with the module {module}"
+
+
+def activate_flash(version: Literal["auto", 2, 3, 4]) -> None:
+    """Let torch compute attention by this version of FlashAttention in this process; `auto` changes nothing."""
+    if version == "auto":
+        return
+    from torch.nn import attention
+
+    if version == 2:
+        if attention.current_flash_attention_impl() is not None:
+            attention.restore_flash_attention_impl()
+        return
+    try:
+        attention.activate_flash_attention_impl(f"FA{version}")
+    except (ImportError, RuntimeError, AttributeError) as error:  # a package of another version
+        reason = " ".join(str(error).split())[:150]
+        raise UserError(
+            f"attention.flash={version}: {FLASH_MODULES[version]} does not load ({reason}); set it to auto"
+        ) from None
 
 
 # Compiler -------------------------------------------------------------------------------------------------------------
