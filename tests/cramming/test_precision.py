@@ -13,6 +13,7 @@ from cramming.bench import gate
 from cramming.checks import Config, Place, check
 from cramming.config import UserError
 from cramming.precision import Precision, PrecisionConfig, resolve, resolve_residual
+from cramming.record import load_record
 
 Compose = Callable[..., dict[str, Any]]
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -118,6 +119,14 @@ def test_auto_lowers_the_residual_stream_on_a_gpu_with_products_in_bf16(
     assert resolve_residual("auto", mode, device.type) == residual
     for explicit in ("fp32", "bf16"):
         assert resolve_residual(explicit, mode, device.type) == explicit
+
+
+@pytest.mark.parametrize(("residual", "resolved"), [("auto", "fp32"), ("bf16", "bf16")])
+def test_the_record_has_the_residual_stream_that_was_in_force(
+    start: Callable[..., Path], residual: str, resolved: str
+) -> None:
+    run = start("name=a", "budget.steps=1", "precision=bf16", f"precision.residual={residual}")
+    assert load_record(run)["pretrain"]["residual"] == resolved
 
 
 def test_the_gate_judges_the_residual_stream_that_auto_means(
