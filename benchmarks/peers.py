@@ -9,18 +9,29 @@ says (the extra `bench` brings accelerate):
     trainer          Hugging Face `Trainer` and `BertForMaskedLM`, `DataCollatorForLanguageModeling`
     bert loop        a plain loop around `BertForMaskedLM`, compiled, labels -100 where nothing was masked
     modernbert loop  the same around `ModernBertForMaskedLM` with its own `sparse_prediction`, sdpa attention
+    predecessor      the engine of github.com/JonasGeiping/cramming, compiled, without its autotuning of products
+    predecessor without CUDA graphs
+    predecessor as it ships    fp16, autotuned; a GPU's number format whatever `precision` says
+
+The predecessor needs packages of its own, by a virtual environment or by folders before all others on its path:
+
+    git clone https://github.com/JonasGeiping/cramming checkout
+    python -m venv old && old/bin/pip install "torch>=2.11,<2.14" transformers==4.57.6 datasets==5.0.1 hydra-core \\
+        multiprocess nvidia-ml-py psutil einops
+    python benchmarks/peers.py --checkout checkout --python old/bin/python --only predecessor --out <file>.md
 """
 
 import argparse
 import itertools
 import json
 import platform
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +42,7 @@ from cramming.bench import tricks
 from cramming.bench.main import measure
 from cramming.bench.tables import versions
 from cramming.bench.worker import SPECIAL, Candidate, Spec, Worker, Workload, serve, warm_up
+from cramming.checks import Config
 from cramming.config import UserError
 from cramming.data.batches import Batch
 from cramming.model.config import ModelConfig
@@ -204,32 +216,119 @@ def _word_tokenizer(vocab_size: int) -> Any:
 
 
 class Peer(NamedTuple):
-    """Another trainer, our model of the same architecture, and the inner size of its MLP in hidden sizes."""
+    """Another trainer.
 
-    make: type[Workload]
+    `model` is our model of the same architecture, and `inner` the inner size of its MLP in hidden sizes. A peer without
+    `make` runs by another Python, and `overrides` are settings of its own.
+    """
+
     model: str
     inner: float
+    make: type[Workload] | None = None
+    overrides: tuple[str, ...] = ()
 
 
+NO_AUTOTUNING = "impl._inductor_vars.max_autotune_gemm=False"
+NO_GRAPHS = "impl._inductor_vars.triton.cudagraphs=False"
+AS_IT_SHIPS = "predecessor as it ships"
 PEERS = {
-    "trainer": Peer(HuggingFaceTrainer, "bert-base", 4.0),
-    "bert loop": Peer(CompiledLoop, "bert-base", 4.0),
-    "modernbert loop": Peer(ModernLoop, "modern", 1.5),
+    "trainer": Peer("bert-base", 4.0, HuggingFaceTrainer),
+    "bert loop": Peer("bert-base", 4.0, CompiledLoop),
+    "modernbert loop": Peer("modern", 1.5, ModernLoop),
+    "predecessor": Peer("crammed-bert", 2.0, overrides=(NO_AUTOTUNING,)),
+    "predecessor without CUDA graphs": Peer(
+        "crammed-bert", 2.0, overrides=(NO_AUTOTUNING, NO_GRAPHS)
+    ),
+    AS_IT_SHIPS: Peer("crammed-bert", 2.0),
 }
+IN_THIS_PYTHON = [name for name, peer in PEERS.items() if peer.make]
+PREDECESSORS = [name for name, peer in PEERS.items() if not peer.make]
+# The predecessor's settings by our name of a number format. Only fp16 needs its loss scaling.
+NUMBER_FORMATS = {
+    "fp32": ["impl.mixed_precision=False"],
+    "bf16": ["impl.mixed_precision_target_dtype=bfloat16", "impl.grad_scaling=False"],
+    "fp16": ["impl.mixed_precision_target_dtype=float16"],
+}
+
+
+class Checkout(NamedTuple):
+    """The predecessor's source, the Python that runs it, and folders of packages before all others on its path."""
+
+    folder: Path
+    python: Path = Path(sys.executable)
+    path: Sequence[Path] = ()
+
+
+def predecessor_spec(spec: Spec, checkout: Checkout) -> dict[str, Any]:
+    """Return the specification of a predecessor (`spec["peer"]`) that trains the shapes of `spec["settings"]`."""
+    device = torch.device(spec["device"])
+    config = Config.of(spec["settings"])
+    model, train = replace(config.model, vocab_size=spec["vocab_size"]), config.train
+    config = replace(config, model=model)
+    micro_batch = train.batch_size if train.micro_batch == "auto" else train.micro_batch
+    precision = resolve(config.precision.mode, device)
+    if spec["peer"] == AS_IT_SHIPS:
+        precision = "fp32" if device.type == "cpu" else "fp16"
+    if precision not in NUMBER_FORMATS:
+        formats = ", ".join(NUMBER_FORMATS)
+        raise UserError(f"precision.mode={precision}: the predecessor lacks it. Use {formats}.")
+    overrides = [
+        "arch=crammed-bert",
+        f"arch.hidden_size={model.hidden_size}",
+        f"arch.num_transformer_layers={model.num_layers}",
+        f"arch.attention.num_attention_heads={model.num_heads}",
+        f"arch.intermed_size={2 * model.intermediate_size}",  # both halves of the gated layer
+        f"arch.embedding.max_seq_length={train.sequence_length}",
+        "train=bert-o4",
+        f"train.objective.mlm_probability={config.objective.at(0.0).rate}",
+        f"train.batch_size={train.batch_size}",
+        "train.batch_size_ramp=0",
+        f"impl.microbatch_size={micro_batch}",
+        *NUMBER_FORMATS[precision],
+        *PEERS[spec["peer"]].overrides,
+    ]
+    return {
+        **spec,
+        "overrides": overrides,
+        "precision": precision,
+        "flops_per_token": config.flops_per_token(),
+        "checkout": str(checkout.folder.resolve()),
+        "python": str(checkout.python.absolute()),
+        "path": [str(folder.resolve()) for folder in checkout.path],
+    }
+
+
+def commit_of(checkout: Path) -> str | None:
+    """Return the commit of a checkout with history, else None."""
+    if not (checkout / ".git").exists():
+        return None
+    command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def candidate_of(spec: Spec, device: torch.device) -> Workload:
     """The peer that the specification names; else ours."""
-    return PEERS[spec["peer"]].make(spec, device) if "peer" in spec else Candidate(spec, device)
+    if "peer" not in spec:
+        return Candidate(spec, device)
+    make = PEERS[spec["peer"]].make
+    assert make, "a predecessor runs by another Python: see worker_of"
+    return make(spec, device)
 
 
-def worker_of(spec: Spec) -> Worker:
-    """A process that builds either."""
-    return Worker(spec, [sys.executable, __file__, "--serve"])
+def worker_of(spec: Spec, shares_code: bool = False) -> Worker:
+    """A process that builds any of them."""
+    if "checkout" in spec:
+        script = Path(__file__).with_name("predecessor.py")
+        return Worker(spec, [spec["python"], "-P", str(script)], shares_code)
+    return Worker(spec, [sys.executable, __file__, "--serve"], shares_code)
 
 
 def specs_of(
-    name: str, shape: str, device: torch.device, overrides: Sequence[str]
+    name: str,
+    shape: str,
+    device: torch.device,
+    overrides: Sequence[str],
+    checkout: Checkout | None = None,
 ) -> list[dict[str, Any]]:
     """What is measured on one shape: the peer, then ours eager and compiled, in the peer's number format."""
     hidden, layers, heads, rows = map(int, shape.split(","))
@@ -252,6 +351,9 @@ def specs_of(
     ours = {key: value for key, value in stack.items() if not key.startswith("precision.")}
     common = {"vocab_size": VOCABULARY, "device": device.type}
     specs = [{**common, "name": name, "peer": name, "settings": settings, "compile": True}]
+    if not peer.make:
+        assert checkout
+        specs = [predecessor_spec(specs[0], checkout)]
     for label, compiled in (("ours, eager", "off"), ("ours, compiled", "model")):
         changed = tricks.changed(settings, {**ours, "runtime.compile": compiled})
         specs.append({**common, "name": label, "settings": changed})
@@ -261,11 +363,20 @@ def specs_of(
 def compare(name: str, shape: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Two rows; one that says why if the peer cannot run."""
     hidden, layers, _, rows = shape.split(",")
-    about = {"shape": f"{hidden}x{layers}", "tokens_per_step": int(rows) * LENGTH, "peer": name}
-    base, *ours = specs_of(name, shape, devices.select(args.device), args.overrides)
+    about: dict[str, Any] = {
+        "shape": f"{hidden}x{layers}",
+        "tokens_per_step": int(rows) * LENGTH,
+        "peer": name,
+    }
+    checkout = None
+    if name in PREDECESSORS:
+        checkout = Checkout(args.checkout, args.python, args.path)
     try:
+        base, *ours = specs_of(name, shape, devices.select(args.device), args.overrides, checkout)
         with worker_of(base) as worker:
             warm_up(worker)
+            if checkout:
+                about["peer_versions"] = worker.facts["versions"]
             for spec in ours:
                 yield {
                     **about,
@@ -309,18 +420,29 @@ def write(
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="+", default=list(PEERS), choices=list(PEERS))
+    parser.add_argument("--only", nargs="+", choices=list(PEERS), help="else all that can run")
     parser.add_argument(
         "--shapes", nargs="+", default=list(SHAPES), help="hidden size, layers, heads, sequences"
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--checkout", type=Path, help="source of the predecessor")
+    parser.add_argument(
+        "--python", type=Path, default=Path(sys.executable), help="the predecessor's Python"
+    )
+    parser.add_argument(
+        "--path", type=Path, nargs="+", default=[], help="folders of the predecessor's packages"
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("overrides", nargs="*", help="settings of both, such as precision=bf16")
     args = parser.parse_args(arguments)
+    names = args.only or (list(PEERS) if args.checkout else IN_THIS_PYTHON)
+    if not args.checkout and set(names) & set(PREDECESSORS):
+        parser.error("--only predecessor: its source is not known. Name it with --checkout.")
+    about = {"predecessor": commit_of(args.checkout)} if args.checkout else {}
     rows: list[dict[str, Any]] = []
-    for shape, name in itertools.product(args.shapes, args.only):
+    for shape, name in itertools.product(args.shapes, names):
         for row in compare(name, shape, args):
             rows.append(row)
             print({key: value for key, value in row.items() if key != "raw_seconds"}, flush=True)
@@ -330,6 +452,7 @@ def main(arguments: list[str] | None = None) -> None:
                 "Training throughput of other trainers and ours",
                 f"python benchmarks/peers.py {how}",
                 rows,
+                **about,
             )
 
 

@@ -5,6 +5,7 @@
 """
 
 import os
+import sys
 
 __version__ = "0.1.0"
 
@@ -12,6 +13,15 @@ __version__ = "0.1.0"
 # before anything else is.
 CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 GIVEN_CACHES = {name: os.environ[name] for name in CACHE_VARIABLES if name in os.environ}
+# Segments of GPU memory that grow leave no gaps between micro-batches of several sizes, compilation and validation.
+# Only on Linux, and not in WSL, where drivers before R615 fail with them (pytorch/pytorch#192330). Read when torch is
+# loaded.
+if (
+    sys.platform == "linux"
+    and "microsoft" not in os.uname().release.lower()
+    and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ
+):
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 # libgomp's threads wait for each other by spinning, by default for milliseconds: beside one other busy process training
 # then takes many times as long (benchmarks/results/spinning_cpu_2026-11-25.md). Read when torch is loaded.
 if "OMP_WAIT_POLICY" not in os.environ:

@@ -32,7 +32,7 @@ from cramming.config import (
 from cramming.data.corpus import ORDERS
 from cramming.data.manifest import MANIFEST
 from cramming.data.masking import OBJECTIVES, ObjectiveConfig, ReplacedTokensConfig
-from cramming.device import RuntimeConfig
+from cramming.device import FLASH_MODULES, RuntimeConfig, reason_against_flash
 from cramming.model import attention
 from cramming.model.attention import AttentionConfig
 from cramming.model.attention_kernels import FLASH_CAPABILITY
@@ -46,7 +46,14 @@ from cramming.parallel.mesh import (
     ReplicaConfig,
     ShardConfig,
 )
-from cramming.precision import DTYPES, FP8_CAPABILITY, Mode, PrecisionConfig, resolve
+from cramming.precision import (
+    DTYPES,
+    FP8_CAPABILITY,
+    Mode,
+    PrecisionConfig,
+    resolve,
+    resolve_residual,
+)
 from cramming.schedule import SCHEDULES, AverageConfig, BatchRamp, Schedule, ramp_step
 
 # The default step and the learning rate of optim=adamw-tiny are for models of about a million parameters. The size from
@@ -340,6 +347,16 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
         ": goes with products in bf16 or fp8, and they are in {p.mode}; set precision=bf16, or precision.residual=fp32",
     ),
     (
+        "attention.flash",
+        lambda c, p: c.attention.flash != "auto" and p.kind == "cpu",
+        ": is for a GPU, and this is a CPU; set it to auto",
+    ),
+    (
+        "attention.flash",
+        lambda c, p: c.attention.flash in FLASH_MODULES and c.model.attention_dropout > 0,
+        ": has no dropout, and model.attention_dropout={c.model.attention_dropout:g}; set it to auto",
+    ),
+    (
         "budget.clock",
         lambda c, p: c.budget.clock == "cpu" and p.kind != "cpu",
         ": does not see what a GPU does; set budget.clock=wall",
@@ -494,6 +511,10 @@ def check(config: Config, place: Place) -> None:
             not is_broken(config, place),
             f"{setting}={value}{reason.format(c=config, p=place, fits=fits)}",
         )
+    flash = config.attention.flash
+    if place.trains and flash in FLASH_MODULES:
+        problem = reason_against_flash(int(flash), place.capability)
+        require(not problem, f"attention.flash={flash}: {problem}; set it to auto")
 
 
 def check_run(
@@ -515,12 +536,18 @@ def check_gate(
     from cramming.bench.tricks import changed
 
     mode, states = resolve(config.precision.mode, device), dict[str, str]()
+    residual = resolve_residual(config.precision.residual, mode, device.type)
     where, usual = (
         gate.place(devices.describe(device).name, torch.__version__),
         resolve("auto", device),
     )
     for kernel in sorted({config.attention.kernel, *kernels}):
-        resolved = changed(settings, {"precision.mode": mode, "attention.kernel": kernel})
+        in_force = {
+            "precision.mode": mode,
+            "precision.residual": residual,
+            "attention.kernel": kernel,
+        }
+        resolved = changed(settings, in_force)
         states |= gate.check(resolved, where, device.type, usual)
     return states
 

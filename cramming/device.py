@@ -7,8 +7,9 @@ import ctypes
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -63,7 +64,10 @@ class DeviceInfo:
 
 
 def select(requested: str) -> torch.device:
-    """`auto`, `cpu` or `cuda` -> torch device; UserError if a GPU is asked for and none is there, or an AMD one is."""
+    """Return the torch device for `auto`, `cpu` or `cuda`.
+
+    UserError if a GPU is asked for and there is none, or this suite or the installed torch cannot use it.
+    """
     has_gpu, problem = requested != "cpu" and torch.cuda.is_available(), None
     if requested not in ("auto", "cpu", "cuda"):
         problem = "choose one of auto, cpu, cuda"
@@ -77,9 +81,51 @@ def select(requested: str) -> torch.device:
             else "no CUDA device is visible"
         )
         problem = f"{build} (torch {torch.__version__}); use device=cpu or install a CUDA build"
+    elif has_gpu:
+        problem = reason_without_kernels()
     if problem:
         raise UserError(f"device={requested}: {problem}")
     return torch.device("cuda", torch.cuda.current_device()) if has_gpu else torch.device("cpu")
+
+
+def reason_without_kernels() -> str | None:
+    """Return why the installed torch cannot compute on the current GPU, with what to do; None if it can."""
+    architectures, capability = torch.cuda.get_arch_list(), torch.cuda.get_device_capability()
+    if has_kernels(capability, architectures):
+        return None
+    from cramming.plan.cards import OLDEST_IN_CUDA_13
+
+    name = torch.cuda.get_device_name()
+    if capability < OLDEST_IN_CUDA_13:
+        fix = "install torch's build for CUDA 12.6 (cu126; torch 2.14 is the last that has one)"
+    else:
+        fix = "install a newer torch, or its build for another CUDA version"
+    return (
+        f"torch {torch.__version__} has no kernels for {name} (compute capability"
+        f" {capability[0]}.{capability[1]}; it has {' '.join(architectures)}); {fix}, or set device=cpu"
+    )
+
+
+def has_kernels(capability: tuple[int, int], architectures: Sequence[str]) -> bool:
+    """Return whether code for one of these architectures runs on a GPU of this compute capability.
+
+    Machine code (`sm_86`) runs on the same major and the same or a later minor version, PTX (`compute_90`) on its own
+    and all later ones. With the suffix `a` either runs on its own version only, with `f` within its major version
+    (CUDA C++ Programming Guide, compute capabilities). An empty list says nothing: then it is assumed.
+    """
+    for architecture in architectures:
+        parts = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", architecture)
+        if parts is None:
+            continue
+        kind, major, minor, suffix = parts.groups()
+        version = (int(major), int(minor))
+        same_family = version[0] == capability[0] and version <= capability
+        is_portable = kind == "compute" and not suffix
+        if version == capability or (same_family and suffix != "a"):
+            return True
+        if is_portable and version <= capability:
+            return True
+    return not architectures
 
 
 def describe(device: torch.device) -> DeviceInfo:
@@ -146,10 +192,16 @@ def available_bytes() -> int:
     return available
 
 
-# How libraries below torch say it, who raise a RuntimeError: CUDA itself, cuBLAS and cuDNN, Triton, torch on a CPU.
+# How libraries below torch word it in a RuntimeError. The driver's words come from loading a compiled kernel and from
+# expandable segments; cuDNN 9 has names of its own for memory of the device and of the host.
 _NO_MEMORY = re.compile(
-    r"CUDA out of memory|CUDA error: out of memory|cudaErrorMemoryAllocation|CU(BLAS|DNN)_STATUS_ALLOC_FAILED"
-    r"|Triton Error \[CUDA\]: out of memory|DefaultCPUAllocator"
+    r"CUDA out of memory"
+    r"|CUDA (driver )?error: out of memory"
+    r"|Triton Error \[CUDA\]: out of memory"
+    r"|Cuda failure (\d+ )?'out of memory'"  # NCCL
+    r"|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
+    r"|CU[A-Z]+_STATUS(_[A-Z]+)*_ALLOC(ATION)?_FAILED"  # cuBLAS, cuDNN, cuSPARSE, cuSOLVER
+    r"|DefaultCPUAllocator"
 )
 
 
@@ -202,6 +254,48 @@ def nvml_reader(device: torch.device, name: str) -> Callable[[], float | None]:
         return value.value / 1000 if read(handle, ctypes.byref(value)) == 0 else None
 
     return number
+
+
+# FlashAttention -------------------------------------------------------------------------------------------------------
+
+FLASH_MODULES = {3: "flash_attn_interface", 4: "flash_attn.cute"}  # as torch imports them
+FLASH_GPUS = {3: (9,), 4: (9, 10)}  # major compute capabilities, by torch's own checks
+FLASH_4_TORCH = (2, 13)  # its backward pass on bounds; torch 2.11 refuses it
+
+
+def reason_against_flash(version: int, capability: tuple[int, int]) -> str | None:
+    """Return why FlashAttention 3 or 4 cannot be used on a GPU of this compute capability; None if it can."""
+    module = FLASH_MODULES[version]
+    try:
+        is_installed = find_spec(module) is not None
+    except ModuleNotFoundError:  # the package around it
+        is_installed = False
+    if capability[0] not in FLASH_GPUS[version]:
+        majors = " or ".join(f"{major}.x" for major in FLASH_GPUS[version])
+        return f"needs a GPU of compute capability {majors}"
+    torch_version = tuple(map(int, torch.__version__.split(".")[:2]))
+    if version == 4 and torch_version < FLASH_4_TORCH:
+        return f"needs torch 2.13 or newer, this is {torch.__version__}"
+    return None if is_installed else f"needs the package with the module {module}"
+
+
+def activate_flash(version: Literal["auto", 2, 3, 4]) -> None:
+    """Let torch compute attention by this version of FlashAttention in this process; `auto` changes nothing."""
+    if version == "auto":
+        return
+    from torch.nn import attention
+
+    if version == 2:
+        if attention.current_flash_attention_impl() is not None:
+            attention.restore_flash_attention_impl()
+        return
+    try:
+        attention.activate_flash_attention_impl(f"FA{version}")
+    except (ImportError, RuntimeError, AttributeError) as error:  # a package of another version
+        reason = " ".join(str(error).split())[:150]
+        raise UserError(
+            f"attention.flash={version}: {FLASH_MODULES[version]} does not load ({reason}); set it to auto"
+        ) from None
 
 
 # Compiler -------------------------------------------------------------------------------------------------------------

@@ -284,6 +284,7 @@ def _read(*values: Tensor) -> list[float]:
 def build_engine(config: Config, mesh: Mesh, device: torch.device) -> Engine:
     """What a run and a benchmark train with: a model with random weights and all that `config` applies to it."""
     check(config, Place.here(config, device, mesh.world_size))
+    devices.activate_flash(config.attention.flash)
     return equip(place(build_model(config), config.memory, device), config, mesh, device)
 
 

@@ -8,7 +8,8 @@ used, or each row and column to its own; embeddings and the masked-language-mode
 layers' projections to queries, keys and values with `attention.last_layer=targets`, and with `model.late_layers` above
 one in any case: they are then two products with parts of the layer's matrix, not a call of the converted layer.
 
-Beside the products, `residual: bf16` lowers what flows between the blocks, and its gradients (model/residual.py).
+Beside the products, `residual` says in which type the hidden states between the blocks and their gradients are
+(model/residual.py).
 """
 
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ import torch
 from cramming.model.encoder import Encoder
 
 Mode = Literal["fp32", "bf16", "fp16", "fp8"]
+Residual = Literal["fp32", "bf16"]
 DTYPES = {
     "fp32": torch.float32,
     "bf16": torch.bfloat16,
@@ -35,15 +37,15 @@ class PrecisionConfig:
     """`auto` takes bf16 where the device has it in hardware, else fp16 on a GPU and fp32 on a CPU.
 
     `emulate_fp8` computes mode fp8 by rounding and fp32 products, on any device and slowly: for tests. `fp8_scaling`:
-    one scale for a whole tensor, or one for each row and column. `residual`: the type of what flows between the blocks
-    and of norms' outputs.
+    one scale for a whole tensor, or one for each row and column. `residual`: the type of the hidden states between
+    the blocks and of norms' outputs; `auto` takes bf16 on a GPU whose products are in bf16, else fp32.
     """
 
     mode: Literal["auto", "fp32", "bf16", "fp16", "fp8"]
     tf32: bool
     emulate_fp8: bool = False
     fp8_scaling: Literal["tensorwise", "rowwise"] = "tensorwise"
-    residual: Literal["fp32", "bf16"] = "fp32"
+    residual: Literal["auto", "fp32", "bf16"] = "auto"
 
 
 def resolve(mode: str, device: torch.device) -> Mode:
@@ -54,6 +56,17 @@ def resolve(mode: str, device: torch.device) -> Mode:
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
     has_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return "bf16" if has_bf16 else "fp32"
+
+
+def resolve_residual(residual: str, mode: Mode, device_type: str) -> Residual:
+    """Return the type of the residual stream with products in `mode` on a device of this type.
+
+    A GPU is bound by memory traffic between the products, which halves; emulated in software, it costs time.
+    """
+    if residual != "auto":
+        return residual  # type: ignore[return-value]
+    has_bf16_products = DTYPES[mode] == torch.bfloat16
+    return "bf16" if device_type == "cuda" and has_bf16_products else "fp32"
 
 
 @contextmanager
@@ -72,6 +85,7 @@ class Precision:
 
     def __init__(self, config: PrecisionConfig, device: torch.device):
         self.mode: Mode = resolve(config.mode, device)
+        self.residual: Residual = resolve_residual(config.residual, self.mode, device.type)
         self.device = device
         self._config = config
         # fp32 matrix products on tensor cores with TF32 rounding; a no-op on a CPU and before Ampere.
@@ -87,14 +101,14 @@ class Precision:
     @property
     def stream(self) -> torch.dtype:
         """Of the hidden states between blocks."""
-        return torch.bfloat16 if self._config.residual == "bf16" else torch.float32
+        return DTYPES[self.residual]
 
     def convert(self, encoder: Encoder) -> None:
-        """In mode fp8 let the linear layers of the blocks multiply so; lower the residual stream where that is set.
+        """In mode fp8 let the linear layers of the blocks multiply so; lower the residual stream where it is bf16.
 
         Parameters and their names stay what they are.
         """
-        if self._config.residual == "bf16":
+        if self.residual == "bf16":
             from cramming.model import residual
 
             residual.lower(encoder, torch.bfloat16)

@@ -244,6 +244,7 @@ class Pretraining:
     energy_kwh: Number
     energy_source: Text
     precision: Text
+    residual: Text
     attention_kernels: list[Any]
     peak_learning_rate: Number
     compiled: bool | None

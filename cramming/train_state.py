@@ -209,6 +209,7 @@ class TrainState:
             "parameters": count.total,
             "parameters_without_embeddings": count.without_embeddings,
             "precision": self.engine.precision.mode,
+            "residual": self.engine.precision.residual,
             "attention_kernels": self.attention_kernels,
             "peak_learning_rate": self.config.peak_learning_rate,
             "seed": self.config.seed,
@@ -242,12 +243,15 @@ class TrainState:
             targets += (
                 f", chosen by loss from {by_loss.start:.0%} to {by_loss.until:.0%} of the budget"
             )
+        kernels = " and ".join(self.attention_kernels)
+        if config.attention.flash != "auto":
+            kernels += f" (FlashAttention {config.attention.flash})"
         say(
             f"step: {train.batch_size} sequences of {train.sequence_length} ="
             f" {train.batch_size * train.sequence_length} tokens ="
             f" {train.batch_size // (train.rows * processes)} x {train.rows} sequences x {processes} process(es);"
-            f" {targets}; {engine.precision.mode} on {engine.device},"
-            f" attention kernel {' and '.join(self.attention_kernels)}; peak learning rate"
+            f" {targets}; {engine.precision.mode}, residual stream in {engine.precision.residual}, on {engine.device},"
+            f" attention kernel {kernels}; peak learning rate"
             f" {config.peak_learning_rate:.3g}"
         )
         other = (

@@ -2,7 +2,7 @@
 
 A device mistake (a CPU tensor that meets one on the GPU), a wrong signature and a data-dependent shape end such a step.
 A number that the host reads from the device in the middle of a pass, for which it would wait there, is counted: fake
-tensors have none, so such a read is answered. Lengths are answered by the row's, so `padded` sees equal sequences.
+tensors have none, so such a read is answered.
 """
 
 import time
@@ -32,6 +32,7 @@ from cramming.precision import Precision, PrecisionConfig
 VOCABULARY = 32768
 LAYERS = 4  # a window, a global layer, the last one, and more than offloading keeps on the device
 LENGTH, ROWS = 128, 8
+LENGTHS = (64, 3, 61, 40, 33, 20, 7, 12)  # of texts in a batch of fine-tuning
 MODELS = ("bert-base", "crammed-bert", "modern")
 MODES = ("bf16", "fp16", "fp8", "fp32")
 MEMORY = {
@@ -82,6 +83,8 @@ class Reads(TorchDispatchMode):
             self.count["pass" if in_pass else "step"] += args[0].device.type == "cuda"
             kind = args[0].dtype
             return self.truth if kind == torch.bool else 0.0 if kind.is_floating_point else LENGTH
+        if func is aten._pin_memory.default:  # which fake tensors lack
+            return args[0]
         if func is aten.index.Tensor and args[1][0] is not None and args[1][0].dtype == torch.bool:
             self.count["pass"] += 1  # how many are true: all
             mask = args[1][0]
@@ -210,11 +213,13 @@ def finetuning(model: str, mode: str) -> dict[str, Any]:
                     reads.truth = True
                     reads.count.clear()
                     ids, types, positions = (
-                        torch.zeros(ROWS * 64, dtype=torch.int64, device=device) for _ in range(3)
+                        torch.zeros(sum(LENGTHS), dtype=torch.int64, device=device)
+                        for _ in range(3)
                     )
-                    bounds = torch.zeros(ROWS + 1, dtype=torch.int32, device=device)
-                    labels = torch.zeros(ROWS, dtype=torch.int64, device=device)
-                    batch = Batch(ids, positions, types, Packing(bounds, None, 64), labels)
+                    bounds = torch.zeros(len(LENGTHS) + 1, dtype=torch.int32, device=device)
+                    labels = torch.zeros(len(LENGTHS), dtype=torch.int64, device=device)
+                    packing = Packing(bounds, None, max(LENGTHS), lengths=LENGTHS)
+                    batch = Batch(ids, positions, types, packing, labels)
                     number_format = Precision(
                         PrecisionConfig(cast(Any, mode), tf32=mode != "fp32"), device
                     )

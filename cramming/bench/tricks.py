@@ -272,6 +272,8 @@ def best(device_type: str, mode: str) -> Trick:
         settings |= {"runtime.compile": "model", "precision.tf32": True}
     if mode != "fp32":
         settings["precision.mode"] = mode
+    if device_type == "cuda" and mode == "bf16":
+        settings["precision.residual"] = "bf16"
     return Trick(BEST, settings, SAME if mode == "fp32" else COARSE, spelled(settings))
 
 

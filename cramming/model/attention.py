@@ -6,11 +6,12 @@ with one of the kernels of attention_kernels.py. Shapes: T tokens, H heads, K he
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from .attention_kernels import KERNELS, restrict_rows
+from .attention_kernels import KERNELS, additive, restrict_rows
 from .config import LastLayer
 from .packing import Layout, Packing, sequence_ids
 
@@ -32,10 +33,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """`kernel` is one of `KERNELS` or auto; `last_layer`: the tokens that the late layers are computed for."""
+    """`kernel` is one of `KERNELS` or auto; `last_layer`: the tokens that the late layers are computed for.
+
+    `flash`: the version of FlashAttention behind `varlen` and SDPA on a GPU; `auto` leaves torch's choice alone.
+    """
 
     kernel: str
     last_layer: LastLayer
+    flash: Literal["auto", 2, 3, 4] = "auto"
 
     def __post_init__(self) -> None:
         if self.kernel not in ("auto", *KERNELS):
@@ -87,7 +92,10 @@ def prepare(
         kernel = choose(packing, half_window, dtype, dropout)
     elif reason := reason_against(kernel, packing.bounds_S.device, dtype, dropout):
         raise ValueError(reason)
-    return KERNELS[kernel].prepare(packing, num_tokens, half_window)
+    layout = KERNELS[kernel].prepare(packing, num_tokens, half_window)
+    if not KERNELS[kernel].adds_mask:
+        return layout
+    return layout._replace(masks=tuple(additive(mask, dtype) for mask in layout.masks))
 
 
 def restrict(layout: Layout, queries_M: Tensor, num_tokens: int) -> Layout | None:

@@ -24,6 +24,7 @@ FLASH_TYPES = (torch.bfloat16, torch.float16)
 FLASH_MULTIPLE = (
     8  # of which it takes head sizes; SDPA pads by itself, its operator on bounds refuses others
 )
+MASK_MULTIPLE = 8  # of numbers from row to row of an additive mask
 PRODUCTS_LENGTH = (
     512  # the longest row that `auto` gives to `products`; at 1024 SDPA is faster (docs/log.md)
 )
@@ -41,6 +42,9 @@ class Kernel(NamedTuple):
     suits: Callable[[Packing, int | None, torch.dtype, float], bool] = lambda *_: False
     reason_against: Callable[[torch.device, torch.dtype], str | None] = lambda *_: None
     has_dropout: bool = False
+    adds_mask: bool = (
+        False  # whether `attend` takes 0 and minus infinity where `prepare` gives true and false
+    )
 
 
 def _band(length: int, half_window: int | None, device: torch.device) -> Tensor | None:
@@ -58,6 +62,19 @@ def _causal(mask: Tensor | None, packing: Packing) -> Tensor | None:
 
 def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else a & b
+
+
+def additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Return 0 where the mask is true and minus infinity elsewhere, as SDPA itself would in each layer.
+
+    Rows begin at multiples of 8 numbers, which its kernels for GPUs want, and would copy the mask for.
+    """
+    if mask is None:
+        return None
+    *shape, length = mask.shape
+    padded_length = -(-length // MASK_MULTIPLE) * MASK_MULTIPLE
+    numbers = torch.zeros((*shape, padded_length), dtype=dtype, device=mask.device)
+    return numbers[..., :length].masked_fill_(~mask, float("-inf"))
 
 
 # sdpa: equal rows -----------------------------------------------------------------------------------------------------
@@ -132,31 +149,61 @@ def group_by_length(lengths: Sequence[int], group_pairs: int) -> list[list[int]]
     return groups[::-1]
 
 
+class _Padded(NamedTuple):
+    """Padded groups: their [rows, length] and whether rows of them are padded; tensors on the device."""
+
+    groups: list[tuple[int, int]]
+    is_ragged: list[bool]
+    gather_P: Tensor  # token of each padded place; behind the end of a sequence its first
+    scatter_T: Tensor  # padded place of each token
+    lengths_R: Tensor  # of the sequence in each row
+
+
+@torch.compiler.disable  # numbers of one batch: not for a graph
+def _pad(lengths: Sequence[int], group_pairs: int, device: torch.device) -> _Padded:
+    """Lay sequences out in groups. All is computed on the host, which does not wait for the device."""
+    lengths_S = np.asarray(lengths, np.int64)
+    starts_S = lengths_S.cumsum() - lengths_S
+    gather, rows, groups, is_ragged, first = [], [], [], [], 0
+    scatter_T = np.empty(int(lengths_S.sum()), np.int64)
+    for members in group_by_length(lengths_S, group_pairs):
+        starts_R, lengths_R = starts_S[members, None], lengths_S[members]
+        longest = int(lengths_R.max())
+        places = np.arange(longest)
+        valid = places < lengths_R[:, None]
+        tokens = np.where(valid, starts_R + places, starts_R)
+        scatter_T[tokens[valid]] = first + np.flatnonzero(valid)
+        gather.append(tokens.ravel())
+        rows.append(lengths_R)
+        groups.append((len(members), longest))
+        is_ragged.append(longest > int(lengths_R.min()))
+        first += tokens.size
+    arrays = [np.concatenate(gather), scatter_T, np.concatenate(rows)]
+    numbers = torch.from_numpy(np.concatenate(arrays))
+    if device.type == "cuda":
+        numbers = numbers.pin_memory()  # else the copy would wait for the steps before it
+    numbers = numbers.to(device, non_blocking=True)
+    return _Padded(groups, is_ragged, *numbers.split([len(array) for array in arrays]))
+
+
 def _padded_prepare(
     packing: Packing, num_tokens: int, half_window: int | None, kernel: str = "padded"
 ) -> Layout:
     device = packing.bounds_S.device
-    starts, lengths = packing.bounds_S[:-1].long(), packing.bounds_S.diff().long()
+    lengths = packing.bounds_S.diff().tolist() if packing.lengths is None else packing.lengths
     group_pairs = GROUP_PAIRS.get((kernel, device.type), GROUP_PAIRS["padded", "cpu"])
-    groups, masks, gather = [], [], []
-    scatter_T = torch.empty(num_tokens, dtype=torch.long, device=device)
-    first = 0
-    for members in group_by_length(lengths.tolist(), group_pairs):
-        chosen = torch.tensor(members, device=device)
-        longest = int(lengths[chosen].max())
-        place = torch.arange(longest, device=device)
-        tokens = starts[chosen, None] + place
-        valid = place < lengths[chosen, None]
-        scatter_T[tokens[valid]] = first + valid.flatten().nonzero().squeeze(1)
-        gather.append(torch.where(valid, tokens, starts[chosen, None]).flatten())
-        keys = (
-            None if packing.causal or bool(valid.all()) else valid[:, None, None, :]
-        )  # padding comes after
-        masks.append(_both(keys, _causal(_band(longest, half_window, device), packing)))
-        groups.append((len(members), longest))
-        first += len(members) * longest
+    padded = _pad(lengths, group_pairs, device)
+    masks, first = [], 0
+    for (rows, longest), is_ragged in zip(padded.groups, padded.is_ragged):
+        mask = _causal(_band(longest, half_window, device), packing)
+        if is_ragged and not packing.causal:  # causal: padding comes after all that a token sees
+            lengths_R = padded.lengths_R[first : first + rows, None, None, None]
+            mask = _both(torch.arange(longest, device=device) < lengths_R, mask)
+        masks.append(mask)
+        first += rows
+    groups = tuple(padded.groups)
     return Layout(
-        kernel, packing, half_window, tuple(groups), tuple(masks), torch.cat(gather), scatter_T
+        kernel, packing, half_window, groups, tuple(masks), padded.gather_P, padded.scatter_T
     )
 
 
@@ -166,20 +213,23 @@ def _padded_restrict(layout: Layout, queries_M: Tensor, num_tokens: int) -> Layo
         mask is not None and mask.shape[-2] != 1 for mask in layout.masks
     ):
         return None
+    if len(queries_M) != sum(rows for rows, _ in layout.groups):
+        return None
     assert layout.gather_P is not None
-    rows = torch.tensor([rows for rows, _ in layout.groups], device=queries_M.device)
-    lengths = torch.tensor([length for _, length in layout.groups], device=queries_M.device)
-    steps_R = lengths.repeat_interleave(
-        rows, output_size=sum(rows for rows, _ in layout.groups)
-    )  # else the host waits
-    begins_R = layout.gather_P[steps_R.cumsum(0) - steps_R]
+    begins, first = [], 0
+    for rows, length in layout.groups:
+        last = first + rows * length
+        begins.append(torch.arange(first, last, length, device=queries_M.device))
+        first = last
+    begins_R = layout.gather_P[torch.cat(begins)]
     bounds_S = layout.packing.bounds_S.long()
     sequence_R, sequence_M = (
         torch.searchsorted(bounds_S, x, right=True) for x in (begins_R, queries_M)
     )
-    query_R = torch.searchsorted(sequence_M, sequence_R)
-    if len(sequence_M) != len(sequence_R) or not torch.equal(sequence_R.sort().values, sequence_M):
+    is_known = layout.packing.one_query_each  # else the device is asked
+    if not is_known and not torch.equal(sequence_R.sort().values, sequence_M):
         return None
+    query_R = torch.searchsorted(sequence_M, sequence_R)
     return layout._replace(query_gather_M=query_R, scatter_T=query_R.argsort())
 
 
@@ -391,10 +441,16 @@ KERNELS: dict[str, Kernel] = {
         restrict_rows,
         lambda packing, *_: packing.whole_rows is not None,
         has_dropout=True,
+        adds_mask=True,
     ),
-    # ragged sequences padded to [S, L] in a few groups of similar length; reads the bounds on the host
+    # ragged sequences padded to [S, L] in a few groups of similar length; reads bounds that come without `lengths`
     "padded": Kernel(
-        _padded_prepare, _grouped_attend, _padded_restrict, lambda *_: True, has_dropout=True
+        _padded_prepare,
+        _grouped_attend,
+        _padded_restrict,
+        lambda *_: True,
+        has_dropout=True,
+        adds_mask=True,
     ),
     # FlexAttention: CUDA, any type, no dropout; must be compiled for training, so `auto` never takes it
     "flex": Kernel(

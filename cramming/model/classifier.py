@@ -55,6 +55,8 @@ class SequenceClassifier(nn.Module):
             self.pooling == "cls" and packing.aligned_length is None
         ):  # which may have other numbers of them in each row
             firsts_S = bounds_S[:-1].long().clamp(max=len(ids_T) - 1)
+            has_no_empty = packing.lengths is not None and min(packing.lengths) > 0
+            packing = packing._replace(one_query_each=has_no_empty)
             hidden_SD = self.encoder(ids_T, positions_T, packing, token_types_T, firsts_S)
             pooled_SD = hidden_SD * (bounds_S.diff() > 0)[:, None]
         else:

@@ -13,6 +13,9 @@ class Packing(NamedTuple):
     (empty sequences), so that its size never changes. `row_length` is L when the sequences are exactly the rows 0, L,
     2L ... T, else None. `max_length` is a bound on the longest sequence. `aligned_length` may be set when ragged
     sequences never cross a multiple of it: documents packed into rows. `causal`: no token sees one after it.
+
+    A GPU is waited for where its numbers are read. Who knows them may say so: `lengths`, those between the bounds, and
+    `one_query_each`, that a query subset has exactly one token of each sequence.
     """
 
     bounds_S: Tensor
@@ -20,6 +23,8 @@ class Packing(NamedTuple):
     max_length: int
     aligned_length: int | None = None
     causal: bool = False
+    lengths: tuple[int, ...] | None = None
+    one_query_each: bool = False
 
     @property
     def whole_rows(self) -> int | None:

@@ -11,6 +11,10 @@ from typing import Literal, NamedTuple
 # of a 2080 Ti, 23.65 of a 4090; with error correction in GDDR 14.75 of a T4, 22.2 of an A10G; 79.15 of an 80 GB A100.
 REPORTED_SHARE = {"GDDR": 0.975, "GDDR, ECC": 0.92, "HBM": 0.985}
 
+# Turing, by compute capability: CUDA 13 compiles for no older GPU, nor do torch's builds for CUDA 12.8 from 2.11 on
+# (pytorch/pytorch#172352). A V100 needs the build for CUDA 12.6 (cu126), which torch 2.15 no longer has (#190385).
+OLDEST_IN_CUDA_13 = (7, 5)
+
 # Where a number comes from. `cores x clock`: fp32 is 2 FLOP per core and cycle at the boost clock, products as above.
 # `from memory`: entered without the maker's document at hand; to be checked against it.
 Source = Literal[
@@ -42,6 +46,11 @@ class Card(NamedTuple):
     def has_bf16(self) -> bool:
         """Whether it multiplies bf16 (and TF32) in hardware: Ampere and later."""
         return self.capability >= (8, 0)
+
+    @property
+    def needs_cuda_12(self) -> bool:
+        """Whether torch has kernels for it only in builds for CUDA 12.6 (cu126): before Turing, from torch 2.11 on."""
+        return self.capability < OLDEST_IN_CUDA_13
 
     @property
     def is_amd(self) -> bool:

@@ -30,6 +30,7 @@ from cramming.model.layers import Dropout
 from cramming.parallel.mesh import Mesh
 from cramming.parallel.offload import CopyStream
 from cramming.plan.tracker import HOST, Operation, StorageTracker
+from cramming.precision import resolve_residual
 
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "head", "workspace")
 TOKENS_PER_DOCUMENT = (
@@ -169,7 +170,11 @@ class Simulation:
             kernel = "varlen" if uses_flash else "sdpa"
         number_format = "bf16" if mode == "fp8" else mode
         precision = replace(
-            config.precision, mode=number_format, emulate_fp8=False, fp8_scaling="tensorwise"
+            config.precision,
+            mode=number_format,
+            emulate_fp8=False,
+            fp8_scaling="tensorwise",
+            residual=resolve_residual(config.precision.residual, mode, self.place.kind),
         )
         return replace(
             config,

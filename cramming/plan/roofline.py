@@ -64,6 +64,8 @@ def by_data_sheet(card: Card, mode: Mode, tf32: bool) -> Rates:
         else "; it has no bf16 units and emulates it: take precision=fp16"
     )
     refused = "; training refuses AMD GPUs" if card.is_amd else ""
+    if card.needs_cuda_12:
+        refused = "; training on it needs torch's build for CUDA 12.6 (cu126)"
     basis = (
         f"{card.name} ({card.source}) times an assumed utilisation: {flops / 1e12:.3g} TFLOP/s for {_counted_as(mode)}"
         f" matrix products ({MATMUL_UTILISATION:.0%} of the peak), {bandwidth / 1e9:.0f} GB/s"

@@ -60,7 +60,8 @@ class PackedSplit:
     def batch(self, chosen_S: Tensor) -> Batch:
         """The examples `chosen_S` (int64 [S], in main memory) end to end."""
         lengths_S = self.lengths_N[chosen_S]
-        total, longest = int(lengths_S.sum()), int(lengths_S.max())
+        lengths = tuple(lengths_S.tolist())
+        total, longest = sum(lengths), max(lengths)
         if self.device.type == "cuda":
             chosen_S = chosen_S.pin_memory()  # else the copy would wait for the steps before it
         chosen_S = chosen_S.to(self.device, non_blocking=True)
@@ -72,7 +73,7 @@ class PackedSplit:
         positions_T = torch.arange(total, device=self.device) - firsts_T
         index_T = sources_T + positions_T
         labels_S = None if self.labels_N is None else self.labels_N[chosen_S]
-        packing = Packing(bounds_S.int(), None, longest)
+        packing = Packing(bounds_S.int(), None, longest, lengths=lengths)
         return Batch(
             self.ids_T[index_T].long(), positions_T, self.types_T[index_T].long(), packing, labels_S
         )

@@ -119,6 +119,7 @@ def _recipe(record: Record) -> dict[str, Any]:
     training = record.training
     chosen = {
         "precision": training.precision,
+        "residual stream": training.residual,
         "attention": training.attention_kernels or None,
         "peak learning rate": training.peak_learning_rate,
     }

@@ -68,6 +68,12 @@ def _learning_rate(found: Mapping[str, Any], record: Record) -> str:
     return "" if peak is None else f"{peak:.3g}"
 
 
+def _precision(found: Mapping[str, Any], record: Record) -> str:
+    mode = record.training.precision or _of("precision.mode")(found, record)
+    residual = record.training.residual
+    return mode if residual in (None, "fp32") else f"{mode}, residual stream in {residual}"
+
+
 def _masking(found: Mapping[str, Any], record: Record) -> str:
     rate = number(found.get("objective.rate"))
     name = record.training.objective or found.get("objective.name") or ""
@@ -97,9 +103,7 @@ RECIPE: dict[str, Callable[[Mapping[str, Any], Record], str]] = {
     "Schedule": _of("schedule.name"),
     "Batch": _batch,
     "Masking": _masking,
-    "Precision": lambda found, record: (
-        record.training.precision or _of("precision.mode")(found, record)
-    ),
+    "Precision": _precision,
     "Start": lambda found, record: record.training.start or _of("start.name")(found, record),
     "Data": _data,
     "Tokenizer": _tokenizer,

@@ -131,6 +131,9 @@ def _configuration(e: Evidence) -> Iterator[str]:
     }
     if config["precision"]["mode"] != "auto":
         told["precision"] = config["precision"]["mode"]
+    residual = config["precision"].get("residual", "auto")
+    if residual != "auto" and "residual" in training:  # records of before 2026-11-28 lack it
+        told["residual"] = residual
     if config["runtime"]["compile"] != "off":
         told["compiled"] = True
     model = build(ModelConfig, {**config["model"], "vocab_size": _vocabulary(e)}, "model")

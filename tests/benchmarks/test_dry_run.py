@@ -99,9 +99,10 @@ def test_a_step_on_fake_tensors(tmp_path: Path) -> None:
         pytest.skip(reason)
     found = dry_run(tmp_path, '"finetuning", "model": "bert-base", "mode": "bf16"')
     (row,) = map(json.loads, (tmp_path / "raw.jsonl").read_text().splitlines())
-    assert len(row["outcomes"]) == 4 and all(
-        o.startswith("ok") for o in row["outcomes"].values()
-    ), (row, found.stderr)
+    assert set(row["outcomes"].values()) == {"ok"}, (
+        row,
+        found.stderr,
+    )  # without a read by the host
 
 
 def missing() -> str | None:

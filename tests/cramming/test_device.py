@@ -1,10 +1,12 @@
 """What a process computes on, and how: devices, memory, energy, the compiler and where its code is kept."""
 
+import importlib
 import os
 import platform
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+import cramming
 from cramming import CACHE_VARIABLES, device
 from cramming.budget import BudgetClock, BudgetConfig
 from cramming.checks import Config, Place, check
@@ -29,6 +32,58 @@ def test_an_amd_gpu_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, requeste
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(UserError, match=f"device={requested}: .*ROCm.*set device=cpu"):
         select(requested)
+    assert select("cpu").type == "cpu"
+
+
+PYPI_2_11 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]  # torch 2.11.0+cu130
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "architectures", "fix"),
+    [
+        ("V100", (7, 0), PYPI_2_11, "for CUDA 12.6 (cu126"),
+        ("Tesla P100", (6, 0), PYPI_2_11, "for CUDA 12.6 (cu126"),
+        ("V100", (7, 0), ["sm_50", "sm_60", "sm_70", "sm_90"], None),
+        ("T4", (7, 5), PYPI_2_11, None),
+        ("RTX 3060", (8, 6), PYPI_2_11, None),
+        ("L4", (8, 9), PYPI_2_11, None),  # runs code for 8.6
+        ("H200", (9, 0), PYPI_2_11, None),
+        ("Thor", (11, 0), PYPI_2_11, "a newer torch"),
+        ("Thor", (11, 0), [*PYPI_2_11, "compute_90"], None),  # compiles PTX of an earlier one
+        ("a later one", (13, 0), [*PYPI_2_11, "compute_120"], None),
+        ("H100", (9, 0), ["sm_90a"], None),
+        ("B200", (10, 0), ["sm_90a", "compute_90a"], "a newer torch"),
+        ("B300", (10, 3), ["sm_100f"], None),
+        ("B300", (10, 3), ["sm_100a"], "a newer torch"),
+        ("A100", (8, 0), ["sm_86"], "a newer torch"),
+        ("a GPU of a build that does not tell", (7, 0), [], None),
+    ],
+)
+@pytest.mark.parametrize("requested", ["auto", "cuda"])
+def test_a_card_that_this_torch_has_no_kernels_for_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+    requested: str,
+    name: str,
+    capability: tuple[int, int],
+    architectures: list[str],
+    fix: str | None,
+) -> None:
+    answers: dict[str, Any] = {
+        "is_available": True,
+        "current_device": 0,
+        "get_arch_list": architectures,
+        "get_device_capability": capability,
+        "get_device_name": name,
+    }
+    for function, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, function, lambda answer=answer: answer)
+    if fix is None:
+        assert select(requested).type == "cuda"
+        return
+    with pytest.raises(UserError, match=rf"^device={requested}: .*{name}") as refusal:
+        select(requested)
+    says = str(refusal.value)
+    assert fix in says and says.endswith("or set device=cpu") and "\n" not in says
     assert select("cpu").type == "cpu"
 
 
@@ -55,7 +110,13 @@ def test_training_on_a_cpu_takes_no_memory_of_a_gpu_that_is_there(
             "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"
         ),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("CUDA error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate`"),
         RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+        RuntimeError("cuDNN Frontend error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"),
+        RuntimeError("CUDA driver error: out of memory"),
+        RuntimeError("CUDA driver error: CUDA_ERROR_OUT_OF_MEMORY: out of memory"),
+        RuntimeError("NCCL error ... Last error:\nCuda failure 2 'out of memory'"),
         RuntimeError("Triton Error [CUDA]: out of memory"),
     ],
 )
@@ -68,6 +129,8 @@ def test_every_library_that_ran_out_of_memory_is_understood(error: Exception) ->
     [
         RuntimeError("CUDA error: an illegal memory access was encountered"),
         RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"),
+        RuntimeError("CUDA driver error: device not ready"),
         RuntimeError("Triton Error [CUDA]: invalid argument"),
         UserError(
             "cpu ran out of memory in training: CUDA error: out of memory"
@@ -355,6 +418,112 @@ def test_more_variants_than_the_compiler_may_make_end_the_run_in_one_line(
         with pytest.raises(UserError, match=r"runtime\.compile=blocks: more than .* variants"):
             start("name=b", "budget.steps=1", "runtime.compile=blocks")
     torch.compiler.reset()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="on Linux only")
+@pytest.mark.parametrize(
+    ("given", "kernel", "expected"),
+    [
+        ({}, "6.8.0-generic", ("expandable_segments:True", None)),
+        ({}, "6.18.33.2-microsoft-standard-WSL2", (None, None)),
+        ({"PYTORCH_ALLOC_CONF": "a:1"}, "6.8.0-generic", ("a:1", None)),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "b:1"}, "6.8.0-generic", (None, "b:1")),
+    ],
+)
+def test_memory_segments_of_a_gpu_grow_unless_the_user_or_wsl_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, str],
+    kernel: str,
+    expected: tuple[str | None, str | None],
+) -> None:
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(release=kernel))
+    importlib.reload(cramming)
+    assert tuple(map(os.environ.get, names)) == expected
+
+
+def test_torch_does_not_complain_about_the_allocator_setting() -> None:
+    program = "import cramming, torch; torch.zeros(3).sum(); torch.cuda.is_available()"
+    command = [sys.executable, "-W", "error", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "alloc" not in done.stderr.lower()
+
+
+FLASH_3, FLASH_4 = "flash_attn_interface", "flash_attn.cute"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kind", "capability", "installed", "says"),
+    [
+        (["attention.flash=auto"], "cpu", (0, 0), (), None),
+        (["attention.flash=2"], "cuda", (8, 0), (), None),
+        (["attention.flash=2"], "cpu", (0, 0), (), "is for a GPU"),
+        (["attention.flash=3"], "cpu", (0, 0), (FLASH_3,), "is for a GPU"),
+        (["attention.flash=3"], "cuda", (9, 0), (FLASH_3,), None),
+        (["attention.flash=3"], "cuda", (9, 0), (FLASH_4,), f"package with the module {FLASH_3}"),
+        (["attention.flash=3"], "cuda", (10, 0), (FLASH_3,), "compute capability 9.x;"),
+        (["attention.flash=4"], "cuda", (10, 0), (FLASH_4,), None),
+        (["attention.flash=4"], "cuda", (9, 0), (), f"package with the module {FLASH_4}"),
+        (["attention.flash=4"], "cuda", (8, 6), (FLASH_4,), "compute capability 9.x or 10.x;"),
+        (
+            ["attention.flash=3", "model.attention_dropout=0.1"],
+            "cuda",
+            (9, 0),
+            (FLASH_3,),
+            "has no dropout, and model.attention_dropout=0.1",
+        ),
+    ],
+)
+def test_a_version_of_flash_attention_is_taken_where_it_runs(
+    compose: Callable[..., dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    overrides: list[str],
+    kind: str,
+    capability: tuple[int, int],
+    installed: tuple[str, ...],
+    says: str | None,
+) -> None:
+    monkeypatch.setattr(device, "find_spec", lambda name: name in installed or None)
+    monkeypatch.setattr(torch, "__version__", "2.13.0")
+    config = Config.of(compose(*overrides))
+    place = Place(kind, "this device", "bf16", capability, trains=True)
+    with nullcontext() if says is None else pytest.raises(UserError) as refusal:
+        check(config, place)
+    if says is not None:
+        message = str(refusal.value)
+        assert message.startswith(overrides[0]) and says in message and "set it to auto" in message
+
+
+def test_flash_attention_4_wants_the_torch_whose_backward_pass_takes_bounds(
+    compose: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "find_spec", lambda name: True)
+    monkeypatch.setattr(torch, "__version__", "2.11.0+cu130")
+    place = Place("cuda", "H100", "bf16", (9, 0), trains=True)
+    with pytest.raises(UserError, match=r"flash=4: needs torch 2\.13 or newer, this is 2\.11"):
+        check(Config.of(compose("attention.flash=4")), place)
+
+
+def test_the_version_of_flash_attention_is_torchs_to_switch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch.nn.attention import current_flash_attention_impl
+
+    device.activate_flash("auto")
+    device.activate_flash(2)
+    assert current_flash_attention_impl() is None
+    activated = list[str]()
+    monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", activated.append)
+    device.activate_flash(3)
+    device.activate_flash(4)
+    assert activated == ["FA3", "FA4"]
+    monkeypatch.undo()
+    with pytest.raises(UserError, match=r"^attention\.flash=3: flash_attn_interface does not load"):
+        device.activate_flash(3)  # nothing of it is installed here
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="torch's threads are libgomp's on Linux")

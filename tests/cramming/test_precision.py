@@ -2,15 +2,18 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from cramming import checks
+from cramming import checks, device
+from cramming.bench import gate
 from cramming.checks import Config, Place, check
 from cramming.config import UserError
-from cramming.precision import Precision, PrecisionConfig, resolve
+from cramming.precision import Precision, PrecisionConfig, resolve, resolve_residual
+from cramming.record import load_record
 
 Compose = Callable[..., dict[str, Any]]
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -97,6 +100,56 @@ def test_a_residual_stream_in_bf16_goes_with_products_in_bf16(
         else pytest.raises(UserError, match=rf"residual=bf16.*they are in {mode}; set")
     ):
         check(config, Place("cuda", "a GPU", mode, (9, 0)))
+
+
+@pytest.mark.parametrize(
+    ("device", "mode", "residual"),
+    [
+        (GPU, "bf16", "bf16"),
+        (GPU, "fp8", "bf16"),
+        (GPU, "fp16", "fp32"),
+        (GPU, "fp32", "fp32"),
+        (CPU, "bf16", "fp32"),
+        (CPU, "fp32", "fp32"),
+    ],
+)
+def test_auto_lowers_the_residual_stream_on_a_gpu_with_products_in_bf16(
+    device: torch.device, mode: Any, residual: str
+) -> None:
+    assert resolve_residual("auto", mode, device.type) == residual
+    for explicit in ("fp32", "bf16"):
+        assert resolve_residual(explicit, mode, device.type) == explicit
+
+
+@pytest.mark.parametrize(("residual", "resolved"), [("auto", "fp32"), ("bf16", "bf16")])
+def test_the_record_has_the_residual_stream_that_was_in_force(
+    start: Callable[..., Path], residual: str, resolved: str
+) -> None:
+    run = start("name=a", "budget.steps=1", "precision=bf16", f"precision.residual={residual}")
+    assert load_record(run)["pretrain"]["residual"] == resolved
+
+
+def test_the_gate_judges_the_residual_stream_that_auto_means(
+    compose: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A stream in bf16 that has failed on this GPU is refused, though nobody has typed it."""
+    monkeypatch.setattr(device, "describe", lambda _: device.DeviceInfo("cuda", "a GPU", 1, None))
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: True)
+    where = gate.place("a GPU", torch.__version__)
+    failed = gate.Verdict("bf16 residual stream", False, 1.0, 0.1, 20, 200, 1.0, "")
+    gates = tmp_path / "gates.json"
+    gate.save(gates, where, [failed], [])
+
+    def state(*overrides: str) -> dict[str, str]:
+        settings = compose(f"gates={gates}", "precision=bf16", *overrides)
+        return checks.check_gate(settings, Config.of(settings), ["sdpa"], GPU)
+
+    with pytest.raises(
+        UserError, match=r"precision\.residual=bf16: .*'bf16 residual stream' failed"
+    ):
+        state()
+    assert "bf16 residual stream" not in state("precision.residual=fp32")
+    assert state("forced=['bf16 residual stream']")["bf16 residual stream"] == "forced"
 
 
 @pytest.mark.parametrize(("tf32", "setting"), [(True, "high"), (False, "highest")])

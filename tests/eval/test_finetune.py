@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -28,6 +28,7 @@ from transformers.utils import logging
 from cramming import progress
 from cramming.config import UserError
 from cramming.data.task_files import GLUE
+from cramming.model import encoder
 from cramming.model.attention import Packing
 from cramming.model.classifier import SequenceClassifier
 from cramming.model.config import ModelConfig
@@ -157,12 +158,28 @@ def test_a_batch_is_the_chosen_examples_end_to_end_and_asks_the_device_for_nothi
     assert batch.ids_T.tolist() == np.concatenate([data.ids_T[part] for part in parts]).tolist()
     assert batch.types_T.tolist() == np.concatenate([data.types_T[part] for part in parts]).tolist()
     assert batch.positions_T.tolist() == [place for length in lengths for place in range(length)]
-    assert batch.packing == (batch.packing.bounds_S, None, max(lengths), *batch.packing[3:])
+    assert batch.packing == Packing(
+        batch.packing.bounds_S, None, max(lengths), lengths=tuple(lengths)
+    )
     assert batch.packing.bounds_S.tolist() == [0, *itertools.accumulate(lengths)]
     assert batch.labels_S is not None and data.labels_N is not None and shapes.labels_S is not None
     assert batch.labels_S.tolist() == data.labels_N[chosen].tolist()
     for one, shape in ((batch.ids_T, shapes.ids_T), (batch.labels_S, shapes.labels_S)):
         assert shape.is_meta and (shape.shape, shape.dtype) == (one.shape, one.dtype)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "pairs"])
+def test_no_layer_of_a_classifier_asks_the_device_for_anything(
+    bert: Path, monkeypatch: pytest.MonkeyPatch, pooling: Any
+) -> None:
+    """With dropout of attention, for which sequences are padded in groups."""
+    monkeypatch.setattr(encoder, "compute_dtype", lambda like: like.dtype)  # meta has no autocast
+    split = PackedSplit(encode(bert, make_data("rte", 30)).train, torch.device("meta"))
+    hyper = replace(HYPER, pooling=pooling, attention_dropout=0.1)
+    model = build_classifier(open_model(bert), "pretrained", 2, hyper).to("meta").train()
+    batch = split.batch(torch.tensor([7, 3, 29, 0]))
+    found = model(batch.ids_T, batch.positions_T, batch.packing, batch.types_T)
+    assert found.is_meta and found.shape == (4, 2)
 
 
 def test_adapter_equals_the_suites_encoder(bert: Path) -> None:

@@ -30,7 +30,7 @@ COMPILERS = {
     "max-autotune": ["runtime.tune=max-autotune"],
 }
 FORMATS = {
-    "bf16": ["precision.mode=bf16"],
+    "bf16": ["precision.mode=bf16", "precision.residual=fp32"],
     "bf16-residual": ["precision.mode=bf16", "precision.residual=bf16"],
     "fp16": ["precision.mode=fp16"],
     "fp8": ["precision.mode=fp8"],

@@ -192,6 +192,56 @@ def test_flash_attention_is_taken_only_where_the_gpu_has_it(
         attention.prepare("varlen", ragged, TOKENS, 3, torch.float16, 0.0)
 
 
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("kernel", ["padded", "products"])
+@pytest.mark.parametrize("packing", [RAGGED, UNEVEN])
+def test_lengths_that_the_host_knows_are_not_read_from_the_device(
+    packing: Packing, kernel: str, window: int | None
+) -> None:
+    """Nor are queries that are known to be one for each sequence. A tensor without data cannot be read."""
+    bounds_S = packing.bounds_S.unique()
+    asked = packing._replace(bounds_S=bounds_S)
+    known = asked._replace(lengths=tuple(bounds_S.diff().tolist()), one_query_each=True)
+
+    def outputs(packing: Packing, device: str) -> list[Tensor]:
+        q, k, v = (x.to(device) for x in qkv)
+        packing = packing._replace(bounds_S=bounds_S.to(device))
+        queries_S = packing.bounds_S[:-1].long()
+        prepare = attention.KERNELS[kernel].prepare
+        layout = prepare(packing, TOKENS, window)
+        found = [attention.attend(q, k, v, layout)]
+        fewer = attention.restrict(layout, queries_S, TOKENS)
+        if fewer is not None:
+            found.append(attention.attend(fewer.at_queries(q), k, v, fewer))
+        return found
+
+    qkv = torch.randn(TOKENS, 3, HEADS, SIZE).unbind(1)
+    torch.testing.assert_close(outputs(known, "cpu"), outputs(asked, "cpu"), atol=0, rtol=0)
+    assert all(out.is_meta for out in outputs(known, "meta"))
+    with pytest.raises(NotImplementedError, match="meta"):
+        outputs(asked, "meta")
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize(
+    ("kernel", "packing"), [("sdpa", ROWS), ("sdpa", IN_ROWS), ("padded", RAGGED)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_layer_converts_a_mask(
+    kernel: str, packing: Packing, window: int | None, dtype: torch.dtype
+) -> None:
+    """It is of the queries' type, its rows begin where a GPU's kernel wants it, and hides what the boolean one does."""
+    layout = attention.prepare(kernel, packing, TOKENS, window, dtype, 0.0)
+    plain = attention.KERNELS[kernel].prepare(packing, TOKENS, window)
+    for mask, boolean in zip(layout.masks, plain.masks, strict=True):
+        assert (mask is None) == (boolean is None)
+        if mask is not None and boolean is not None:
+            assert mask.dtype == dtype and all(n % 8 == 0 for n in mask.stride()[:-1])
+            assert torch.equal(mask == 0, boolean) and torch.equal(mask.isinf(), ~boolean)
+    qkv = torch.randn(TOKENS, 3, HEADS, SIZE).to(dtype).unbind(1)
+    assert torch.equal(attention.attend(*qkv, layout), attention.attend(*qkv, plain))
+
+
 def test_no_mask_where_none_is_needed() -> None:
     """A window as wide as the row costs nothing, and the kernel has causality of its own."""
     for packing in (ROWS, ROWS._replace(causal=True)):

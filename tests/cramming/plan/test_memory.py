@@ -226,7 +226,9 @@ def test_a_gpu_is_planned_without_one(simulate: Simulate) -> None:
     assert on_gpu[0]["activations"] == pytest.approx(on_gpu[1]["activations"], rel=0.01)
     assert on_gpu[0]["workspace"] >= CUBLAS_BYTES
     rows, documents = (
-        simulate(packing, "attention.kernel=sdpa", mode="bf16").step(64).peak
+        simulate(packing, "attention.kernel=sdpa", "precision.residual=bf16", mode="bf16")
+        .step(64)
+        .peak
         for packing in packings
     )
     assert rows["activations"] == on_gpu[0]["activations"] < documents["activations"]

@@ -178,8 +178,17 @@ def test_a_try_on_a_gpu_leaves_room_for_more(
         "4 fits, 8 does not fit"
     )
     compiled = replace(config, runtime=replace(config.runtime, compile="model"))
-    rows, how = micro_batch.by_trying(engine, tiny_source.batch, compiled, [1, 2, 4, 8, 16, 32])
-    assert rows == 16 and how.endswith("4 fits, 8 fits, 16 fits, 32 does not fit")
+    for limit, expected in (
+        ({"hours": 24}, 16),
+        ({"hours": 1}, 4),  # in which a minute for each try is too much
+        ({"hours": None, "steps": 100}, 16),
+    ):
+        budget = replace(config.budget, **{"hours": None, **limit})
+        timed = replace(compiled, budget=budget)
+        rows, how = micro_batch.by_trying(engine, tiny_source.batch, timed, [1, 2, 4, 8, 16, 32])
+        assert rows == expected
+        if expected == 16:
+            assert how.endswith("4 fits, 8 fits, 16 fits, 32 does not fit")
 
 
 def test_on_a_cpu_the_prediction_decides(
@@ -200,6 +209,21 @@ def test_on_a_cpu_the_prediction_decides(
         UserError, match=r"train\.micro_batch=auto: not even one sequence of 16 fits"
     ):
         micro_batch.find_micro_batch(engine, tiny_source.batch, config, 16)
+
+
+@pytest.mark.parametrize(("most", "rows"), [(131_072, 16), (100, 4), (64, 4), (5, 1)])
+def test_no_micro_batch_is_larger_than_what_still_pays(
+    make_config: Callable[..., Config],
+    tiny_source: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    most: int,
+    rows: int,
+) -> None:
+    """In tokens, of which a row has 16; a single row is taken whatever its length."""
+    config = make_config()
+    monkeypatch.setattr(micro_batch, "MOST_TOKENS", most)
+    found = micro_batch.find_micro_batch(engine_of(config), tiny_source.batch, config, 16)
+    assert found[0] == rows
 
 
 @pytest.mark.parametrize(("sequences", "rows"), [(16, 8), (8, 8), (4, 4), (12, 4), (3, 1)])

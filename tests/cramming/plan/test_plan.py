@@ -334,6 +334,8 @@ def test_each_card_gets_a_number_format_and_kernels_that_it_has(
     )
     assert 0.9 * card.memory < target.memory_bytes / 2**30 < card.memory
     assert 0 < target.rates.flops < card.tflops * 1e12
+    is_volta = card.name.startswith("V100")
+    assert ("CUDA 12.6 (cu126)" in target.rates.basis) == is_volta
     if card.name in ("T4", "A100 40GB"):
         found = Simulation(config, target.place)
         found.step(2)
