@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from cramming.config import UserError
 from cramming.record import Status
@@ -191,6 +191,12 @@ class Pretraining(Section):
     compile_seconds: float | None = None
     final_sha256: str | None = None
     final_files: dict[str, str] | None = None
+
+    @field_validator("validation", mode="before")
+    @classmethod
+    def _empty_until_validated(cls, value: Any) -> Any:
+        """Read the null of a run without a final validation as an empty one."""
+        return {} if value is None else value
 
 
 class Metric(Section):
@@ -386,8 +392,8 @@ class Record(Section):
     @property
     def baselines(self) -> dict[str, Scores]:
         """The baselines without an encoder that were scored, by section."""
-        sections = {"floor": self.floor, "constant": self.constant}
-        return {name: sections[name] for name in WITHOUT_ENCODER if sections[name] is not None}
+        sections = dict(zip(WITHOUT_ENCODER, (self.floor, self.constant), strict=True))
+        return {name: section for name, section in sections.items() if section is not None}
 
     def tasks(self) -> Iterator[tuple[str, str, TaskScore]]:
         """Yield all scored tasks as (initialisation, name, entry)."""

@@ -1,9 +1,9 @@
 """A run as one file that others can check, `<name>.record.zip`, and the list of its files, `files.json`.
 
-The archive holds the log, the predictions and the corpus's manifest, not the weights. `files.json` has bytes and SHA-256
-of every file inside, of checkpoints and final weights outside, the address of the weights if there is one, and its own
-SHA-256. The same run gives the same bytes. Archives come from strangers: names are those that a run has, links are not
-made, and nothing is unpacked beyond a size.
+The archive holds the log, the predictions and the corpus's manifest, not the weights. `files.json` has bytes and
+SHA-256 of every file inside and of checkpoints and final weights outside, the address of the weights if there is one,
+and its own SHA-256. The same run gives the same bytes. Archives come from strangers: names are those that a run has,
+links are not made, and nothing is unpacked beyond a size.
 """
 
 import hashlib

@@ -14,7 +14,8 @@ from eval.rules.plausibility import NOTHING_LOGGED
 from eval.rules.recipe_facts import RecipeFacts
 
 WINDOW = 5  # steps, over whose mean a fall is measured
-# The fastest measured took 19 steps to 0.9 of the first loss, 52 to a half and 164 to a tenth; half of that is remarked.
+# The fastest measured took 19 steps to 0.9 of the first loss, 52 to a half and 164 to a tenth; half
+# of that is remarked.
 STEPS_PER_E_FOLD = 30.0
 # Natural text in nats per target: 5.3 after 0.6M tokens and 4.2 after 10M; a fifth below that is remarked.
 NATURAL_VOCABULARY = 4096  # the measured ones have 16,384

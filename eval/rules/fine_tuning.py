@@ -72,7 +72,7 @@ def _other_sets(record: Record, init: str, section: Scores) -> list[str]:
         swept_words = swept(section)
         return [swept_words] if swept_words else []
     lines = [*fine_tuned(record, init), *_tried_elsewhere(record, section)]
-    sets = {_settings_text(each) for each in (section, *lines)}
+    sets = {_settings_text(section), *(_settings_text(line) for line in lines)}
     words = [swept(section)]
     if len(sets) > 1:
         words.append(f"one of {len(sets)} sets that were fine-tuned")

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import pairwise
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cramming.config import UserError
 from cramming.data.masking import BLOCK, PER_BLOCK
@@ -19,7 +19,6 @@ from cramming.plan import cards
 from cramming.record_schema import Environment
 from cramming.runlog import (
     MAX_HEARTBEAT_SECONDS,
-    Checkpoint,
     Finetuned,
     Heartbeat,
     Resume,
@@ -51,6 +50,7 @@ def _log_facts(evidence: Evidence) -> RecipeFacts | None:
 
 
 NOTHING_LOGGED = "no step logged"
+COUNTED = ("steps", "sequences", "tokens", "flops", "last_step_seconds")
 
 
 def schedule_followed(evidence: Evidence) -> Outcome:
@@ -80,7 +80,7 @@ def tokens_add_up(evidence: Evidence) -> Outcome:
     length = facts.settings.train.sequence_length
     expected = _expected_sequences(evidence, facts)
     problems: list[str] = []
-    rows = [*evidence.training.steps, *evidence.training.validations]
+    rows: list[Steps | Validation] = [*evidence.training.steps, *evidence.training.validations]
     for row in rows:
         if row.step not in expected:
             problems.append(f"step {row.step}: not every step before it is logged")
@@ -117,7 +117,7 @@ class _Counted(NamedTuple):
     """Counters that stand after a line of the log, in the order of the lines; superseded work is left out."""
 
     line: int
-    event: Timed
+    event: Timed | None
     steps: int
     sequences: int
     tokens: int
@@ -130,22 +130,26 @@ def _counters(evidence: Evidence) -> Iterator[_Counted]:
     """Yield the counters after each timed event of the work that stands."""
     counters: list[_Counted] = []
     earlier = 0.0
-    elapsed = 0.0
-    values = {"steps": 0, "sequences": 0, "tokens": 0, "flops": 0.0, "last_step_seconds": 0.0}
+    now = _Counted(0, None, 0, 0, 0, 0.0, 0.0, 0.0)
     for entry in evidence.entries:
         event = entry.event
         if not isinstance(event, Timed):
             continue
         if isinstance(event, Start):
-            earlier += elapsed
-        for name in values:
-            value = getattr(event, name)
-            values[name] = values[name] if value is None else value
-        elapsed = event.elapsed
+            earlier = now.total_seconds
+        told = _told(event)
+        seconds = earlier + event.elapsed
+        now = now._replace(line=entry.line, event=event, total_seconds=seconds, **told)
         if isinstance(event, Resume):
-            counters = [each for each in counters if each.steps <= values["steps"]]
-        counters.append(_Counted(entry.line, event, *values.values(), earlier + elapsed))  # type: ignore[arg-type]
+            counters = [each for each in counters if each.steps <= now.steps]
+        counters.append(now)
     yield from counters
+
+
+def _told(event: Timed) -> dict[str, Any]:
+    """Return the counters that an event has; one that has not changed is left out of the log."""
+    values = {name: getattr(event, name, None) for name in COUNTED}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def compute_adds_up(evidence: Evidence) -> Outcome:
@@ -262,9 +266,17 @@ def heartbeats_came(evidence: Evidence) -> Outcome:
     return all_or(problems, f"one every {every:g} s")
 
 
-def _processes(evidence: Evidence) -> list[list[_Counted]]:
-    """Return the counters of all timed events by process, superseded work included."""
-    processes: list[list[_Counted]] = []
+class _Sign(NamedTuple):
+    """Sign of life: a timed event and the steps made by then, superseded ones included."""
+
+    line: int
+    event: Timed
+    steps: int
+
+
+def _processes(evidence: Evidence) -> list[list[_Sign]]:
+    """Return all signs of life by process."""
+    processes: list[list[_Sign]] = []
     steps = 0
     for entry in evidence.entries:
         event = entry.event
@@ -272,19 +284,18 @@ def _processes(evidence: Evidence) -> list[list[_Counted]]:
             continue
         if isinstance(event, Start):
             processes.append([])
-        steps = steps if event.steps is None else event.steps
-        counted = _Counted(entry.line, event, steps, 0, 0, 0.0, 0.0, event.elapsed)
-        processes[-1].append(counted)
+        steps = _told(event).get("steps", steps)
+        processes[-1].append(_Sign(entry.line, event, steps))
     return processes
 
 
-def _passed(before: _Counted, after: _Counted) -> float:
-    """Return the seconds between two events, by the slower clock: of many cores the CPU's may be the faster."""
+def _passed(before: _Sign, after: _Sign) -> float:
+    """Return the seconds between two signs, by the slower clock: of many cores the CPU's may be the faster."""
     by_wall = after.event.wall - before.event.wall
     return min(after.event.elapsed - before.event.elapsed, by_wall)
 
 
-def _silences(process: Sequence[_Counted], shortest_step: float) -> Iterator[str]:
+def _silences(process: Sequence[_Sign], shortest_step: float) -> Iterator[str]:
     """Yield the gaps without a heartbeat in which several steps were made; a stopped process makes none."""
     for before, after in pairwise(process):
         steps = after.steps - before.steps
@@ -296,7 +307,7 @@ def _silences(process: Sequence[_Counted], shortest_step: float) -> Iterator[str
 
 
 def _too_few_beats(
-    number: int, process: Sequence[_Counted], step_seconds: float, every: float
+    number: int, process: Sequence[_Sign], step_seconds: float, every: float
 ) -> Iterator[str]:
     """Yield a process with hardly any heartbeats, whatever the pace of its disk was.
 
@@ -308,7 +319,7 @@ def _too_few_beats(
         most = max(0, after.steps - before.steps) * step_seconds + every / FEWEST_BEATS
         lasted += min(_passed(before, after), most)
     due = lasted / every
-    beats = sum(isinstance(counted.event, Heartbeat) for counted in process)
+    beats = sum(isinstance(sign.event, Heartbeat) for sign in process)
     if beats < int(FEWEST_BEATS * due):
         yield f"process {number} has {beats} of {due:.0f} heartbeats, one every {every:g} s"
 
@@ -322,7 +333,7 @@ def steps_in_time(evidence: Evidence) -> Outcome:
     for before, after in pairwise(counters):
         if isinstance(after.event, Resume):
             continue
-        for name in ("steps", "sequences", "tokens", "flops", "last_step_seconds"):
+        for name in COUNTED:
             if getattr(after, name) < getattr(before, name):
                 problems.append(f"line {after.line}: {name} falls")
     problems += _resumed_elsewhere(evidence)
@@ -336,16 +347,13 @@ def steps_in_time(evidence: Evidence) -> Outcome:
 
 
 def _resumed_elsewhere(evidence: Evidence) -> Iterator[str]:
-    names = ("steps", "sequences", "tokens", "flops", "last_step_seconds")
-    saved: dict[str | None, dict[str, float | None]] = {None: dict.fromkeys(names, 0)}
+    """Yield the resumes whose number of steps is not that of their checkpoint."""
+    saved: dict[str | None, int] = {each.sha256: each.steps for each in evidence.training.all_saved}
+    saved[None] = 0
     for entry in evidence.entries:
         event = entry.event
-        if isinstance(event, Checkpoint):
-            saved[event.sha256] = {name: getattr(event, name) for name in names}
-        elif isinstance(event, Resume):
-            for name, value in saved.get(event.sha256, {}).items():
-                if getattr(event, name) != value:
-                    yield f"line {entry.line}: {name} is not that of the checkpoint"
+        if isinstance(event, Resume) and event.steps != saved.get(event.sha256):
+            yield f"line {entry.line}: {event.steps} steps are not those of the checkpoint"
 
 
 def _rows_out_of_time(rows: Sequence[Steps], counters: Sequence[_Counted]) -> Iterator[str]:

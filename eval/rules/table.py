@@ -1,7 +1,7 @@
 """The rules of the suite as code: each numbered sentence of docs/rules.md is one pure function.
 
-A check never repairs or guesses: it reads what the log says, returns whether the sentence holds, and shows its evidence.
-`report`, `verify` and `submit` all get a run's verdict from `evaluate`.
+A check never repairs or guesses: it reads what the log says, returns whether the sentence holds, and shows its
+evidence. `report`, `verify` and `submit` all get a run's verdict from `evaluate`.
 """
 
 from collections.abc import Callable, Mapping
