@@ -81,7 +81,7 @@ class Rescored:
 
 
 def rescore(folder: Path, record: Record, data: Path) -> Rescored:
-    """Compare each stored value with that of its predictions and the labels in `data`, a folder with CoLA/ and so on."""
+    """Compare each value with that of its predictions and the labels in `data`, a folder with CoLA/ and so on."""
     result = Rescored()
     splits: dict[str, Split | None] = {}
     for init, section in sections_of(record).items():
