@@ -12,7 +12,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
-from cramming.config import UserError
+from cramming.config import UserError, settings_hash
 from cramming.data.masking import BLOCK, PER_BLOCK
 from cramming.model.config import count_parameters
 from cramming.plan import cards
@@ -22,6 +22,7 @@ from cramming.runlog import (
     Finetuned,
     Heartbeat,
     Resume,
+    Scoring,
     Start,
     Steps,
     Timed,
@@ -589,28 +590,45 @@ def _target_problems(validation: Validation, train: TrainSettings) -> Iterator[s
 
 
 def fine_tunings_in_order(evidence: Evidence) -> Outcome:
-    """No fine-tuning came before the run or before the line in front of it, and no two seeds of a task have the same
-    training loss to the last bit.
+    """No fine-tuning came before the run or before the one in front of it, the keys of a scoring are those of its
+    settings, and no two seeds of a task have the same training loss to the last bit.
     """
     problems: list[str] = []
     created = evidence.record.created
-    before = datetime.fromisoformat(created).timestamp() if created else -math.inf
+    before = _timestamp(created) if created else -math.inf
     losses: dict[tuple[str, float], int] = {}
     for entry in evidence.entries:
         event = entry.event
+        if isinstance(event, Scoring):
+            problems += [f"line {entry.line}: {problem}" for problem in _other_keys(event)]
         if not isinstance(event, Finetuned):
             continue
-        try:
-            time = datetime.fromisoformat(event.time).timestamp()
-        except ValueError:
-            raise UserError(f"line {entry.line}: {event.time!r} is no time") from None
+        time = _timestamp(event.time)
         if time < before - CLOCK_SECONDS:
-            problems.append(f"line {entry.line}: a fine-tuning of before the line in front of it")
+            problems.append(f"line {entry.line}: a fine-tuning of before the one in front of it")
         before = max(before, time)
         if event.train_loss:
             other = losses.setdefault((event.task, event.train_loss), event.seed)
             if other != event.seed:
-                problems.append(
-                    f"{event.task}: seeds {other} and {event.seed} have one training loss"
-                )
+                problems.append(f"{event.task}: seeds {other} and {event.seed} have one loss")
     return all_or(problems, f"{len(evidence.record.history)} fine-tunings")
+
+
+def _timestamp(time: str) -> float:
+    try:
+        return datetime.fromisoformat(time).timestamp()
+    except ValueError:
+        raise UserError(f"{time!r} is no time") from None
+
+
+def _other_keys(scoring: Scoring) -> Iterator[str]:
+    """Yield the keys that are not made of the scoring's conditions, hyperparameters and seed."""
+    for name, key in scoring.keys.items():
+        task, _, seed = name.rpartition("-seed")
+        conditions = scoring.conditions.get(task)
+        if conditions is None or not seed.isdigit():
+            continue
+        asked = conditions.partition("-")[0]
+        expected = settings_hash(asked, scoring.hyperparameters, int(seed))
+        if key.partition("-")[0] != expected:
+            yield f"{name} has the key of other settings"
