@@ -83,6 +83,8 @@ def trained_weights_scored(record: Record) -> Outcome:
     if not written or not read:
         return False, "the files of the model are not on record"
     others = sorted(name for name in {**written, **read} if written.get(name) != read.get(name))
+    if record.trained and record.trained.model_sha256 != record.training.final_sha256:
+        others.append("the weights that were fine-tuned")
     if others:
         return False, f"not the same file: {', '.join(others)}"
     return True, f"the same {len(written)} files"

@@ -29,7 +29,7 @@ from tests.eval.rules.forge import Event, of_kind, read_events, write_events
 DOCS = Path(__file__).parents[3] / "docs" / "rules.md"
 Change = Callable[[list[Event]], object]
 # What shows a forgery: a rule; else a verifier with the labels, the corpus, the weights, or a fine-tuning done again
-# (`verify`); a replay of the steps; nothing at all.
+# (`verify`; weights include checkpoints at hand); a replay of the steps; nothing at all.
 PROOFS = ("rules", "labels", "corpus", "weights", "refinetune", "replay", "nothing")
 
 
@@ -360,8 +360,8 @@ FORGERIES = (
     # Throughput and machine
     Forgery(
         "machine",
-        "a thousandth of the time, without heartbeats",
-        "rules",
+        "a thousandth of the time",
+        "nothing",
         lambda e: (scale_time(e, 1e-3, True), without("heartbeat")(e)),
     ),
     Forgery("machine", "faster than the device", "rules", lambda e: scale_time(e, 1e-8, True)),
@@ -477,7 +477,7 @@ FORGERIES = (
     Forgery(
         "seeds",
         "one seed for two, with another loss",
-        "labels",
+        "refinetune",
         lambda e: repeat_seed(e, keep_loss=False),
     ),
     # Scores
@@ -540,7 +540,7 @@ FORGERIES = (
     Forgery(
         "weights",
         "other weights exported and scored",
-        "rules",
+        "weights",
         lambda e: other_weights(e, scored=True),
     ),
     Forgery(
@@ -552,7 +552,7 @@ FORGERIES = (
     Forgery(
         "weights", "a pretrained start", "rules", within("training.start", "pretrained", "setup")
     ),
-    Forgery("weights", "another checkpoint", "replay", one("checkpoint", 1, sha256="ab" * 32)),
+    Forgery("weights", "another checkpoint", "weights", one("checkpoint", 1, sha256="ab" * 32)),
     Forgery(
         "weights", "other weights predicted", "rules", one("scoring", 0, model_sha256="cd" * 32)
     ),
