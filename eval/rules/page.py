@@ -31,13 +31,14 @@ def rules_page(page: str) -> str:
         if kind == "remark":
             lists += _list(title, [rule for rule in PLAUSIBILITY_RULES if rule.kind == kind])
     text = "\n".join(lists)
-    return _GENERATED.sub(lambda match: f"{match[1]}{text}{match[2]}", page)
+    return _GENERATED.sub(lambda match: f"{match[1]}\n{text}\n{match[2]}", page)
 
 
 def _list(title: str, rules: list[Rule]) -> list[str]:
     if not rules:
         return []
-    return [f"\n## {title}\n", *(f"- **{rule.number}** {rule.sentence}" for rule in rules), ""]
+    sentences = [f"- **{rule.number}** {rule.sentence}" for rule in rules]
+    return [f"## {title}", "", *sentences, ""]
 
 
 if __name__ == "__main__":

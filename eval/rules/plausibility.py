@@ -327,7 +327,7 @@ def _too_few_beats(
 
 def steps_in_time(evidence: Evidence) -> Outcome:
     """Counters and clocks of the log only grow, each logged step lies between the signs of life around it, and a resume
-    has the counters of its checkpoint.
+    has the steps of its checkpoint.
     """
     problems: list[str] = []
     counters = list(_counters(evidence))
