@@ -184,6 +184,7 @@ class Pretraining(Section):
     energy_kwh: float | None = None
     energy_source: str | None = None
     precision: str | None = None
+    residual: str | None = None
     attention_kernels: list[str] = []
     peak_learning_rate: float | None = None
     micro_batch: int | None = None

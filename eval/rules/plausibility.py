@@ -461,7 +461,7 @@ def accuracies_are_counts(evidence: Evidence) -> Outcome:
     """An accuracy is a whole number of right answers among all: targets of a validation, examples of a task."""
     problems: list[str] = []
     for validation in evidence.training.validations:
-        for name in ("accuracy", "all_mask_accuracy", "replaced_token_accuracy"):
+        for name in ("accuracy", "all_mask_accuracy"):
             value = getattr(validation, name)
             if value is not None and not _is_share(value, validation.targets):
                 problems.append(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import ConfigDict, ValidationError
 
 from cramming.config import UserError, build, choose
 from cramming.data.masking import OBJECTIVES, ObjectiveConfig
@@ -16,7 +16,13 @@ from cramming.record_schema import Record, Section
 from cramming.schedule import SCHEDULES, BatchRamp, PeakRate, Schedule, sequences_per_step
 
 
-class TrainSettings(Section):
+class _Given(Section):
+    """Section of a recipe, where numbers may be written as text, as in YAML."""
+
+    model_config = ConfigDict(strict=False)
+
+
+class TrainSettings(_Given):
     """Settings of section `train` that the log can be compared with."""
 
     sequence_length: int
@@ -27,15 +33,15 @@ class TrainSettings(Section):
     validation_tokens: int
 
 
-class _Budget(Section):
+class _Budget(_Given):
     heartbeat_seconds: float
 
 
-class _Attention(Section):
+class _Attention(_Given):
     last_layer: LastLayer
 
 
-class _Named(Section):
+class _Named(_Given):
     """Section of the recipe that is known by its name, or by its mode."""
 
     name: str | None = None
@@ -43,7 +49,7 @@ class _Named(Section):
     compile: str | None = None
 
 
-class _Settings(Section):
+class _Settings(_Given):
     """Sections of a recipe that the rules read."""
 
     seed: int
