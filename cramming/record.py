@@ -123,9 +123,12 @@ def write_record(folder: Path) -> dict[str, Any]:
     return record
 
 
-def derive(entries: Sequence[Entry]) -> dict[str, Any]:
-    """Return the record that a log gives: a pure function of its events."""
-    training = training_of(entries)
+def derive(entries: Sequence[Entry], training: Training | None = None) -> dict[str, Any]:
+    """Return the record that a log gives: a pure function of its events.
+
+    `training`: what `training_of` makes of them, where it is known.
+    """
+    training = training or training_of(entries)
     first = entries[0].event
     if not isinstance(first, Start | ExternalModel):
         raise UserError(f"{RUN_LOG}:1: the first event is {first.event}, not a start.")

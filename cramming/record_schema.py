@@ -1,295 +1,243 @@
-"""`record.json` as a tree of frozen dataclasses: what rules, report and model card read (cramming/record.py writes it).
+"""The typed record: what `cramming.record.derive` makes of a run log, checked once and read by attribute after that.
 
-A record may come from another machine, an older version, an interrupted run or an editor, so reading is tolerant: a
-missing value is None (a list, table or section: empty), and so is one of another type, which `Record.problems` names
-with its path. Whether values are right is what the rules are for (eval/rules). A field `raw` holds its section's JSON.
+Parts of a log are free JSON (environment, corpus, entries of a scoring). A value of another type there is refused in
+one line, so rules, report and model card read plain attributes. What a run does not have yet is None or empty.
 """
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
-from functools import cache
-from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from cramming.config import UserError
 from cramming.record import Status
-
-T = TypeVar("T")
-Number = float | None  # finite; whole numbers stay whole
-Text = str | None  # never empty
-# Baselines without an encoder, which no rule judges: the record's section -> the initialisation that its row has.
-WITHOUT_ENCODER = {"floor": "bag of words", "constant": "constant class"}
-_WORDS = {float: "a finite number", str: "text", bool: "true or false", list: "a list"}
+from cramming.runlog import Json, Unit
+from cramming.scores import WITHOUT_ENCODER
 
 
-def number(value: Any) -> Number:
-    """`value` if it is a finite number, else None."""
+def number(value: Any) -> float | None:
+    """Return `value` if it is a finite number, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    try:
-        return value if math.isfinite(value) else None
-    except OverflowError:  # JSON allows whole numbers of any length
-        return None
+    return value if math.isfinite(value) else None
 
 
-def read(kind: type[T], raw: Any = None, place: str = "", problems: list[str] | None = None) -> T:
-    """The section `kind` of JSON at `place` in the record; values of another type are added to `problems`."""
-    found: T = _value(kind, {} if raw is None else raw, place, [] if problems is None else problems)
-    return found
+class Section(BaseModel):
+    """Part of a record: types are strict, numbers finite, and keys without an attribute are left out."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
 
 
-def _value(hint: Any, raw: Any, place: str, problems: list[str]) -> Any:
-    outer, inner, optional = _shape(hint)
-    if outer is Any or (raw is None and optional):
-        return raw
-    found = raw if _fits(outer, inner, raw) else None
-    if found is None and raw is not None:
-        shown = (
-            f"{type(raw).__name__} of {len(raw)}"
-            if isinstance(raw, Mapping | list)
-            else repr(raw)[:40]
-        )
-        wanted = (
-            f"one of {', '.join(inner)}" if outer is Literal else _WORDS.get(outer, "a section")
-        )
-        problems.append(f"{place} is {shown}, not {wanted}")
-    if outer is list:
-        return [
-            _value(inner[0], item, f"{place}[{index}]", problems)
-            for index, item in enumerate(found or [])
-        ]
-    if outer is dict:
-        return {
-            str(key): _value(inner[1], item, f"{place}.{key}", problems)
-            for key, item in (found or {}).items()
-        }
-    if _is_section(outer):
-        below, inside = f"{place}." if place else "", found or {}
-        values = {
-            name: _value(hint, inside.get(name), below + name, problems)
-            for name, hint in _hints(outer)
-        }
-        return outer(**values | ({"raw": raw} if "raw" in values else {}))
-    return found
+class Device(Section):
+    """Device of a process; `peak_tflops` is None where the table of cards does not have it."""
+
+    kind: str | None = None
+    name: str | None = None
+    memory_bytes: int | None = None
+    peak_tflops: float | None = None
 
 
-@cache
-def _is_section(kind: Any) -> bool:
-    return is_dataclass(kind)
+class Git(Section):
+    """State of the code: a commit, and whether files differed from it."""
+
+    commit: str | None = None
+    dirty: bool | None = None
+    changed: list[str] | None = None
+    diff_sha256: str | None = None
 
 
-@cache
-def _hints(kind: Any) -> list[tuple[str, Any]]:
-    hints = get_type_hints(kind)
-    return [(one.name, hints[one.name]) for one in fields(kind) if one.default_factory is MISSING]
+class Environment(Section):
+    """Machine and code of a process; `compile_cache` is "own" or "given"."""
+
+    python: str | None = None
+    torch: str | None = None
+    transformers: str | None = None
+    platform: str | None = None
+    cpu_count: int | None = None
+    device: Device = Device()
+    git: Git = Git()
+    compile_cache: str | None = None
 
 
-@cache
-def _shape(hint: Any) -> tuple[Any, tuple[Any, ...], bool]:
-    """`list[X] | None` -> (list, (X,), True)."""
-    optional = get_origin(hint) in (Union, UnionType)
-    (kind,) = (arg for arg in get_args(hint) if arg is not NoneType) if optional else (hint,)
-    return get_origin(kind) or kind, get_args(kind), optional
+class Source(Section):
+    """Source of the corpus's text, or a ready-made tokenizer (`kind`)."""
+
+    name: str | None = None
+    kind: str | None = None
+    license: str | None = None
+    sha256: str | None = None
+    dataset: str | None = None
+    folder: str | None = None
 
 
-def _fits(kind: Any, choices: tuple[Any, ...], raw: Any) -> bool:
-    if kind is Literal:
-        return raw in choices
-    if kind is float:
-        return number(raw) is not None
-    if kind is dict or _is_section(kind):
-        return isinstance(raw, Mapping)
-    return isinstance(raw, kind) and raw != ""
+class Tokenizer(Section):
+    """Kind of a tokenizer and the SHA-256 of its file."""
+
+    kind: str | None = None
+    sha256: str | None = None
 
 
-@dataclass(frozen=True)
-class Device:
-    kind: Text
-    name: Text
+class Searched(Section):
+    """File of development examples: how many texts the corpus was searched for, and their SHA-256."""
+
+    texts: int
+    sha256: str
 
 
-@dataclass(frozen=True)
-class Git:
-    commit: Text
-    dirty: bool | None
-    changed: list[Any]
+class Decontamination(Section):
+    """Search of a corpus for the text of tasks; `removed`: documents by task."""
+
+    ngram: int | None = None
+    removed: dict[str, int] = {}
+    development: dict[str, Searched] | None = None
 
 
-@dataclass(frozen=True)
-class Environment:
-    """A machine and its code."""
+class ValidationCorpus(Section):
+    """Corpus whose held-out text a run was validated on, where that is not its own."""
 
-    python: Text
-    torch: Text
-    transformers: Text
-    platform: Text
-    cpu_count: Number
-    device: Device
-    git: Git
-    compile_cache: Text  # own | given; of a process that trained, since 2026-11-26
-    raw: Any
+    folder: str | None = None
+    manifest_sha256: str | None = None
 
 
-@dataclass(frozen=True)
-class Source:
-    """A source of the corpus's text, or a ready-made tokenizer (`kind`)."""
+class Corpus(Section):
+    """Corpus that was read. `changed`: files written to while training read them, and whether they are as before."""
 
-    name: Text
-    kind: Text
-    license: Text
-    sha256: Text
-    dataset: Text
-    folder: Text
-    raw: Any
-
-
-@dataclass(frozen=True)
-class Tokenizer:
-    kind: Text
-    sha256: Text
-
-
-@dataclass(frozen=True)
-class Searched:
-    """A file of development examples: how many texts the corpus was searched for, and their SHA-256."""
-
-    texts: Number
-    sha256: Text
+    folder: str | None = None
+    manifest_sha256: str | None = None
+    tokens: int | None = None
+    validation_tokens: int | None = None
+    documents: int | None = None
+    vocab_size: int | None = None
+    tokenizer: Tokenizer = Tokenizer()
+    sources: list[Source] = []
+    settings: Json = {}
+    changed: dict[str, bool | None] = {}
+    removed: Json = {}
+    decontamination: Decontamination = Decontamination()
+    validation: ValidationCorpus = ValidationCorpus()
 
 
-@dataclass(frozen=True)
-class Decontamination:
-    """`removed`: documents by task; `development`: None in records of before it was written."""
+class ProcessTime(Section):
+    """One training process: when it started, what it spent and how it ended."""
 
-    ngram: Number
-    removed: dict[str, Any]
-    development: dict[str, Searched] | None
-
-
-@dataclass(frozen=True)
-class ValidationCorpus:
-    """Another corpus than the run's own, whose held-out text it was validated on."""
-
-    folder: Text
-    manifest_sha256: Text
+    started: float
+    spent_seconds: float
+    ended: str
 
 
-@dataclass(frozen=True)
-class Corpus:
-    folder: Text
-    manifest_sha256: Text
-    tokens: Number
-    documents: Number
-    vocab_size: Number
-    tokenizer: Tokenizer
-    sources: list[Source]
-    changed: dict[str, Any] | None
-    removed: dict[str, Any]
-    decontamination: Decontamination
-    validation: ValidationCorpus
+class Budget(Section):
+    """Limit and what was spent of it; `spent` is in `unit`."""
+
+    unit: Unit | None = None
+    limit: float | None = None
+    clock: str | None = None
+    spent: float | None = None
+    spent_seconds: float | None = None
+    overrun_seconds: float | None = None
+    processes: list[ProcessTime] = []
 
 
-@dataclass(frozen=True)
-class Budget:
-    unit: Text
-    limit: Number
-    clock: Text  # wall | cpu; before there was a choice, nothing
-    spent: Number
-    spent_seconds: Number
-    overrun_seconds: Number
-    processes: list[Any]
-    journal_sha256: Text
+class Validation(Section):
+    """Final validation in nats per target; `all_mask_loss` with every target behind [MASK].
 
-
-@dataclass(frozen=True)
-class Validation:
-    """Nats per target; `all_mask_loss` with every target behind [MASK], of which `bits_per_byte` is made.
-
-    Of a run that tells replaced tokens `replaced_token_loss`, in nats per token, is there instead of all others.
+    A run that detects replaced tokens has `replaced_token_loss`, in nats per token, instead of the other losses.
     """
 
-    loss: Number
-    accuracy: Number
-    targets: Number
-    all_mask_loss: Number
-    bits_per_byte: Number
-    replaced_token_loss: Number
-    replaced_token_accuracy: Number
+    loss: float | None = None
+    accuracy: float | None = None
+    targets: int | None = None
+    tokens: int | None = None
+    all_mask_loss: float | None = None
+    all_mask_accuracy: float | None = None
+    bits_per_byte: float | None = None
+    replaced_token_loss: float | None = None
+    replaced_token_accuracy: float | None = None
 
 
-@dataclass(frozen=True)
-class Pretraining:
-    status: Status | None
-    start: Text
-    objective: Text
-    devices: Number
-    parameters: Number
-    parameters_without_embeddings: Number
-    budget: Budget
-    steps: Number
-    tokens: Number
-    sequences: Number
-    exaflops: Number
-    corpus_epochs: Number
-    skipped_steps: Number
-    seed: Number
-    forced: list[Any] | None
-    gate: dict[str, Any]
-    train_loss: Number
-    validation: Validation
-    tokens_per_second: Number
-    model_flops_utilization: Number
-    data_wait_share: Number
-    peak_memory_bytes: Number
-    energy_kwh: Number
-    energy_source: Text
-    precision: Text
-    residual: Text
-    attention_kernels: list[Any]
-    peak_learning_rate: Number
-    compiled: bool | None
-    compile_cache: Text  # of runs from before 2026-11-26
-    journal_start: Text
-    final_sha256: Text
-    final_files: dict[str, Any] | None
+class Pretraining(Section):
+    """Pretraining; of a run that has not begun to train only status and budget are known."""
+
+    status: Status | None = None
+    start: str | None = None
+    objective: str | None = None
+    devices: int | None = None
+    parameters: int | None = None
+    parameters_without_embeddings: int | None = None
+    budget: Budget = Budget()
+    steps: int | None = None
+    tokens: int | None = None
+    sequences: int | None = None
+    exaflops: float | None = None
+    corpus_epochs: float | None = None
+    skipped_steps: int | None = None
+    seed: int | None = None
+    forced: list[str] | None = None
+    gate: dict[str, str] = {}
+    train_loss: float | None = None
+    validation: Validation = Validation()
+    tokens_per_second: float | None = None
+    model_flops_utilization: float | None = None
+    data_wait_share: float | None = None
+    recompilations: int | None = None
+    peak_memory_bytes: int | None = None
+    energy_kwh: float | None = None
+    energy_source: str | None = None
+    precision: str | None = None
+    residual: str | None = None
+    attention_kernels: list[str] = []
+    peak_learning_rate: float | None = None
+    micro_batch: int | None = None
+    compiled: bool | None = None
+    compile_seconds: float | None = None
+    final_sha256: str | None = None
+    final_files: dict[str, str] | None = None
+
+    @field_validator("validation", mode="before")
+    @classmethod
+    def _empty_until_validated(cls, value: Any) -> Any:
+        """Read the null of a run without a final validation as an empty one."""
+        return {} if value is None else value
 
 
-@dataclass(frozen=True)
-class Metric:
-    """Over seeds."""
+class Metric(Section):
+    """Values of a metric, one per seed, and their summary."""
 
-    per_seed: list[Number]
-    median: Number
-    mean: Number
-    std: Number
-    mean_ci95: list[Number]
+    per_seed: list[float | None] = []
+    median: float | None = None
+    mean: float | None = None
+    std: float | None = None
+    mean_ci95: list[float] | None = None
 
 
-@dataclass(frozen=True)
-class TaskScore:
-    title: Text
+class TaskScore(Section):
+    """Scores of one labelled set over seeds; `score` is the median of the main metric times 100."""
+
+    title: str
+    task: str
     metrics: dict[str, Metric]
-    main_metric: Text
-    score: Number
-    problem: Text
-    scored_epochs: list[Number] | None
-    train_examples: Number
-    eval_examples: Number
-    official_train_examples: Number
-    official_eval_examples: Number
-    seen_in_training: Number
-    subset: bool | None
-    texts_sha256: Text
-    data_sha256: Text
-    hyperparameters: dict[str, Any] | None
+    main_metric: str
+    score: float | None = None
+    problem: str | None = None
+    notes: list[str] = []
+    scored_epochs: list[int] = []
+    train_examples: int | None = None
+    eval_examples: int | None = None
+    official_train_examples: int | None = None
+    official_eval_examples: int | None = None
+    seen_in_training: int | None = None
+    subset: bool | None = None
+    texts_sha256: str | None = None
+    data_sha256: str | None = None
+    hyperparameters: Json = {}
 
     @property
     def main(self) -> Metric:
         """The main metric, empty where it was not measured."""
-        return self.metrics.get(self.main_metric or "") or read(Metric)
+        return self.metrics.get(self.main_metric) or Metric()
 
     @property
-    def spread(self) -> Number:
+    def spread(self) -> float | None:
         """Standard deviation of the score over seeds, in percent like the score."""
         return None if self.main.std is None else 100 * self.main.std
 
@@ -299,157 +247,143 @@ class TaskScore:
         return self.problem or ("" if self.score is not None else "no score on record")
 
 
-@dataclass(frozen=True)
-class Average:
-    value: Number
-    missing: list[Any]
-    definition: Text
+class Average(Section):
+    """Mean over the entries of a suite, or the list of those that are missing."""
+
+    value: float | None = None
+    missing: list[str] = []
+    definition: str
 
 
-@dataclass(frozen=True)
-class Sweep:
-    points: list[Any]
+class Sweep(Section):
+    """Sets of hyperparameters that a score was chosen from."""
+
+    points: list[Json]
 
 
-@dataclass(frozen=True)
-class Scores:
-    """The scores of one initialisation, or of a baseline without an encoder."""
+class Scores(Section):
+    """Scores of one initialisation, or of a baseline without an encoder.
 
-    model: Text
-    model_sha256: Text
-    model_files: dict[str, Any] | None
-    environment: Environment | None
-    suite: Text
-    split: Text
-    selection: Text
-    seeds: list[Any]
-    hyperparameters: dict[str, Any] | None
-    precision: Any
-    threads_per_run: Any
+    `predictions`: SHA-256 of the file of each fine-tuning, by `<task>-seed<k>`.
+    """
+
+    init: str
+    model: str
+    model_sha256: str | None = None
+    model_files: dict[str, str] | None = None
+    environment: Environment | None = None
+    suite: str
+    split: str
+    selection: str
+    seeds: list[int]
+    hyperparameters: Json
+    precision: str | None = None
+    threads_per_run: int | None = None
     tasks: dict[str, TaskScore]
     averages: dict[str, Average]
-    absent: dict[str, Any]
-    sweep: Sweep | None
-    tasks_corpus_sha256: Text
-    history_entries: Number
+    absent: dict[str, str] = {}
+    sweep: Sweep | None = None
+    tasks_corpus_sha256: str | None = None
+    predictions: dict[str, str] = {}
+    history_entries: int = 0
 
     @property
-    def epochs(self) -> Number:
-        """Of fine-tuning."""
-        return number((self.hyperparameters or {}).get("epochs"))
+    def epochs(self) -> float | None:
+        """Epochs of fine-tuning."""
+        return number(self.hyperparameters.get("epochs"))
 
 
-@dataclass(frozen=True)
-class MinimalPairs:
-    accuracy: Number
-    paradigms: dict[str, Any]
-    definition: Text
+class MinimalPairs(Section):
+    """Accuracy in percent on pairs of sentences, by paradigm."""
+
+    accuracy: float | None = None
+    paradigms: Json = {}
+    definition: str | None = None
 
 
-@dataclass(frozen=True)
-class HistoryStamp:
-    """How many lines the history of fine-tunings has, and the SHA-256 of the last."""
+class FineTuning(Section):
+    """One fine-tuning that the log has: a task and a seed, whatever became of its scoring."""
 
-    entries: Number
-    sha256: Text
-
-
-@dataclass(frozen=True)
-class FineTuning:
-    """A line of the history: one task and seed."""
-
-    time: Text
-    suite: Text
-    init: Text
-    task: Text
-    seed: Any
-    version: Any
-    subset: bool | None
-    hyperparameters: Any
-    selection: Any
-    precision: Any
-    threads_per_run: Any
-    scores: dict[str, Number]
-    model_sha256: Text
-    predictions_sha256: Text
-    key: Text
-    git: Git
+    time: str
+    suite: str
+    init: str
+    task: str
+    seed: int
+    version: int
+    subset: bool
+    hyperparameters: Json
+    selection: str
+    precision: str | None = None
+    threads_per_run: int | None = None
+    scores: dict[str, float | None]
+    model_sha256: str | None = None
+    predictions_sha256: str
+    key: str
+    git: Git | None = None
 
 
-@dataclass(frozen=True)
-class History:
-    """The file glue/history.jsonl; `sha256` is that of the last line that the record names."""
+class FilesPresent(Section):
+    """Files of a run's folder that its log names by hash, by name; nothing of them is read.
 
-    problem: Text
-    entries: list[FineTuning]
-    sha256: Text
+    `weights`: the folder that holds the final weights, or the address that the archive gives for them.
+    """
 
-
-@dataclass(frozen=True)
-class Journal:
-    """What of R5 does not hold, and what else budget.jsonl says (eval/rules/journal.py)."""
-
-    problems: list[str]
-    summary: Text
+    predictions: frozenset[str] = frozenset()
+    weights: str | None = None
 
 
-@dataclass(frozen=True)
-class Files:
-    """SHA-256 by name: of the trained model's predictions, and of final/."""
+class OtherRun(Section):
+    """Another run of the report that scored the same weights, and its fine-tunings of them."""
 
-    predictions: dict[str, Any]
-    final: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class OtherRun:
-    """Another run of the report with the same scored weights, and its fine-tunings of them."""
-
-    run: Text
+    run: str
     lines: list[FineTuning]
 
 
-@dataclass(frozen=True)
-class Record:
-    """A run's record.json. `journal`, `history_file`, `beside`, `elsewhere`, `contradictions` and `known` are made from
-    the files (eval/rules/load.py): where the folder contradicts itself, and whether this project shipped the record
-    under older rules."""
+class LogPlace(Section):
+    """First and last line of the log by SHA-256, and how many there are."""
 
-    format: Any
-    name: Text
-    created: Text
-    suite_version: Text
-    rules_version: Text
-    division_requested: Text
-    config: dict[str, Any]
-    environment: Environment
-    resumed: list[Environment]
-    corpus: Corpus
-    pretrain: Pretraining | None
-    glue: dict[str, Scores]
-    floor: Scores | None
-    constant: Scores | None
-    superglue: dict[str, Scores]
-    minimal_pairs: MinimalPairs
-    history: HistoryStamp | None
-    journal: Journal | None
-    history_file: History | None
-    beside: Files
-    elsewhere: list[OtherRun]
-    contradictions: list[str] | None
-    known: bool | None
-    raw: Any
-    problems: list[str] = field(default_factory=list)
+    start: str
+    head: str
+    events: int
+
+
+class Record(Section):
+    """Everything that is said of a run.
+
+    `files` and `elsewhere` are no part of the log: whoever reads the folder adds them (eval/rules/load.py).
+    """
+
+    format: int | None = None
+    name: str = ""
+    created: str | None = None
+    suite_version: str | None = None
+    rules_version: str | None = None
+    division_requested: str | None = None
+    log: LogPlace | None = None
+    config: Json = {}
+    environment: Environment = Environment()
+    resumed: list[Environment] = []
+    corpus: Corpus = Corpus()
+    pretrain: Pretraining | None = None
+    glue: dict[str, Scores] = {}
+    floor: Scores | None = None
+    constant: Scores | None = None
+    superglue: dict[str, Scores] = {}
+    minimal_pairs: MinimalPairs = MinimalPairs()
+    history: list[FineTuning] = []
+    unfinished: list[str] = []
+    files: FilesPresent = Field(default=FilesPresent(), exclude=True)
+    elsewhere: list[OtherRun] = Field(default=[], exclude=True)
 
     @property
     def training(self) -> Pretraining:
         """The pretraining, empty where there was none."""
-        return self.pretrain or read(Pretraining)
+        return self.pretrain or Pretraining()
 
     @property
     def claims_open(self) -> bool:
         """Whether the run claimed the open division for itself, at its start or in a resume."""
-        return "open" in (self.config.get("division"), self.division_requested)
+        return self.division_requested == "open"
 
     @property
     def trained(self) -> Scores | None:
@@ -459,16 +393,23 @@ class Record:
     @property
     def baselines(self) -> dict[str, Scores]:
         """The baselines without an encoder that were scored, by section."""
-        return {name: section for name in WITHOUT_ENCODER if (section := getattr(self, name))}
+        sections = dict(zip(WITHOUT_ENCODER, (self.floor, self.constant), strict=True))
+        return {name: section for name, section in sections.items() if section is not None}
 
     def tasks(self) -> Iterator[tuple[str, str, TaskScore]]:
-        """All scored tasks as (initialisation, name, entry); the names are the record's, so anything may be in them."""
+        """Yield all scored tasks as (initialisation, name, entry)."""
         for init, section in self.glue.items():
             for name, task in section.tasks.items():
                 yield init, name, task
 
 
 def read_record(raw: Mapping[str, Any]) -> Record:
-    """The tree of a record's JSON."""
-    problems: list[str] = []
-    return replace(read(Record, raw, "", problems), problems=problems)
+    """Return the typed record of what `derive` gives; UserError for a value that no run writes."""
+    try:
+        return Record.model_validate(dict(raw))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise UserError(
+            f"run.jsonl: {place} of the record is not as the suite writes it ({first['msg']})."
+        ) from None

@@ -1,141 +1,181 @@
-"""A run as one file that others can check, `<name>.record.zip`, and the list of files in it, `files.json`.
+"""A run as one file that others can check, `<name>.record.zip`, and the list of its files, `files.json`.
 
-The archive holds what a run's numbers rest on, and not the weights: `files.json` has the SHA-256 and bytes of every
-file that is inside, of those that stayed outside (checkpoints, final/), and of itself. The same run gives the same
-bytes. A folder of eval/records is such an archive unpacked, so the list also tells which of its files was changed.
-
-Archives come from strangers: names are those that a run has, so none leads elsewhere, links are not made, and nothing
-is unpacked beyond a size. (The zip of `cramming report`, for the GLUE server, is another: eval/report/submission.py.)
+The archive holds the log, the predictions and the corpus's manifest, not the weights. `files.json` has bytes and
+SHA-256 of every file inside and of checkpoints and final weights outside, the address of the weights if there is one,
+and its own SHA-256. The same run gives the same bytes. Archives come from strangers: names are those that a run has,
+links are not made, and nothing is unpacked beyond a size.
 """
 
 import hashlib
 import json
-import os
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from cramming.config import UserError, file_sha256, require
+from cramming.config import UserError, file_sha256
+from cramming.data.manifest import MANIFEST
 from cramming.files import overwrite_atomically
+from cramming.runlog import RUN_LOG
 
 LIST = "files.json"
 SUFFIX = ".record.zip"
-FORMAT_VERSION = 1
-KEPT = {
-    "record.json",
-    "budget.jsonl",
-    "metrics.jsonl",
-    "config.yaml",
-    "corpus.json",
-    "environment.json",
-    "git.diff",
-    "README.md",
-}
-KEPT_BELOW, BY_HASH = ("glue/", "logs/"), ("checkpoints/", "final/")
+FORMAT_VERSION = 2
+README = "README.md"
+PREDICTIONS = re.compile(r"predictions/[0-9a-f]{64}\.npz")
+OUTSIDE = ("checkpoints", "final")  # folders whose files are listed, and not packed
 NAME = re.compile(r"\w[\w.+=,@-]*(/\w[\w.+=,@-]*)*")  # no part is hidden, empty or `..`
-MOST_FILES, MOST_BYTES = (
-    10_000,
-    2**28,
-)  # a day's journal and metrics take a sixth of it, of a tiny model a half
+MOST_FILES = 10_000
+MOST_BYTES = 2**28  # a day's log takes a tenth of it
 
 
-def is_kept(name: str) -> bool:
-    """Whether a file of a run folder goes into its archive."""
-    return bool(NAME.fullmatch(name)) and (name in KEPT or name.startswith(KEPT_BELOW))
+def is_packed(name: str) -> bool:
+    """Return whether a file of a run folder goes into its archive."""
+    return name in (RUN_LOG, MANIFEST, README) or bool(PREDICTIONS.fullmatch(name))
 
 
-def list_of(folder: Path) -> dict[str, Any]:
-    """`files.json` of a run folder as it is now."""
-    outside = _described(folder, lambda name: name.startswith(BY_HASH))
-    return _signed(
-        {"format": FORMAT_VERSION, "files": _described(folder, is_kept), "outside": outside}
-    )
+def list_of(
+    folder: Path, *, manifest: Path | None = None, weights: str | None = None
+) -> dict[str, Any]:
+    """Return `files.json` of a run folder as it is now.
 
-
-def _described(folder: Path, wanted: Callable[[str], bool]) -> dict[str, Any]:
-    """Bytes and SHA-256 by name; of what a link leads to, as of a `glue/` on another disk."""
-    files = {str(path.relative_to(folder)): path for path in _files(folder) if path.is_file()}
-    chosen = [(name, files[name]) for name in sorted(files) if wanted(name)]
-    return {
-        name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)} for name, path in chosen
+    `manifest`: that of the corpus, if it does not lie in the folder. `weights`: address of the final weights.
+    """
+    files = _described(folder, [RUN_LOG, MANIFEST, README, *_names(folder, "predictions")])
+    if manifest is not None and MANIFEST not in files:
+        files[MANIFEST] = _facts(manifest)
+    outside: list[str] = []
+    for part in OUTSIDE:
+        outside += _names(folder, part)
+    listed = {
+        "format": FORMAT_VERSION,
+        "files": files,
+        "outside": _described(folder, outside),
+        "weights": weights,
     }
+    return _signed(listed)
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    """Those at the top and below the folders that count, each real folder once."""
-    seen: set[str] = set()
-    for place, below, names in os.walk(folder, followlinks=True):
-        at_top = place == str(folder)
-        below[:] = [name for name in below if not at_top or f"{name}/" in (*KEPT_BELOW, *BY_HASH)]
-        if (real := os.path.realpath(place)) in seen:
-            below.clear()
-            continue
-        seen.add(real)
-        yield from (Path(place, name) for name in names)
+def _names(folder: Path, part: str) -> list[str]:
+    """Return the names of the files directly inside a folder of the run; links count as what they lead to."""
+    place = folder / part
+    return [f"{part}/{path.name}" for path in sorted(place.iterdir())] if place.is_dir() else []
 
 
-def _signed(files: dict[str, Any]) -> dict[str, Any]:
-    """With the SHA-256 of all the rest: of the whole run, therefore."""
-    rest = {key: value for key, value in files.items() if key != "sha256"}
-    return {**rest, "sha256": hashlib.sha256(_text(rest)).hexdigest()}
+def _described(folder: Path, names: Sequence[str]) -> dict[str, Any]:
+    described: dict[str, Any] = {}
+    for name in sorted(names):
+        path = folder / name
+        is_known = is_packed(name) or name.startswith(OUTSIDE)
+        if is_known and NAME.fullmatch(name) and path.is_file():
+            described[name] = _facts(path)
+    return described
 
 
-def _text(files: dict[str, Any]) -> bytes:
-    return (json.dumps(files, indent=1, sort_keys=True) + "\n").encode()
+def _facts(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
 
 
-def altered_since(folder: Path) -> list[str]:
-    """What is not as the folder's `files.json` says, each file by its name; nothing where there is no such list."""
-    if not (path := folder / LIST).exists():
-        return []
+def _signed(listed: dict[str, Any]) -> dict[str, Any]:
+    """Return the list with its own SHA-256, which stands for the whole run."""
+    content = {key: value for key, value in listed.items() if key != "sha256"}
+    return {**content, "sha256": hashlib.sha256(_text(content)).hexdigest()}
+
+
+def _text(listed: dict[str, Any]) -> bytes:
+    return (json.dumps(listed, indent=1, sort_keys=True) + "\n").encode()
+
+
+def read_list(folder: Path) -> dict[str, Any] | None:
+    """Return the folder's `files.json`, None where there is none; UserError for one that was altered, or an old one."""
+    path = folder / LIST
+    if not path.exists():
+        return None
     text = path.read_bytes()
     try:
         listed = json.loads(text)
-        was = listed["files"]
-        is_whole = isinstance(was, dict) and text == _text(_signed(listed))
-    except (ValueError, LookupError, TypeError, RecursionError):
-        is_whole, was = False, {}
+        version = listed["format"]
+        is_whole = text == _text(_signed(listed))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        version, is_whole = None, False
+    if version not in (None, FORMAT_VERSION):
+        raise UserError(
+            f"{path}: format {version}. This version reads {FORMAT_VERSION}; get a new archive."
+        )
     if not is_whole:
-        return [f"{LIST} is not as it was written"]
-    now = _described(folder, is_kept)
-    changes = {"is missing": was.keys() - now.keys(), f"is not in {LIST}": now.keys() - was.keys()}
-    changes["was changed"] = {name for name in was.keys() & now.keys() if was[name] != now[name]}
-    return [f"{name} {what}" for what, names in changes.items() for name in sorted(names)]
+        raise UserError(f"{path}: not as `cramming submit` wrote it. Get the archive again.")
+    return dict(listed)
 
 
-def pack(folder: Path, archive: Path) -> dict[str, Any]:
-    """Write the archive of a run folder; its list of files. UserError where the folder's name cannot stand in it."""
-    require(
-        NAME.fullmatch(folder.name),
-        f"{folder}: a folder of this name cannot stand in an archive; rename it to letters, digits, - . _",
-    )
-    files = list_of(folder)
+def weights_address(folder: Path) -> str | None:
+    """Return the address of the final weights by the folder's `files.json`, None where it has none."""
+    listed = read_list(folder)
+    return str(listed["weights"]) if listed and listed["weights"] else None
+
+
+def changed_since(folder: Path) -> list[str]:
+    """Return what is not as the folder's `files.json` says, file by file; nothing where there is no such list.
+
+    Files outside the archive are compared where they are there.
+    """
+    listed = read_list(folder)
+    if listed is None:
+        return []
+    inside = _described(folder, [RUN_LOG, MANIFEST, README, *_names(folder, "predictions")])
+    problems = [f"{name}: missing" for name in listed["files"] if name not in inside]
+    problems += [f"{name}: not in {LIST}" for name in inside if name not in listed["files"]]
+    problems += [
+        f"{name}: changed since {LIST} was written"
+        for name, facts in inside.items()
+        if listed["files"].get(name, facts) != facts
+    ]
+    outside = _described(folder, [name for name in listed["outside"] if (folder / name).is_file()])
+    problems += [
+        f"{name}: changed since {LIST} was written"
+        for name, facts in outside.items()
+        if listed["outside"][name] != facts
+    ]
+    return problems
+
+
+def pack(
+    folder: Path, archive: Path, *, manifest: Path | None = None, weights: str | None = None
+) -> dict[str, Any]:
+    """Write the archive of a run folder; returns its list of files. Arguments as of `list_of`."""
+    if not NAME.fullmatch(folder.name):
+        raise UserError(
+            f"{folder}: no name for a folder in an archive. Rename it to letters, digits, - . _"
+        )
+    listed = list_of(folder, manifest=manifest, weights=weights)
 
     def write(temporary: Path) -> None:
         with zipfile.ZipFile(temporary, "w") as bundle:
-            for name in (LIST, *files["files"]):
-                content = _text(files) if name == LIST else (folder / name).read_bytes()
-                bundle.writestr(
-                    zipfile.ZipInfo(f"{folder.name}/{name}"), content, zipfile.ZIP_DEFLATED
-                )
-            _checked(archive, bundle.infolist())
+            _write_entry(bundle, f"{folder.name}/{LIST}", _text(listed))
+            for name in listed["files"]:
+                path = folder / name
+                source = manifest if manifest and not path.exists() else path
+                _write_entry(bundle, f"{folder.name}/{name}", source.read_bytes())
+            _check_entries(archive, bundle.infolist())
 
     overwrite_atomically(archive, write)
-    return files
+    return listed
+
+
+def _write_entry(bundle: zipfile.ZipFile, name: str, content: bytes) -> None:
+    bundle.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
 
 
 def is_archive(path: Path) -> bool:
-    """Whether a path is an archive's: by its name, or by its content, whatever it was renamed to."""
+    """Return whether a path is an archive's: by its name, or by its content, whatever it was renamed to."""
     return path.name.endswith(SUFFIX) or zipfile.is_zipfile(path)
 
 
 @contextmanager
 def opened(run: Path) -> Iterator[Path]:
-    """The folder of a run: `run` itself, or where it is an archive, what is in it, for as long as this context."""
+    """Yield the folder of a run: `run` itself, or what its archive holds, unpacked for as long as this context."""
     if run.is_dir():
         yield run
         return
@@ -144,11 +184,11 @@ def opened(run: Path) -> Iterator[Path]:
 
 
 def unpack(archive: Path, into: Path) -> Path:
-    """Write the run folder that is in an archive below `into`; UserError for anything that `pack` does not make."""
+    """Write the run folder of an archive below `into`; UserError for anything that `pack` does not make."""
     try:
         with zipfile.ZipFile(archive) as bundle:
             entries = bundle.infolist()
-            name = _checked(archive, entries)
+            name = _check_entries(archive, entries)
             for entry in entries:
                 path = into / entry.filename
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -158,37 +198,32 @@ def unpack(archive: Path, into: Path) -> Path:
         raise
     except Exception as error:  # whatever the file of a stranger makes of the code that unpacks it
         raise UserError(
-            f"{archive}: not an archive that can be unpacked ({error}); get it again"
+            f"{archive}: not an archive that can be unpacked ({error}). Get it again."
         ) from None
     return into / name
 
 
-def _checked(archive: Path, entries: Sequence[zipfile.ZipInfo]) -> str:
-    """The folder that all entries are in."""
-    names = [entry.filename for entry in entries]
-    inside = [name.partition("/")[2] for name in names]
-    odd = [
-        name
-        for name, inner in zip(names, inside)
-        if not NAME.fullmatch(name) or not (inner == LIST or is_kept(inner))
-    ]
-    odd += [
-        entry.filename
-        for entry in entries
-        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-    ]
-    folders, size = (
-        {name.partition("/")[0] for name in names},
-        sum(entry.file_size for entry in entries),
-    )
-    require(not odd, f"{archive}: holds {odd[:1]}, which no run's archive does")
-    require(
-        len(folders) == 1 and inside.count(LIST) == 1,
-        f"{archive}: not one run folder with its {LIST}; `cramming submit` makes an archive",
-    )
-    require(
-        len(set(names)) == len(names) <= MOST_FILES and size <= MOST_BYTES,
-        f"{archive}: {len(names)} files of {size / 2**20:.0f} MiB, or some twice; a run's archive has at most"
-        f" {MOST_FILES} of {MOST_BYTES / 2**20:.0f} MiB",
-    )
+def _check_entries(archive: Path, entries: Sequence[zipfile.ZipInfo]) -> str:
+    """Return the folder that all entries are in; UserError for entries that no run's archive has."""
+    folders: set[str] = set()
+    inside: list[str] = []
+    for entry in entries:
+        folder, _, name = entry.filename.partition("/")
+        folders.add(folder)
+        inside.append(name)
+        is_known = bool(NAME.fullmatch(entry.filename)) and (name == LIST or is_packed(name))
+        if not is_known or entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise UserError(
+                f"{archive}: holds {entry.filename[:80]!r}, which no archive of this version does."
+            )
+    if len(folders) != 1 or inside.count(LIST) != 1 or inside.count(RUN_LOG) != 1:
+        raise UserError(
+            f"{archive}: not one run folder with its {LIST}. `cramming submit` makes an archive."
+        )
+    size = sum(entry.file_size for entry in entries)
+    if len(set(inside)) != len(inside) or len(inside) > MOST_FILES or size > MOST_BYTES:
+        raise UserError(
+            f"{archive}: {len(inside)} files of {size / 2**20:.0f} MiB, or some twice; a run's archive"
+            f" has at most {MOST_FILES} of {MOST_BYTES / 2**20:.0f} MiB."
+        )
     return folders.pop()

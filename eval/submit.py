@@ -1,56 +1,77 @@
-"""`cramming submit <run folder>`: a run judged by the rules, and the archive of it that others check.
+"""`cramming submit <run folder>`: check a run by the rules, and write the archive of it that others check.
 
     cramming submit runs/first                      # -> runs/first/first.record.zip
-    cramming verify runs/first/first.record.zip     # what whoever receives it does
+    cramming verify runs/first/first.record.zip     # for whoever receives it
 
-What the archive holds is in eval/archive.py. An invalid run is refused: its numbers cannot be trusted. One of the open
-division is not, and the findings say which rules keep it there.
+An invalid or unfinished run is refused. A run of the open division is not; the findings say what keeps it there.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cramming.config import build, require
+from cramming.config import UserError, build
+from cramming.data.manifest import MANIFEST
 from cramming.progress import format_count, say
 from cramming.record import run_folder
+from cramming.record_schema import Record
 from eval.archive import SUFFIX, pack
-from eval.rules.load import load_run, unscored
-
-INVALID = (
-    "invalid by the rules marked BROKEN and `both` in docs/rules.md, so there is nothing to submit"
-)
+from eval.rules.load import Run, load_run, unscored
 
 
 @dataclass(frozen=True)
 class SubmitConfig:
-    """The folder of the run, where it is not the one that `name` says; and where its archive goes."""
+    """Folder of the run, where it is not the one that `name` gives; the archive; address of the final weights."""
 
     run: Path | None
     out: Path | None
+    weights_url: str | None
 
 
 def main(config: dict[str, Any]) -> None:
-    """Judge the run, say what the rules find and write its archive; UserError for a run that is invalid or no run."""
+    """Print the findings and write the archive; UserError for a run that cannot be submitted."""
     settings = build(SubmitConfig, config["submit"], "submit")
     folder = (settings.run or run_folder(config)).absolute()
-    run, out = load_run(folder), settings.out or folder / f"{folder.name}{SUFFIX}"
-    require(not run.problem, str(run.problem))
-    require(
-        out.name.endswith(SUFFIX),
-        f"submit.out={out}: not an archive's name; let it end in {SUFFIX}",
-    )
+    out = settings.out or folder / f"{folder.name}{SUFFIX}"
+    run = load_run(folder)
+    if run.problem:
+        raise UserError(run.problem)
+    if not out.name.endswith(SUFFIX):
+        raise UserError(f"submit.out={out}: not an archive's name. Let it end in {SUFFIX}.")
     for finding in run.verdict.findings:
-        say(f"{finding.rule:<4}{'' if finding.ok else 'BROKEN: '}{finding.evidence}")
-    require(
-        run.verdict.division != "invalid",
-        f"{folder}: {unscored(folder, run.record) or INVALID}",
-    )
-    files = pack(folder, out)
-    inside, outside = files["files"], files["outside"]
-    weights = format_count(sum(file["bytes"] for file in outside.values()), "B")
+        mark = "" if finding.ok else "BROKEN: "
+        say(f"{finding.rule:<4}{mark}{finding.evidence}")
+    _refuse(folder, run)
+    manifest = _manifest(folder, run.record)
+    listed = pack(folder, out, manifest=manifest, weights=settings.weights_url)
+    size = format_count(sum(file["bytes"] for file in listed["outside"].values()), "B")
     say(
-        f"submit: {out}, {format_count(out.stat().st_size, 'B')}: {run.verdict.division} division, {len(inside)} files;"
-        f" {len(outside)} of {weights} by SHA-256 only (checkpoints and final weights); the run as a whole is"
-        f" {files['sha256']}"
+        f"submit: {out}, {format_count(out.stat().st_size, 'B')}: {run.verdict.division} division,"
+        f" {len(listed['files'])} files; {len(listed['outside'])} of {size} by SHA-256 only"
+        f" (checkpoints and final weights); the run as a whole is {listed['sha256']}"
     )
+    if settings.weights_url is None:
+        say(
+            "The archive names no weights, which the closed division asks for."
+            " Set submit.weights_url=<address> once they are published."
+        )
+
+
+def _refuse(folder: Path, run: Run) -> None:
+    """Raise UserError for a run that is invalid or not finished."""
+    verdict = run.verdict
+    if verdict.division == "unfinished":
+        missing = unscored(folder, run.record)
+        reason = "; ".join(finding.evidence for finding in verdict.broken_of("finished"))
+        raise UserError(f"{folder}: not finished: {missing or reason}.")
+    if verdict.division == "invalid":
+        rules = ", ".join(finding.rule for finding in verdict.broken_of("both"))
+        raise UserError(f"{folder}: invalid by {rules} (docs/rules.md). Nothing to submit.")
+
+
+def _manifest(folder: Path, record: Record) -> Path | None:
+    """Return the manifest of the run's corpus, if that is at hand and the run does not already hold it."""
+    if record.corpus.folder is None or (folder / MANIFEST).exists():
+        return None
+    manifest = Path(record.corpus.folder) / MANIFEST
+    return manifest if manifest.is_file() else None

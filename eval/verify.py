@@ -1,280 +1,417 @@
 """`cramming verify <folder or archive>`: is a run, or a corpus, what it says it is?
 
-Of a run all rules are asked, with their evidence; R27 compares the folder's files with each other. Where the folder has
-a list of its files (eval/archive.py), each that was changed is named. Then what takes more than the folder: the scores
-are computed again from the predictions and the tasks' labels (eval/rescore.py), and the corpus is searched again for
-the tasks' text (data_prep/again.py), where both are there. What all this cannot prove is said each time (docs/rules.md,
-"What no check here can show").
+The record of a run is derived again from its log, whose chain is checked, and all rules are. Each file that the log
+names by hash is compared. Where a verifier has more, more is done: with the tasks' files the scores are computed again
+from the predictions; with the corpus its text is searched for the tasks; with the weights and the corpus the last
+validation is computed again; on request one task and seed is fine-tuned again. What stays open is said each time.
 """
 
-import errno
 import json
 import os
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from cramming.config import NotNegative, UserError, build, file_sha256, require
+from cramming.config import NotNegative, UserError, build, file_sha256
 from cramming.data import inspect
 from cramming.data.corpus import Corpus
-from cramming.data.manifest import MANIFEST, corpus_folder
-from cramming.journal import JOURNAL, read_journal
+from cramming.data.manifest import MANIFEST, Manifest, corpus_folder
 from cramming.progress import say, use_stderr
+from cramming.record import RECORD
 from cramming.record_schema import Record
-from eval.archive import LIST, altered_since, is_archive, opened
+from cramming.runlog import RUN_LOG
+from eval.archive import changed_since, is_archive, opened
 from eval.finetune.config import EvalConfig
-from eval.rescore import rescore, suite_of
-from eval.rules.evidence import NO_SCORES
-from eval.rules.load import has_traces, load_run, not_judged, unscored
-from eval.rules.table import RULES, Finding, Verdict
+from eval.rescore import misfitting_predictions, predictions_file, rescore, sections_of
+from eval.rules.evidence import NO_SCORES, Evidence
+from eval.rules.load import has_log, not_checked, read_evidence
+from eval.rules.table import KINDS, Finding, Verdict, evaluate
 
 UNPROVEN = (
-    "This shows that the run agrees with itself, not that the training took place: who writes all files anew, hashes"
-    " included, is found only by doing the work again (cramming replay)."
+    "A log in order is one that training can have written, not proof that it did."
+    " `cramming replay` does the steps again."
 )
-GIVE_TASKS = "give eval.data_dir=<folder with CoLA/, SST-2/, ...>"
-CHECKPOINT = re.compile(r"checkpoints/(?:step|kept)-(\d+)\.pt")
+GIVE_TASKS = "Give eval.data_dir=<folder with CoLA/, SST-2/, ...>"
+INVALID, UNFINISHED = 1, 3  # exit codes
 MakeTasks = Callable[[Path, int, str], bool]  # data_prep.again.embedded_tasks
 Search = Callable[[Path, Path, float], tuple[list[str], str]]  # data_prep.again.overlap
 
 
 @dataclass(frozen=True)
 class VerifyConfig:
-    """Section `verify`. `json`: for programs, one line of JSON in place of the text."""
+    """Section `verify`; conf/config.yaml says what each setting does."""
 
     json: bool
     corpus: Path | None
     overlap_seconds: NotNegative
+    weights: Path | None
+    refinetune: bool
 
 
 @dataclass(frozen=True)
-class Means:
-    """What a verifier has besides the run: the tasks' files, its corpus (None: where the record says), and how long to
-    search that; and what makes the embedded tasks and searches."""
+class Inputs:
+    """What a verifier has besides the run. What is None is looked for where the log says.
+
+    `make_tasks` and `search`: functions of data_prep, which this package does not import. `draw`: chooses what is
+    fine-tuned again.
+    """
 
     make_tasks: MakeTasks
     search: Search
     tasks: Path | None = None
     corpus: Path | None = None
     seconds: float = 60.0
+    weights: Path | None = None
+    refinetune: bool = False
+    draw: random.Random = field(default_factory=random.SystemRandom)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Verification:
-    """Of a run: what is wrong with its files, what the rules find, and what was looked at besides, and what not.
+    """Problems of a run's files, its verdict by the rules, and what else was checked, or not and why.
 
-    `verdict` is None where the record cannot be read.
+    `verdict` is None where the log cannot be read.
     """
 
-    problems: list[str]
-    verdict: Verdict | None
-    looked_at: list[str]
+    problems: list[str] = field(default_factory=list)
+    verdict: Verdict | None = None
+    checked: list[str] = field(default_factory=list)
 
     @property
     def in_order(self) -> bool:
-        """Whether its numbers can be trusted as far as the folder shows, in whichever division."""
-        return not self.problems and self.division not in (None, "invalid")
+        """Whether nothing contradicts the run, which is finished, in whichever division."""
+        return not self.problems and self.division in ("closed", "open")
 
     @property
-    def only_unscored(self) -> bool:
-        """Whether scores are all that a run lacks to be in order."""
-        invalid = [
-            finding
-            for rule, finding in zip(RULES, self.findings)
-            if rule.division == "both" and not finding.ok
-        ]
-        return not self.problems and [finding.evidence for finding in invalid] == [NO_SCORES]
+    def is_unfinished(self) -> bool:
+        """Whether nothing contradicts the run, which is not finished."""
+        return not self.problems and self.division == "unfinished"
 
     @property
     def division(self) -> str | None:
-        return self.verdict and self.verdict.division
+        """The run's division, None where the log cannot be read."""
+        return self.verdict.division if self.verdict else None
 
     @property
     def findings(self) -> tuple[Finding, ...]:
+        """What the rules found."""
         return self.verdict.findings if self.verdict else ()
 
+    @property
+    def exit_code(self) -> int:
+        """0 in order, 1 not in order, 3 not finished."""
+        if self.in_order:
+            return 0
+        return UNFINISHED if self.is_unfinished else INVALID
 
-def verify_run(folder: Path, means: Means) -> Verification:
-    """Judge the run in `folder` by the list of its files, by all rules, and by what the verifier has besides."""
-    run, problems, looked_at = load_run(folder), list[str](), list[str]()
-    with _problem_of(LIST, problems):
-        problems += altered_since(folder)
-    if run.problem:
-        return Verification([*problems, run.problem], None, [])
-    for name, check in {"scores": _scores, "corpus": _corpus}.items():
-        with _problem_of(name, problems):
-            found, told = check(folder, run.record, means)
-            problems += [f"{name}: {problem}" for problem in found]
-            looked_at.append(f"{name}: {told}")
-    with _problem_of("checkpoints", problems):
-        problems += _other_checkpoints(folder)
-    return Verification(problems, run.verdict, looked_at)
+
+def verify_run(folder: Path, inputs: Inputs) -> Verification:
+    """Check the run in `folder`: its log, its files, the rules, and what the verifier's inputs allow."""
+    result = Verification()
+    try:
+        evidence = read_evidence(folder)
+        result.verdict = evaluate(evidence)
+    except UserError as error:
+        result.problems.append(str(error))
+        return result
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # whatever the log of a stranger makes of the code that reads it
+        result.problems.append(not_checked(folder / RUN_LOG, error))
+        return result
+    checks = {
+        "files": lambda: _check_files(folder, evidence, result),
+        "scores": lambda: _check_scores(folder, evidence.record, inputs, result),
+        "corpus": lambda: _check_corpus(folder, evidence.record, inputs, result),
+        "weights": lambda: _check_weights(folder, evidence.record, inputs, result),
+    }
+    for name, check in checks.items():
+        with _problem_of(name, result):
+            check()
+    return result
 
 
 @contextmanager
-def _problem_of(what: str, problems: list[str]) -> Iterator[None]:
-    """A check that fails inside is one of the run's problems; a UserError, a full disk, memory or rights are the
-    verifier's own. A run can only name a file that no system has."""
+def _problem_of(name: str, result: Verification) -> Iterator[None]:
+    """Note a check that fails inside as a problem of the run; full disks and memory are the verifier's own."""
     try:
         yield
-    except (UserError, MemoryError):
-        raise
-    except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
-            raise
-        problems.append(not_judged(what, error))
-    except Exception as error:
-        problems.append(not_judged(what, error))
-
-
-def _scores(folder: Path, record: Record, means: Means) -> tuple[list[str], str]:
-    """Each score against the predictions that it was made of."""
-    suite = suite_of(record)
-    if suite is None:
-        return [], unscored(folder, record) or "none on record"
-    if suite == "embedded":
-        with TemporaryDirectory(prefix="cramming-") as place:
-            source, seed = (
-                next((one for one in record.corpus.sources if one.kind == "embedded"), None),
-                _seed(record),
-            )
-            if source is None or seed is None:
-                return (
-                    [],
-                    "not computed again: the record does not say with which seed their tasks were generated",
-                )
-            if not means.make_tasks(Path(place), seed, source.sha256 or ""):
-                return [], "not computed again: another version of this suite generated their tasks"
-            return rescore(folder, record, suite, Path(place), "generated anew")
-    if means.tasks is None:
-        return [], f"not computed again from the predictions; {GIVE_TASKS}"
-    return rescore(folder, record, suite, means.tasks, f"in {means.tasks}")
-
-
-def _seed(record: Record) -> int | None:
-    """Of the generated corpus, whose tasks were scored; None where the record does not say."""
-    found: Any = record.raw
-    for name in ("corpus", "settings", "data", "seed"):
-        found = found.get(name) if isinstance(found, Mapping) else None
-    tasks_of = {section.tasks_corpus_sha256 for section in record.glue.values()} - {None}
-    is_seed = (
-        isinstance(found, int)
-        and 0 <= found < 2**63
-        and tasks_of <= {record.corpus.manifest_sha256}
-    )
-    return found if is_seed else None
-
-
-def _corpus(folder: Path, record: Record, means: Means) -> tuple[list[str], str]:
-    """What the record says of its corpus, against the corpus; and the tasks' text in it."""
-    place, wanted = means.corpus or record.corpus.folder, "verify.corpus=<folder>"
-    if place is None:
-        return [], "none on record"
-    if not os.access(Path(place) / MANIFEST, os.R_OK):
-        return [], f"not looked at, nor searched for the tasks' text: not in {place}; give {wanted}"
-    problems: list[str] = []
-    try:
-        corpus = Corpus.open(Path(place))
-        same = corpus.manifest_sha256 == record.corpus.manifest_sha256
-        require(
-            same, f"{place} is not the corpus of this run (its manifest differs); give {wanted}"
-        )
-        own, told = json.loads(json.dumps(corpus.describe())), record.raw["corpus"]
-        problems = [
-            f"{key} is not what the record has"
-            for key in told.keys() & own.keys() - {"folder"}
-            if own[key] != told[key]
-        ]
-        if means.tasks is None:
-            as_told = "not as on record" if problems else "as on record"
-            return problems, f"{as_told}; not searched again for the tasks' text; {GIVE_TASKS}"
-        found, words = means.search(corpus.folder, means.tasks, means.seconds)
-        return [*problems, *found], words
     except UserError as error:
-        return problems, f"not looked at, nor searched for the tasks' text: {error}"
+        result.problems.append(str(error))
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
+        result.problems.append(not_checked(name, error))
 
 
-def _other_checkpoints(folder: Path) -> Iterator[str]:
-    """Checkpoints, in the folder or in the list of its files, that the journal does not have."""
+def _check_files(folder: Path, evidence: Evidence, result: Verification) -> None:
+    """Compare each file that is there with the hash in the log, or in the archive's list."""
+    result.problems += changed_since(folder)
+    record = evidence.record
+    result.problems += _other_predictions(folder, record)
+    final = folder / "final"
+    if final.is_dir() and record.training.final_files:
+        from eval.recompute import other_files
+
+        result.problems += other_files(final, record)
+    result.problems += _other_checkpoints(folder, evidence)
+    result.problems += _cut_log(folder, evidence)
+
+
+def _other_predictions(folder: Path, record: Record) -> Iterator[str]:
+    """Yield the predictions that are not named by their content, and those that are missing."""
+    present = sorted((folder / "predictions").glob("*.npz"))
+    for file in present:
+        if file_sha256(file) != file.stem:
+            yield f"predictions/{file.name}: not what its name says (by SHA-256)"
+    if not present and not (folder / "final").exists():
+        return  # a log alone: the rules say what it lacks
+    named: dict[str, str] = {line.predictions_sha256: line.task for line in record.history}
+    for section in sections_of(record).values():
+        named |= {sha256: name for name, sha256 in section.predictions.items()}
+    for sha256, name in named.items():
+        if not predictions_file(folder, sha256).is_file():
+            yield f"predictions/{sha256}.npz: missing ({name})"
+    yield from misfitting_predictions(folder, record)
+
+
+def _other_checkpoints(folder: Path, evidence: Evidence) -> Iterator[str]:
+    known = {saved.sha256 for saved in evidence.training.all_saved}
+    for file in sorted((folder / "checkpoints").glob("*.pt")):
+        if file_sha256(file) not in known:
+            yield f"checkpoints/{file.name}: not a checkpoint of the log (by SHA-256)"
+
+
+def _cut_log(folder: Path, evidence: Evidence) -> Iterator[str]:
+    """Yield a log that lacks an event which `record.json`, written from it, had: its last lines are gone.
+
+    Nothing else is taken from that file.
+    """
+    path = folder / RECORD
+    if not path.is_file():
+        return
     try:
-        events = read_journal(folder / JOURNAL)
-        listed = (
-            json.loads((folder / LIST).read_text(encoding="utf-8"))["outside"]
-            if (folder / LIST).exists()
-            else {}
-        )
-        found = {
-            name: {entry["sha256"]} for name, entry in listed.items() if CHECKPOINT.fullmatch(name)
-        }
-    except (UserError, ValueError, LookupError, TypeError, AttributeError):
-        return  # said by R5, or of the list
-    for file in sorted(folder.glob("checkpoints/*.pt")):
-        found.setdefault(f"checkpoints/{file.name}", set()).add(file_sha256(file))
-    saved = {
-        (event["steps"], event.get("sha256")) for event in events if event["event"] == "checkpoint"
-    }
-    for name, hashes in found.items() if saved else ():
-        match = CHECKPOINT.fullmatch(name)
-        if match and not all((int(match[1]), sha256) in saved for sha256 in hashes):
-            yield f"{name} is not the file that budget.jsonl has (by SHA-256)"
+        head = json.loads(path.read_text(encoding="utf-8"))["log"]["head"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        yield f"{RECORD}: not as the suite writes it. Delete it; `cramming report` writes it again."
+        return
+    if head not in {entry.sha256 for entry in evidence.entries}:
+        yield f"{RUN_LOG}: lacks an event that {RECORD} was written from. Restore the log."
+
+
+def _check_scores(folder: Path, record: Record, inputs: Inputs, result: Verification) -> None:
+    """Compute the scores again from the predictions, and with `refinetune` one of the fine-tunings."""
+    if not record.glue:
+        result.checked.append(f"scores: {NO_SCORES}")
+        return
+    with TemporaryDirectory(prefix="cramming-") as place:
+        tasks, labels = _tasks(record, inputs, Path(place))
+        if tasks is None:
+            result.checked.append(f"scores: not computed again. {labels}.")
+            return
+        rescored = rescore(folder, record, tasks)
+        result.problems += [f"scores: {problem}" for problem in rescored.problems]
+        result.checked.append(f"scores: {rescored.in_words(labels)}")
+        if inputs.refinetune:
+            _check_fine_tuning(folder, record, inputs, tasks, result)
+
+
+def _tasks(record: Record, inputs: Inputs, place: Path) -> tuple[Path | None, str]:
+    """Return the folder of the scored tasks and where it is from; None, and why, where there is none."""
+    section = record.trained or next(iter(record.glue.values()))
+    if section.suite != "embedded":
+        return inputs.tasks, f"in {inputs.tasks}" if inputs.tasks else GIVE_TASKS
+    source = next((each for each in record.corpus.sources if each.kind == "embedded"), None)
+    seed = record.corpus.settings.get("data", {}).get("seed")
+    if source is None or not isinstance(seed, int):
+        return None, "The log does not say with which seed their tasks were generated"
+    if section.tasks_corpus_sha256 != record.corpus.manifest_sha256:
+        return None, "Their tasks are of another corpus than the run's"
+    if not inputs.make_tasks(place, seed, source.sha256 or ""):
+        return None, "Another version of the suite generated their tasks"
+    return place, "generated anew"
+
+
+def _check_fine_tuning(
+    folder: Path, record: Record, inputs: Inputs, tasks: Path, result: Verification
+) -> None:
+    """Fine-tune one task and seed again, and compute the baselines of one task again."""
+    from eval.recompute import finetune_again, predict_baselines_again
+
+    weights = _weights_folder(folder, inputs)
+    if weights is None:
+        result.checked.append("fine-tuning: nothing done again. Give verify.weights=<folder>.")
+        return
+    for outcome in (
+        finetune_again(folder, weights, record, tasks, inputs.draw),
+        predict_baselines_again(record, tasks, inputs.draw),
+    ):
+        result.checked.append(f"fine-tuning: {outcome.words}")
+        if outcome.problem:
+            result.problems.append(outcome.problem)
+
+
+def _weights_folder(folder: Path, inputs: Inputs) -> Path | None:
+    if inputs.weights is not None:
+        return inputs.weights
+    final = folder / "final"
+    return final if final.is_dir() else None
+
+
+def _corpus_place(record: Record, inputs: Inputs) -> Path | None:
+    """Return the folder of the run's corpus, None where it is not at hand."""
+    place = inputs.corpus or (Path(record.corpus.folder) if record.corpus.folder else None)
+    if place is None or not os.access(place / MANIFEST, os.R_OK):
+        return None
+    return place
+
+
+def _check_corpus(folder: Path, record: Record, inputs: Inputs, result: Verification) -> None:
+    """Compare the corpus, and the manifest in the archive, with the log; search the text for the tasks."""
+    if record.pretrain is None:
+        return
+    packed = folder / MANIFEST
+    if packed.is_file() and Manifest.load(packed).sha256() != record.corpus.manifest_sha256:
+        result.problems.append(f"{MANIFEST}: not that of the run's corpus")
+    place = _corpus_place(record, inputs)
+    if place is None:
+        result.checked.append("corpus: not at hand. Give verify.corpus=<folder>.")
+        return
+    try:
+        corpus = Corpus.open(place)
+        if corpus.manifest_sha256 != record.corpus.manifest_sha256:
+            raise UserError(f"{place} is not the corpus of this run. Give verify.corpus=<folder>.")
+        described = Record.model_validate({"corpus": corpus.describe()}).corpus
+        for name in type(described).model_fields:
+            logged = getattr(record.corpus, name)
+            if (
+                name not in ("folder", "changed", "validation")
+                and getattr(described, name) != logged
+            ):
+                result.problems.append(f"corpus: {name} is not what the log has")
+        if inputs.tasks is None:
+            result.checked.append(
+                f"corpus: as in the log; not searched for the tasks. {GIVE_TASKS}."
+            )
+            return
+        problems, words = inputs.search(corpus.folder, inputs.tasks, inputs.seconds)
+    except UserError as error:  # of the verifier's copy
+        result.checked.append(f"corpus: not checked: {error}")
+        return
+    result.problems += problems
+    result.checked.append(f"corpus: {words}")
+
+
+def _check_weights(folder: Path, record: Record, inputs: Inputs, result: Verification) -> None:
+    """Compare the final weights with the log, and compute the last validation again from them."""
+    if not record.training.final_files:
+        return
+    weights = _weights_folder(folder, inputs)
+    if weights is None:
+        address = record.files.weights
+        given = f"at {address}, not at hand" if address else "not given"
+        result.checked.append(f"weights: {given}. Give verify.weights=<folder>.")
+        return
+    from eval.recompute import other_files, validate_again
+
+    if inputs.weights is not None:
+        if not weights.is_dir():
+            raise UserError(f"verify.weights={weights}: no such folder.")
+        result.problems += other_files(weights, record)
+    corpus = _corpus_place(record, inputs)
+    if corpus is None:
+        result.checked.append("weights: as in the log; no corpus at hand to validate them on.")
+        return
+    try:
+        outcome = validate_again(weights, record, corpus)
+    except UserError as error:
+        result.checked.append(f"weights: not validated: {error}")
+        return
+    if outcome.problem:
+        result.problems.append(f"weights: {outcome.problem}")
+    else:
+        result.checked.append(f"weights: verified: {outcome.words}")
 
 
 def main(config: Mapping[str, Any], make_tasks: MakeTasks, search: Search) -> None:
-    """The verb: what is found of a run or of a corpus, exit code 1 where it is not in order."""
-    settings, place = build(VerifyConfig, config["verify"], "verify"), corpus_folder(config)
+    """Check a run or a corpus; the exit code is 1 where it is not in order, 3 where a run is not finished."""
+    settings = build(VerifyConfig, config["verify"], "verify")
+    place = corpus_folder(config)
     if settings.json:
         use_stderr()
-    if is_archive(place) or has_traces(place):
+    code = 0
+    if is_archive(place) or has_log(place):
         tasks = build(EvalConfig, config["eval"], "eval").data_dir
-        require(
-            tasks is None or tasks.is_dir(), f"eval.data_dir={tasks}: no such folder; {GIVE_TASKS}"
+        if tasks is not None and not tasks.is_dir():
+            raise UserError(f"eval.data_dir={tasks}: no such folder. {GIVE_TASKS}.")
+        inputs = Inputs(
+            make_tasks,
+            search,
+            tasks=tasks,
+            corpus=settings.corpus,
+            seconds=settings.overlap_seconds,
+            weights=settings.weights,
+            refinetune=settings.refinetune,
         )
-        summary = _of_run(
-            place, Means(make_tasks, search, tasks, settings.corpus, settings.overlap_seconds)
-        )
+        with opened(place) as folder:
+            result = verify_run(folder, inputs)
+        _tell(place, result)
+        code = result.exit_code
+        summary = _summary(place, result)
     else:
         problems = inspect.verify(place)
+        code = INVALID if problems else 0
         summary = {"corpus": str(place), "in_order": not problems, "problems": problems}
     if settings.json:
         print(json.dumps(summary))
-    if not summary["in_order"]:
-        raise SystemExit(1)
+    if code:
+        raise SystemExit(code)
 
 
-def _of_run(place: Path, means: Means) -> dict[str, Any]:
-    """What is found of a run, in JSON; says it too."""
-    with opened(place) as folder:
-        found = verify_run(folder, means)
-    for line in (
-        *(f"{place}: {problem}" for problem in found.problems),
-        *_in_words(found.findings),
-        *found.looked_at,
-    ):
+def _tell(place: Path, result: Verification) -> None:
+    """Print what was found: problems, a line for each rule, what else was checked, and the result."""
+    for problem in result.problems:
+        say(f"{place}: {problem}")
+    for line in _in_words(result.findings):
         say(line)
-    if found.in_order:
+    for line in result.checked:
+        say(line)
+    if result.in_order:
         say(UNPROVEN)
-        say(f"{place}: in order, {found.division} division")
+        say(f"{place}: in order, {result.division} division")
+    elif result.is_unfinished and result.verdict:
+        reasons = "; ".join(each.evidence for each in result.verdict.broken_of("finished"))
+        say(f"{place}: not finished: {reasons}")
     else:
-        say(
-            f"{place}: {'not scored yet; nothing else makes it invalid' if found.only_unscored else 'NOT in order'}"
-        )
-    findings = [finding._asdict() for finding in found.findings]
-    summary = {"run": str(place), "in_order": found.in_order, "only_unscored": found.only_unscored}
-    more = {"division": found.division, "findings": findings, "looked_at": found.looked_at}
-    return {**summary, "problems": found.problems, **more, "unproven": UNPROVEN}
+        say(f"{place}: NOT in order")
 
 
-def _in_words(findings: Sequence[Finding]) -> Iterator[str]:
-    """A line for each rule; one for all those that ask for scores, where there are none yet."""
-    waiting = [
-        finding.rule for finding in findings if not finding.ok and finding.evidence == NO_SCORES
-    ]
+def _in_words(findings: tuple[Finding, ...]) -> Iterator[str]:
+    """Yield a line for each rule; one for all that ask for scores, where there are none yet."""
+    waiting = [each.rule for each in findings if not each.ok and each.evidence == NO_SCORES]
     for rule, ok, evidence in findings:
-        if rule not in waiting:
-            yield f"{rule:<4}{'' if ok else 'BROKEN: '}{evidence}"
-        elif rule == waiting[0]:
+        if rule in waiting[1:]:
+            continue
+        mark = "REMARK: " if KINDS[rule] == "remark" else "BROKEN: "
+        if rule in waiting:
             yield f"{rule:<4}{evidence}, which {', '.join(waiting[1:])} need too"
+        else:
+            yield f"{rule:<4}{'' if ok else mark}{evidence}"
+
+
+def _summary(place: Path, result: Verification) -> dict[str, Any]:
+    """Return the same for programs."""
+    return {
+        "run": str(place),
+        "in_order": result.in_order,
+        "unfinished": result.is_unfinished,
+        "division": result.division,
+        "problems": result.problems,
+        "findings": [finding._asdict() for finding in result.findings],
+        "checked": result.checked,
+        "unproven": UNPROVEN,
+    }

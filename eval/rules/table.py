@@ -1,16 +1,21 @@
-"""The rules of the suite as code: each numbered sentence of docs/rules.md is one pure function of a record.
+"""The rules of the suite as code: each numbered sentence of docs/rules.md is one pure function.
 
-A check never repairs or guesses: it looks at what is written (cramming/record_schema.py), says whether the sentence
-holds, and shows its evidence. A record that breaks a rule marked `both` is invalid: its numbers cannot be trusted, so
-it is listed but not ranked. Rules marked `closed` decide between the closed and the open division.
+A check never repairs or guesses: it reads what the log says, returns whether the sentence holds, and shows its
+evidence. `report`, `verify` and `submit` all get a run's verdict from `evaluate`.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
+from cramming.config import UserError
 from cramming.record_schema import Record, read_record
-from eval.rules import closed_division, consistency, fine_tuning, validity
-from eval.rules.evidence import Outcome
+from eval.rules import closed_division, curves, fine_tuning, plausibility, validity
+from eval.rules.evidence import Evidence, Outcome
+
+# What a broken rule means. "finished": the run is not finished. "both": it is invalid. "closed": it is in the open
+# division. "remark": nothing but the remark.
+Kind = Literal["finished", "both", "closed", "remark"]
+Division = Literal["closed", "open", "unfinished", "invalid"]
 
 
 class Finding(NamedTuple):
@@ -22,14 +27,14 @@ class Finding(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A rule's number, the division it binds and its check, whose docstring is the rule's sentence.
+    """A rule's number, its kind and its check, whose docstring is the rule's sentence.
 
-    `untrained` is what it says of a record without pretraining, where that needs no check.
+    `untrained`: outcome for a record without pretraining, where that needs no check.
     """
 
     number: str
-    division: Literal["both", "closed"]
-    check: Callable[[Record], Outcome]
+    kind: Kind
+    check: Callable[[Any], Outcome]
     untrained: bool | None = None
 
     @property
@@ -37,73 +42,118 @@ class Rule(NamedTuple):
         """The sentence, as docs/rules.md has it."""
         return " ".join((self.check.__doc__ or "").split())
 
-    def __call__(self, record: Record) -> Finding:
+    def __call__(self, evidence: Record | Evidence) -> Finding:
+        record = evidence.record if isinstance(evidence, Evidence) else evidence
         if record.pretrain is None and self.untrained is not None:
             return Finding(self.number, self.untrained, "no pretraining in this record")
-        return Finding(self.number, *self.check(record))
+        try:
+            return Finding(self.number, *self.check(evidence))
+        except UserError as error:  # of a recipe that no run starts with
+            return Finding(self.number, False, str(error))
 
 
 class Verdict(NamedTuple):
-    """A record's division with all findings, in the order of the rules."""
+    """A run's division with all findings, in the order of the rules."""
 
-    division: Literal["closed", "open", "invalid"]
+    division: Division
     findings: tuple[Finding, ...]
 
     @property
     def broken(self) -> tuple[Finding, ...]:
-        """The findings that keep the record out of the closed division."""
-        return tuple(f for f in self.findings if not f.ok)
+        """The findings that keep the run out of the closed division."""
+        return tuple(f for f in self.findings if not f.ok and KINDS[f.rule] != "remark")
+
+    def broken_of(self, kind: Kind) -> tuple[Finding, ...]:
+        """Return the broken findings of one kind."""
+        return tuple(f for f in self.findings if not f.ok and KINDS[f.rule] == kind)
+
+    def with_record(self, record: Record) -> "Verdict":
+        """Return the verdict with the rules on the record checked for `record`, the others as they are."""
+        findings = [rule(record) for rule in RECORD_RULES]
+        findings += self.findings[len(RECORD_RULES) :]
+        return Verdict(_division(record, findings), tuple(findings))
 
 
-RULES = (
-    Rule("R1", "both", validity.format_and_versions),
-    Rule("R2", "both", validity.finite_numbers),
-    Rule("R3", "both", validity.pretraining_finished, untrained=True),
+# Each of these is a function of the record.
+RECORD_RULES = (
+    Rule("R1", "both", validity.versions_named),
+    Rule("R2", "finished", validity.pretraining_finished, untrained=True),
+    Rule("R3", "finished", validity.scoring_finished),
     Rule("R4", "both", validity.budget_kept, untrained=True),
-    Rule("R5", "both", validity.journal_agrees, untrained=True),
-    Rule("R6", "both", validity.scores_stated),
-    Rule("R7", "both", validity.scores_are_medians),
-    Rule("R8", "both", validity.averages_complete),
-    Rule("R9", "both", validity.subsets_marked),
-    Rule("R10", "closed", closed_division.one_device, untrained=False),
-    Rule("R11", "closed", closed_division.one_day, untrained=False),
-    Rule("R12", "closed", closed_division.masked_language_model, untrained=False),
-    Rule("R13", "closed", closed_division.from_scratch, untrained=False),
-    Rule("R14", "closed", closed_division.own_weights_scored, untrained=False),
-    Rule("R15", "closed", closed_division.corpus_declared),
-    Rule("R16", "closed", closed_division.no_downstream_text),
-    Rule("R17", "closed", closed_division.tokenizer_origin),
-    Rule("R18", "closed", fine_tuning.global_hyperparameters),
-    Rule("R19", "closed", fine_tuning.few_epochs),
-    Rule("R20", "closed", fine_tuning.nothing_selected),
-    Rule("R21", "closed", fine_tuning.enough_seeds),
-    Rule("R22", "closed", fine_tuning.full_tasks),
-    Rule("R23", "closed", closed_division.clean_code),
-    Rule("R24", "closed", closed_division.nothing_forced, untrained=False),
-    Rule("R25", "closed", closed_division.compiled_on_the_clock, untrained=False),
-    Rule("R26", "closed", closed_division.predictions_beside),
-    Rule("R27", "both", consistency.folder_agrees),
+    Rule("R5", "both", validity.scores_in_range),
+    Rule("R6", "both", validity.subsets_marked),
+    Rule("R7", "closed", closed_division.one_device, untrained=False),
+    Rule("R8", "closed", closed_division.one_day, untrained=False),
+    Rule("R9", "closed", closed_division.masked_language_model, untrained=False),
+    Rule("R10", "closed", closed_division.from_scratch, untrained=False),
+    Rule("R11", "closed", closed_division.trained_weights_scored, untrained=False),
+    Rule("R12", "closed", closed_division.corpus_declared),
+    Rule("R13", "closed", closed_division.no_downstream_text),
+    Rule("R14", "closed", closed_division.tokenizer_origin),
+    Rule("R15", "closed", fine_tuning.global_hyperparameters),
+    Rule("R16", "closed", fine_tuning.few_epochs),
+    Rule("R17", "closed", fine_tuning.nothing_selected),
+    Rule("R18", "closed", fine_tuning.enough_seeds),
+    Rule("R19", "closed", fine_tuning.full_tasks),
+    Rule("R20", "closed", closed_division.clean_code),
+    Rule("R21", "closed", closed_division.nothing_forced, untrained=False),
+    Rule("R22", "closed", closed_division.compiled_on_the_clock, untrained=False),
+    Rule("R23", "closed", closed_division.predictions_present),
+    Rule("R24", "closed", closed_division.weights_at_hand, untrained=False),
 )
-# What a run can already break when its training begins.
-FORESEEABLE = ("R10", "R11", "R12", "R13", "R15", "R16", "R17", "R23", "R24", "R25")
+# Each of these is a function of the record and of the log that it was computed from.
+PLAUSIBILITY_RULES = (
+    Rule("P1", "both", plausibility.setup_follows_recipe, untrained=True),
+    Rule("P2", "both", plausibility.steps_logged, untrained=True),
+    Rule("P3", "both", plausibility.steps_in_time, untrained=True),
+    Rule("P4", "both", plausibility.tokens_add_up, untrained=True),
+    Rule("P5", "both", plausibility.compute_adds_up, untrained=True),
+    Rule("P6", "both", plausibility.progress_is_spent, untrained=True),
+    Rule("P7", "both", plausibility.schedule_followed, untrained=True),
+    Rule("P8", "both", plausibility.hardware_can_do_it, untrained=True),
+    Rule("P9", "both", plausibility.clocks_agree, untrained=True),
+    Rule("P10", "both", plausibility.heartbeats_came, untrained=True),
+    Rule("P11", "both", plausibility.losses_are_means, untrained=True),
+    Rule("P12", "both", plausibility.losses_fit_accuracies, untrained=True),
+    Rule("P13", "both", plausibility.validations_as_planned, untrained=True),
+    Rule("P14", "both", plausibility.accuracies_are_counts),
+    Rule("P15", "both", plausibility.fine_tunings_in_order),
+    Rule("P16", "remark", curves.falls_no_faster, untrained=True),
+    Rule("P17", "remark", curves.varies_from_step_to_step, untrained=True),
+)
+RULES = (*RECORD_RULES, *PLAUSIBILITY_RULES)
+KINDS: dict[str, Kind] = {rule.number: rule.kind for rule in RULES}
+# Rules that a run can already break when its training begins.
+FORESEEABLE = ("R7", "R8", "R9", "R10", "R12", "R13", "R14", "R20", "R21", "R22")
 
 
-def judge(record: Record) -> Verdict:
-    """Check all rules. Invalid: a rule for both divisions is broken. Closed: every rule holds, and the run does not
-    itself claim the open division. Open: everything else.
+def evaluate(evidence: Evidence) -> Verdict:
+    """Check all rules.
+
+    Invalid: a rule of both divisions is broken. Unfinished: the run or its scoring has not ended. Closed: every rule
+    holds, and the run does not itself claim the open division. Open: everything else.
     """
-    findings = tuple(rule(record) for rule in RULES)
-    broken = {rule.division for rule, finding in zip(RULES, findings) if not finding.ok}
+    findings = [rule(evidence.record) for rule in RECORD_RULES]
+    findings += [rule(evidence) for rule in PLAUSIBILITY_RULES]
+    return Verdict(_division(evidence.record, findings), tuple(findings))
+
+
+def _division(record: Record, findings: list[Finding]) -> Division:
+    broken = {KINDS[finding.rule] for finding in findings if not finding.ok}
     if "both" in broken:
-        return Verdict("invalid", findings)
-    return Verdict("open" if broken or record.claims_open else "closed", findings)
+        return "invalid"
+    if "finished" in broken:
+        return "unfinished"
+    if "closed" in broken or record.claims_open:
+        return "open"
+    return "closed"
 
 
 def foreseen(known: Mapping[str, Any]) -> list[str]:
-    """One line for each rule of the closed division that a run breaks before its first step.
+    """Return one line for each rule of the closed division that a run breaks before its first step.
 
-    `known`: what a record.json would have then; its seconds are those that the budget allows.
+    `known`: the record that the log gives then; its seconds are those that the budget allows.
     """
     record = read_record(known)
-    findings = [rule(record) for rule in RULES if rule.number in FORESEEABLE]
+    findings = [rule(record) for rule in RECORD_RULES if rule.number in FORESEEABLE]
     return [f"{finding.rule}: {finding.evidence}" for finding in findings if not finding.ok]

@@ -1,0 +1,249 @@
+"""Proof from the final weights: the last validation computed again, and one fine-tuning done once more.
+
+Both need what made the numbers: the corpus, and the files of the tasks. They are the answer to a log that was made up:
+losses that no weights have, and predictions that no fine-tuning gives.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cramming.checks import Config
+from cramming.config import UserError, build, file_sha256
+from cramming.data.batches import ALL_MASK, PINNED, Batch
+from cramming.data.suites import SUITES
+from cramming.device import describe, select
+from cramming.model.export import load_masked_lm
+from cramming.precision import Precision
+from cramming.record_schema import Record, Scores
+from cramming.scores import run_name
+from cramming.train_state import RunData, fit_to_corpus
+from eval.finetune.baselines import METHODS
+from eval.finetune.config import Hyperparameters
+from eval.finetune.encode import EncodedTask, encode_tasks
+from eval.finetune.loop import FINETUNING_VERSION, TaskRun, finetune
+from eval.finetune.models import open_model
+from eval.rescore import predictions_file
+from eval.rules.evidence import predicted
+from eval.tasks.datasets import TaskData, examples_sha256, in_one_order
+from eval.tasks.locate import read_task
+from eval.tasks.metrics import score
+
+# Relative distance of a loss that other hardware, kernels or compilation explain; of a model that multiplies in 8 bits.
+TOLERANCE, TOLERANCE_FP8 = 1e-3, 1e-2
+ROWS = 16  # sequences of a pass, where the run's own number is not known
+# How far outside the range of the seeds' scores one more fine-tuning on other hardware may end, in deviations.
+DEVIATIONS = 3.0
+LEAST_DEVIATION = 0.01
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of one proof: `problem` is None where it agrees; `words` tell what was compared, or why nothing was."""
+
+    words: str
+    problem: str | None = None
+
+
+def other_files(weights: Path, record: Record) -> list[str]:
+    """Return the files of a model folder that are not those that training exported, in words."""
+    written = record.training.final_files or {}
+    problems: list[str] = []
+    for name, sha256 in sorted(written.items()):
+        file = weights / name
+        if not file.is_file():
+            problems.append(f"{weights.name}/{name}: missing")
+        elif file_sha256(file) != sha256:
+            problems.append(f"{weights.name}/{name}: not as training exported it (by SHA-256)")
+    present = sorted(file.name for file in weights.iterdir() if file.is_file())
+    problems += [f"{weights.name}/{name}: not exported" for name in present if name not in written]
+    return problems
+
+
+def validate_again(weights: Path, record: Record, corpus: Path) -> Outcome:
+    """Compute the last validation from the weights and the held-out text; raises UserError for unusable settings."""
+    recorded = record.training.validation
+    if recorded.loss is None:
+        return Outcome("validation not computed again: the model has no head for masked tokens")
+    config, data = _config_and_data(record, corpus)
+    device = select("auto")
+    precision = _precision(record, config, device)
+    model = load_masked_lm(weights).to(device).eval()
+    precision.convert(model.encoder)
+    rows = record.training.micro_batch or config.train.micro_batch
+    rows = rows if isinstance(rows, int) else ROWS
+    recorded_losses = {PINNED: recorded.loss, ALL_MASK: recorded.all_mask_loss}
+    tolerance = TOLERANCE_FP8 if record.training.precision == "fp8" else TOLERANCE
+    told: list[str] = []
+    problems: list[str] = []
+    for form, logged in recorded_losses.items():
+        batches = data.held_out.batches(form, rows)
+        targets = sum(batch.num_targets for batch in batches)
+        loss = _summed_loss(model, batches, precision, device) / targets
+        words = f"{loss:.6g} computed again, {logged} in the log"
+        told.append(words)
+        if targets != recorded.targets:
+            problems.append(f"{targets} targets, in the log {recorded.targets}")
+        elif logged is None or abs(loss - logged) > tolerance * logged:
+            problems.append(words)
+    words = f"validation losses {' and '.join(told)}"
+    return Outcome(words, f"validation loss {problems[0]}" if problems else None)
+
+
+@torch.inference_mode()
+def _summed_loss(
+    model: torch.nn.Module, batches: Sequence[Batch], precision: Precision, device: torch.device
+) -> float:
+    total = 0.0
+    for batch in batches:
+        with precision.autocast():
+            loss_sum, *_ = model(*batch.to(device).inputs)
+        total += float(loss_sum)
+    return total
+
+
+def _config_and_data(record: Record, corpus: Path) -> tuple[Config, RunData]:
+    """Return the run's settings on this copy of its corpus, and the data."""
+    settings = {**record.config, "data": {**record.config["data"], "corpus": str(corpus)}}
+    config = Config.of(settings)
+    data = RunData.open(settings, config, verify=False)
+    if data.corpus.manifest_sha256 != record.corpus.manifest_sha256:
+        raise UserError(f"verify.corpus={corpus}: not the corpus of this run. Give that one.")
+    return replace(config, model=fit_to_corpus(config.model, data.corpus)), data
+
+
+def _precision(record: Record, config: Config, device: torch.device) -> Precision:
+    """Return the run's number format, or fp32 where this device is of another kind."""
+    same_kind = record.environment.device.kind == device.type
+    mode: Any = record.training.precision if same_kind else "fp32"
+    return Precision(replace(config.precision, mode=mode), device)
+
+
+def finetune_again(
+    folder: Path, weights: Path, record: Record, tasks: Path, draw: random.Random
+) -> Outcome:
+    """Fine-tune one drawn task and seed from the weights, and compare its predictions with the stored ones.
+
+    On a CPU of the same name, with the same versions and threads, they must be the same; elsewhere the score may lie
+    outside the range of the seeds' scores by a few of their deviations.
+    """
+    section = record.trained
+    if section is None:
+        return Outcome("nothing fine-tuned again: no scores of the trained model")
+    runs = [(task.task, seed) for task in section.tasks.values() for seed in section.seeds]
+    name, seed = draw.choice(sorted(set(runs)))
+    lines = [line for line in record.history if (line.task, line.seed) == (name, seed)]
+    if {line.version for line in lines} != {FINETUNING_VERSION["pretrained"]}:
+        return Outcome(f"{name} seed {seed} not fine-tuned again: made by another version")
+    data = _task_data(tasks, section, name)
+    if isinstance(data, str):
+        return Outcome(f"{name} seed {seed} not fine-tuned again: {data}")
+    device = select("auto")
+    predictions = _finetune(weights, section, data, seed, device)
+    same_machine = _is_same_machine(section, device)
+    problems: list[str] = []
+    for split in data.scored:
+        entry = split.source.entry
+        file = predictions_file(folder, section.predictions[run_name(name, seed)])
+        if same_machine and file.is_file():
+            stored = predicted(file, f"dev.{entry}")
+            if not np.array_equal(stored, predictions[entry], equal_nan=True):
+                differ = int((stored != predictions[entry]).sum())
+                problems.append(f"{differ} of {len(stored)} predictions of {entry} differ")
+            continue
+        assert split.labels is not None
+        value = score(data.task.metrics, predictions[entry], split.labels).values
+        main = value[data.task.main_metric]
+        problems += _outside(section, entry, main)
+    how = "prediction by prediction" if same_machine else "within the seeds' spread"
+    words = f"{name} seed {seed} fine-tuned again, compared {how}"
+    if problems:
+        return Outcome(words, f"{name} seed {seed} fine-tuned again: {'; '.join(problems)}")
+    return Outcome(words)
+
+
+def _task_data(tasks: Path, section: Scores, name: str) -> TaskData | str:
+    """Return the task's data, or why they are not those that were scored."""
+    task = next(known.tasks[name] for suite, known in SUITES.items() if suite == section.suite)
+    data = replace(in_one_order(read_task(tasks, task)), blind=())
+    for split in data.scored:
+        stored = section.tasks.get(split.source.entry)
+        if stored is None or stored.data_sha256 != examples_sha256(data.train, split):
+            return f"the files in {tasks} are not those that were scored (by SHA-256)"
+    return data
+
+
+def _finetune(
+    weights: Path, section: Scores, data: TaskData, seed: int, device: torch.device
+) -> dict[str, np.ndarray]:
+    hyper = build(Hyperparameters, section.hyperparameters, "hyperparameters")
+    source = open_model(weights)
+    encoded: dict[str, EncodedTask] = {}
+    encode_tasks([data], source, hyper.max_length, encoded)
+    mode: Any = section.precision
+    threads = section.threads_per_run or 1
+    name = data.task.name
+    run = TaskRun(
+        name, seed, "pretrained", encoded[name], source, hyper, mode, str(device), threads
+    )
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        return finetune(run).scored
+    finally:
+        torch.set_num_threads(before)
+
+
+def predict_baselines_again(record: Record, tasks: Path, draw: random.Random) -> Outcome:
+    """Compute the baselines without an encoder again for one drawn task, and compare their scores."""
+    if not record.baselines:
+        return Outcome("no baseline scored")
+    first = next(iter(record.baselines.values()))
+    name = draw.choice(sorted({task.task for task in first.tasks.values()}))
+    problems: list[str] = []
+    for key, (_, predict) in METHODS.items():
+        section = record.baselines.get(key)
+        if section is None:
+            continue
+        data = _task_data(tasks, section, name)
+        if isinstance(data, str):
+            return Outcome(f"baselines of {name} not computed again: {data}")
+        for split, predictions in zip(data.scored, predict(data), strict=True):
+            assert split.labels is not None
+            values = score(data.task.metrics, predictions, split.labels).values
+            value = values[data.task.main_metric]
+            stored = section.tasks[split.source.entry].main.per_seed[0]
+            # Another version of scikit-learn may converge to another point.
+            if stored is not None and abs(value - stored) > LEAST_DEVIATION:
+                problems.append(
+                    f"{section.init} {split.source.entry}: {value:.4g}, not {stored:.4g}"
+                )
+    words = f"baselines of {name} computed again"
+    return Outcome(words, "; ".join(problems) or None)
+
+
+def _is_same_machine(section: Scores, device: torch.device) -> bool:
+    """Return whether predictions must be equal: on a GPU sums have no fixed order."""
+    made_on = section.environment
+    if made_on is None or device.type != "cpu":
+        return False
+    here = asdict(describe(device))
+    same_device = (made_on.device.kind, made_on.device.name) == (here["kind"], here["name"])
+    return same_device and made_on.torch == torch.__version__
+
+
+def _outside(section: Scores, entry: str, value: float) -> list[str]:
+    """Return words where a score lies too far outside the range of the seeds' scores."""
+    metric = section.tasks[entry].main
+    known = [each for each in metric.per_seed if each is not None]
+    if not known:
+        return []
+    slack = DEVIATIONS * max(metric.std or 0.0, LEAST_DEVIATION)
+    if min(known) - slack <= value <= max(known) + slack:
+        return []
+    return [f"{entry} scores {value:.4g}, the seeds {min(known):.4g} to {max(known):.4g}"]

@@ -1,0 +1,634 @@
+"""Plausibility rules: is the log one that a training process can have written?
+
+Each function's docstring is the rule's sentence in docs/rules.md. The numbers of a log follow from each other and from
+the recipe, and its clocks and rates are bounded by the hardware; a careless forgery breaks one of these. Whoever keeps
+to all of them is found by a replay, by the weights or by the labels, or not at all (docs/rules.md).
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from itertools import pairwise
+from statistics import median
+from typing import Any, NamedTuple
+
+from cramming.config import UserError, settings_hash
+from cramming.data.masking import BLOCK, PER_BLOCK
+from cramming.model.config import count_parameters
+from cramming.plan import cards
+from cramming.record_schema import Environment
+from cramming.runlog import (
+    MAX_HEARTBEAT_SECONDS,
+    Finetuned,
+    Heartbeat,
+    Resume,
+    Scoring,
+    Start,
+    Steps,
+    Timed,
+    Validation,
+)
+from cramming.schedule import learning_rate_factor
+from eval.rules.evidence import Evidence, Outcome, all_or
+from eval.rules.recipe_facts import RecipeFacts, TrainSettings
+
+CLOCK_SECONDS = 3600.0  # by which a wall clock may be set, or differ between machines
+SLOW_CLOCK = 0.05  # share by which seconds of the budget may be shorter than the wall clock's, most of the time
+FEWEST_BEATS = 0.1  # share of the due heartbeats that a process writes at least, to a disk that is slow to sync
+CORE_FLOPS = 1e13  # no core of a CPU does more in a second: 4 GHz times 2,048 of AMX
+UNKNOWN_CARD = 4 * max(card.tflops for card in cards.CARDS) * 1e12
+RELATIVE = 1e-9  # rounding of float64
+WRONG_TARGET_NATS = math.log(
+    2
+)  # a target that is not the likeliest has a probability of 1/2 at most
+
+
+def _log_facts(evidence: Evidence) -> RecipeFacts | None:
+    """Return the facts of the recipe; None for a run that has not logged its corpus yet, so has no steps."""
+    if evidence.training.setup is None:
+        return None
+    return RecipeFacts.of(evidence.record)
+
+
+NOTHING_LOGGED = "no step logged"
+COUNTED = ("steps", "sequences", "tokens", "flops", "last_step_seconds")
+
+
+def schedule_followed(evidence: Evidence) -> Outcome:
+    """The learning rate of every logged step is the schedule's at the progress at which the step began."""
+    facts = _log_facts(evidence)
+    if facts is None:
+        return True, NOTHING_LOGGED
+    problems: list[str] = []
+    peak = facts.peak_learning_rate
+    for row in evidence.training.steps:
+        if not row.each_progress:
+            problems.append(f"step {row.step}: no step in it")
+            continue
+        rate = peak * learning_rate_factor(facts.schedule, row.each_progress[-1])
+        if abs(row.lr - rate) > RELATIVE * peak:
+            problems.append(
+                f"step {row.step}: learning rate {row.lr:.6g}, by the schedule {rate:.6g}"
+            )
+    return all_or(problems, f"peak {peak:.3g}")
+
+
+def tokens_add_up(evidence: Evidence) -> Outcome:
+    """Sequences and tokens are those of the steps, by batch size, its ramp and sequence length."""
+    facts = _log_facts(evidence)
+    if facts is None:
+        return True, NOTHING_LOGGED
+    length = facts.settings.train.sequence_length
+    expected = _expected_sequences(evidence, facts)
+    problems: list[str] = []
+    rows: list[Steps | Validation] = [*evidence.training.steps, *evidence.training.validations]
+    for row in rows:
+        if row.step not in expected:
+            problems.append(f"step {row.step}: not every step before it is logged")
+        elif row.tokens != expected[row.step] * length:
+            problems.append(
+                f"step {row.step}: {row.tokens} tokens, by the recipe {expected[row.step] * length}"
+            )
+    for counted in _counters(evidence):
+        at = expected.get(counted.steps)
+        if counted.tokens != counted.sequences * length:
+            problems.append(
+                f"line {counted.line}: {counted.tokens} tokens, not sequences x {length}"
+            )
+        elif at is not None and counted.sequences != at:
+            problems.append(f"line {counted.line}: {counted.sequences} sequences, not {at}")
+    return all_or(problems, f"sequences of {length} tokens")
+
+
+def _expected_sequences(evidence: Evidence, facts: RecipeFacts) -> dict[int, int]:
+    """Return the sequences after each step that stands, as far as all steps before it are logged."""
+    begun: dict[int, float] = {}
+    for row in evidence.training.steps:
+        first = row.step - len(row.each_progress) + 1
+        begun |= {first + index: progress for index, progress in enumerate(row.each_progress)}
+    expected = {0: 0}
+    for step in range(1, len(begun) + 1):
+        if step not in begun:
+            break
+        expected[step] = expected[step - 1] + facts.sequences_at(begun[step])
+    return expected
+
+
+class _Counted(NamedTuple):
+    """Counters that stand after a line of the log, in the order of the lines; superseded work is left out."""
+
+    line: int
+    event: Timed | None
+    steps: int
+    sequences: int
+    tokens: int
+    flops: float
+    last_step_seconds: float
+    total_seconds: float
+
+
+def _counters(evidence: Evidence) -> Iterator[_Counted]:
+    """Yield the counters after each timed event of the work that stands."""
+    counters: list[_Counted] = []
+    earlier = 0.0
+    now = _Counted(0, None, 0, 0, 0, 0.0, 0.0, 0.0)
+    for entry in evidence.entries:
+        event = entry.event
+        if not isinstance(event, Timed):
+            continue
+        if isinstance(event, Start):
+            earlier = now.total_seconds
+        told = _told(event)
+        seconds = earlier + event.elapsed
+        now = now._replace(line=entry.line, event=event, total_seconds=seconds, **told)
+        if isinstance(event, Resume):
+            counters = [each for each in counters if each.steps <= now.steps]
+        counters.append(now)
+    yield from counters
+
+
+def _told(event: Timed) -> dict[str, Any]:
+    """Return the counters that an event has; one that has not changed is left out of the log."""
+    values = {name: getattr(event, name, None) for name in COUNTED}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def compute_adds_up(evidence: Evidence) -> Outcome:
+    """Model FLOPs are those of the tokens, by the size of the model and the share of targets."""
+    facts = _log_facts(evidence)
+    if facts is None or not facts.is_plain:
+        return True, "the objective changes" if facts else NOTHING_LOGGED
+    per_token = facts.flops_per_token
+    problems = [
+        f"line {counted.line}: {counted.flops:.6g} FLOPs, by the model {counted.tokens * per_token:.6g}"
+        for counted in _counters(evidence)
+        if not math.isclose(counted.flops, counted.tokens * per_token, rel_tol=1e-6)
+    ]
+    return all_or(problems, f"{per_token / 1e6:.4g} MFLOP per token")
+
+
+def hardware_can_do_it(evidence: Evidence) -> Outcome:
+    """No stretch of the training was faster than the device is at its peak, and no more memory was used than it has."""
+    facts = _log_facts(evidence)
+    training = evidence.record.training
+    if facts is None or not training.tokens or not training.exaflops:
+        return True, NOTHING_LOGGED
+    per_token = training.exaflops * 1e18 / training.tokens
+    machines = [evidence.record.environment, *evidence.record.resumed]
+    fastest = max(machines, key=_peak_flops)
+    peak = (training.devices or 1) * _peak_flops(fastest)
+    problems = list(_device_problems(machines, training.peak_memory_bytes))
+    points = [(0, 0.0), *((row.tokens, row.seconds) for row in evidence.training.steps)]
+    for (tokens_before, seconds_before), (tokens, seconds) in pairwise(points):
+        work = (tokens - tokens_before) * per_token
+        if work > 1.05 * peak * max(seconds - seconds_before, 1e-6):
+            problems.append(
+                f"{tokens - tokens_before} tokens in {seconds - seconds_before:.3g} s:"
+                f" {fastest.device.name} has {peak / 1e12:.3g} TFLOP/s at most"
+            )
+            break
+    return all_or(problems, f"at most {peak / 1e12:.3g} TFLOP/s")
+
+
+def _peak_flops(machine: Environment) -> float:
+    """Return what one device of this machine can do in a second."""
+    device = machine.device
+    if device.kind == "cpu":
+        return CORE_FLOPS * (machine.cpu_count or 1)
+    card = cards.find(device.name or "", device.memory_bytes)
+    return max(card.tflops, card.fp8_tflops or 0) * 1e12 if card else UNKNOWN_CARD
+
+
+def _device_problems(machines: Sequence[Environment], peak_memory: int | None) -> Iterator[str]:
+    for machine in machines:
+        device = machine.device
+        card = cards.find(device.name or "", device.memory_bytes) if device.kind == "cuda" else None
+        stated = device.peak_tflops
+        if card and stated and not 0.5 <= stated / card.tflops <= 2:
+            yield f"{device.name} has {card.tflops:g} TFLOP/s, the log says {stated:g}"
+    memory = machines[-1].device.memory_bytes
+    if peak_memory and memory and peak_memory > memory:
+        yield f"{peak_memory / 2**30:.1f} GiB were used of {memory / 2**30:.1f} GiB"
+
+
+def clocks_agree(evidence: Evidence) -> Outcome:
+    """Seconds of the budget are seconds of the wall clock, whose time does not run backwards."""
+    if not evidence.training.processes:
+        return True, NOTHING_LOGGED
+    timed = [entry.event for entry in evidence.entries if isinstance(entry.event, Timed)]
+    problems = [
+        f"the wall clock goes back by {before.wall - after.wall:.0f} s"
+        for before, after in pairwise(timed)
+        if before.wall - after.wall > CLOCK_SECONDS
+    ]
+    ratios = list(_wall_seconds_per_second(timed))
+    rate = median(ratios) if ratios else 1.0
+    by_wall = evidence.record.training.budget.clock != "cpu"
+    if by_wall and len(ratios) > 2 and abs(rate - 1) > SLOW_CLOCK:
+        problems.append(
+            f"a second of the budget is {rate:.2f} s of the wall clock, most of the time"
+        )
+    return all_or(problems, f"{rate:.3f} s of the wall clock in a second of the budget")
+
+
+def _wall_seconds_per_second(timed: Sequence[Timed]) -> Iterator[float]:
+    """Yield the ratio of both clocks over parts of a process of at least a tenth of a second."""
+    begin: Timed | None = None
+    for event in timed:
+        if begin is None or isinstance(event, Start):
+            begin = event
+            continue
+        passed = event.elapsed - begin.elapsed
+        if passed >= 0.1:
+            yield (event.wall - begin.wall) / passed
+            begin = event
+
+
+def heartbeats_came(evidence: Evidence) -> Outcome:
+    """A process that trains writes a sign of life every few seconds, as often as its recipe says."""
+    facts = _log_facts(evidence)
+    if facts is None or not evidence.training.steps:
+        return True, NOTHING_LOGGED
+    every = facts.settings.budget.heartbeat_seconds
+    if not 0 < every <= MAX_HEARTBEAT_SECONDS:
+        return False, f"budget.heartbeat_seconds={every:g} in the recipe"
+    rows = evidence.training.steps
+    step_seconds = [
+        (after.seconds - before.seconds) / (after.step - before.step)
+        for before, after in pairwise(rows)
+        if after.step > before.step
+    ]
+    typical = median(step_seconds or [0.0])
+    shortest = min(step_seconds, default=0.0) / 2
+    problems: list[str] = []
+    for number, process in enumerate(_processes(evidence), 1):
+        problems += _silences(process, shortest)
+        problems += _too_few_beats(number, process, typical, every)
+    return all_or(problems, f"one every {every:g} s")
+
+
+class _Sign(NamedTuple):
+    """Sign of life: a timed event and the steps made by then, superseded ones included."""
+
+    line: int
+    event: Timed
+    steps: int
+
+
+def _processes(evidence: Evidence) -> list[list[_Sign]]:
+    """Return all signs of life by process."""
+    processes: list[list[_Sign]] = []
+    steps = 0
+    for entry in evidence.entries:
+        event = entry.event
+        if not isinstance(event, Timed):
+            continue
+        if isinstance(event, Start):
+            processes.append([])
+        steps = _told(event).get("steps", steps)
+        processes[-1].append(_Sign(entry.line, event, steps))
+    return processes
+
+
+def _passed(before: _Sign, after: _Sign) -> float:
+    """Return the seconds between two signs, by the slower clock: of many cores the CPU's may be the faster."""
+    by_wall = after.event.wall - before.event.wall
+    return min(after.event.elapsed - before.event.elapsed, by_wall)
+
+
+def _silences(process: Sequence[_Sign], shortest_step: float) -> Iterator[str]:
+    """Yield the gaps without a heartbeat in which several steps were made; a stopped process makes none."""
+    for before, after in pairwise(process):
+        steps = after.steps - before.steps
+        if steps <= 1 or steps * shortest_step <= MAX_HEARTBEAT_SECONDS + 1:
+            continue
+        gap = _passed(before, after)
+        if gap > 2 * MAX_HEARTBEAT_SECONDS:
+            yield f"line {after.line}: {steps} steps in {gap:.0f} s without a heartbeat"
+
+
+def _too_few_beats(
+    number: int, process: Sequence[_Sign], step_seconds: float, every: float
+) -> Iterator[str]:
+    """Yield a process with hardly any heartbeats, whatever the pace of its disk was.
+
+    A process that is stopped for a while writes none. So of the time between two events counts what its steps take,
+    and the time in which one heartbeat must be written.
+    """
+    lasted = 0.0
+    for before, after in pairwise(process):
+        most = max(0, after.steps - before.steps) * step_seconds + every / FEWEST_BEATS
+        lasted += min(_passed(before, after), most)
+    due = lasted / every
+    beats = sum(isinstance(sign.event, Heartbeat) for sign in process)
+    if beats < int(FEWEST_BEATS * due):
+        yield f"process {number} has {beats} of {due:.0f} heartbeats, one every {every:g} s"
+
+
+def steps_in_time(evidence: Evidence) -> Outcome:
+    """Counters and clocks of the log only grow, each logged step lies between the signs of life around it, and a resume
+    has the steps of its checkpoint.
+    """
+    problems: list[str] = []
+    counters = list(_counters(evidence))
+    for before, after in pairwise(counters):
+        if isinstance(after.event, Resume):
+            continue
+        for name in COUNTED:
+            if getattr(after, name) < getattr(before, name):
+                problems.append(f"line {after.line}: {name} falls")
+    problems += _resumed_elsewhere(evidence)
+    for previous, row in pairwise(evidence.training.steps):
+        if row.step <= previous.step or row.seconds < previous.seconds:
+            problems.append(
+                f"step {row.step} at {row.seconds:.2f} s comes after step {previous.step}"
+            )
+    problems += _rows_out_of_time(evidence.training.steps, counters)
+    return all_or(problems, f"{len(counters)} signs of life")
+
+
+def _resumed_elsewhere(evidence: Evidence) -> Iterator[str]:
+    """Yield the resumes whose number of steps is not that of their checkpoint."""
+    saved: dict[str | None, int] = {each.sha256: each.steps for each in evidence.training.all_saved}
+    saved[None] = 0
+    for entry in evidence.entries:
+        event = entry.event
+        if isinstance(event, Resume) and event.steps != saved.get(event.sha256):
+            yield f"line {entry.line}: {event.steps} steps are not those of the checkpoint"
+
+
+def _rows_out_of_time(rows: Sequence[Steps], counters: Sequence[_Counted]) -> Iterator[str]:
+    """Yield the rows behind an event that has more steps, or before one that has fewer.
+
+    Rows and events are in the order of their steps, so each row is compared with its neighbours alone.
+    """
+    position = 0
+    for row in rows:
+        while position < len(counters) and counters[position].steps < row.step:
+            position += 1
+        if position and row.seconds < counters[position - 1].total_seconds - 1:
+            yield f"step {row.step} at {row.seconds:.2f} s, before an event of fewer steps"
+        if position < len(counters) and row.seconds > counters[position].total_seconds + 0.01:
+            yield f"step {row.step} at {row.seconds:.2f} s, after an event of as many steps"
+
+
+def steps_logged(evidence: Evidence) -> Outcome:
+    """Every step that the recipe has logged is there, as is the step of each checkpoint, and the last ones are those of
+    the end.
+    """
+    facts = _log_facts(evidence)
+    if facts is None:
+        return True, NOTHING_LOGGED
+    training = evidence.training
+    logged = {row.step for row in training.steps}
+    every = facts.settings.train.log_every
+    last = training.steps[-1].step if training.steps else 0
+    absent = [step for step in range(every, last + 1, every) if step not in logged]
+    absent += [saved.steps for saved in training.saved if saved.steps and saved.steps not in logged]
+    problems = [f"step {step} is not logged" for step in absent]
+    if training.exported is not None:
+        steps = training.counters.get("steps", 0)
+        finals = [each for each in training.validations if each.held_out_tokens is not None]
+        if last != steps or training.finished_after != steps:
+            problems.append(f"{steps} steps were made, the last that is logged is {last}")
+        if [each.step for each in finals] != [steps]:
+            problems.append("there is not one validation of the final weights")
+    return all_or(problems, f"{len(logged)} rows, up to step {last}")
+
+
+def progress_is_spent(evidence: Evidence) -> Outcome:
+    """Progress grows from step to step, and is the share of the budget that was spent."""
+    budget = evidence.record.training.budget
+    facts = _log_facts(evidence)
+    if facts is None or not budget.limit:
+        return True, NOTHING_LOGGED
+    problems: list[str] = []
+    reached = 0.0
+    for row in evidence.training.steps:
+        low, high = _progress_bounds(row, budget.unit or "", budget.limit, facts)
+        where = f"step {row.step}: progress {row.progress:.6g}"
+        if not low - RELATIVE <= row.progress <= high + RELATIVE:
+            problems.append(f"{where}, {low:.6g} of the budget is spent")
+        begun = row.each_progress
+        if begun != sorted(begun) or row.progress < reached:
+            problems.append(f"{where} falls")
+        if begun and not reached - RELATIVE <= begun[-1] <= row.progress + RELATIVE:
+            problems.append(f"{where}, its last step began at {begun[-1]:.6g}")
+        reached = row.progress
+    return all_or(problems, f"up to {reached:.4g}")
+
+
+def _progress_bounds(
+    row: Steps, unit: str, limit: float, facts: RecipeFacts
+) -> tuple[float, float]:
+    """Return the least and the most progress of a row; work that a crash threw away stays charged."""
+    if unit == "hours":
+        spent = row.seconds / (3600 * limit)
+        return min(1.0, spent), spent + 0.01 + MAX_HEARTBEAT_SECONDS / (3600 * limit)
+    if unit == "exaflops":
+        spent = row.tokens * facts.flops_per_token / 1e18 / limit if facts.is_plain else 0.0
+        return min(1.0, spent * (1 - 1e-6)), 1.0
+    amount = row.step if unit == "steps" else row.tokens
+    return min(1.0, amount / limit), min(1.0, amount / limit)
+
+
+def losses_are_means(evidence: Evidence) -> Outcome:
+    """Loss and accuracy of a row are the means of its steps, and within their range."""
+    problems: list[str] = []
+    for row in evidence.training.steps:
+        sizes = {len(row.each_progress), len(row.each_loss), len(row.each_accuracy)}
+        if len(sizes) != 1:
+            problems.append(f"step {row.step}: its steps are not as many losses as accuracies")
+        for name, value, each in (
+            ("loss", row.loss, row.each_loss),
+            ("accuracy", row.accuracy, row.each_accuracy),
+        ):
+            known = [item for item in each if item is not None]
+            mean = sum(known) / len(known) if len(known) == len(each) and known else None
+            if (mean is None) != (value is None):
+                problems.append(f"step {row.step}: {name} {value}, of its steps {mean}")
+            elif mean is not None and value is not None:
+                if not math.isclose(mean, value, rel_tol=1e-9, abs_tol=1e-12):
+                    problems.append(f"step {row.step}: {name} {value}, of its steps {mean}")
+                if min(known) < 0 or (name == "accuracy" and max(known) > 1.0001):
+                    problems.append(f"step {row.step}: {name} {value}")
+        if row.grad_norm is not None and row.grad_norm < 0:
+            problems.append(f"step {row.step}: gradient norm {row.grad_norm}")
+    return all_or(problems, f"{len(evidence.training.steps)} rows")
+
+
+def accuracies_are_counts(evidence: Evidence) -> Outcome:
+    """An accuracy is a whole number of right answers among all: targets of a validation, examples of a task."""
+    problems: list[str] = []
+    for validation in evidence.training.validations:
+        for name in ("accuracy", "all_mask_accuracy"):
+            value = getattr(validation, name)
+            if value is not None and not _is_share(value, validation.targets):
+                problems.append(
+                    f"step {validation.step}: {name} {value} of {validation.targets} targets"
+                )
+    sections = {**evidence.record.glue, **evidence.record.baselines}
+    for init, section in sections.items():
+        for entry, task in section.tasks.items():
+            values = task.metrics["accuracy"].per_seed if "accuracy" in task.metrics else []
+            examples = task.eval_examples or 0
+            problems += [
+                f"{init}/{entry}: accuracy {value} of {examples} examples"
+                for value in values
+                if value is not None and not _is_share(value, examples)
+            ]
+    return all_or(problems, "shares of their numbers of targets and examples")
+
+
+def _is_share(value: float, count: int) -> bool:
+    right = value * count
+    return 0 <= value <= 1 and abs(right - round(right)) <= 1e-6 * max(1, count)
+
+
+def losses_fit_accuracies(evidence: Evidence) -> Outcome:
+    """A target that is not the likeliest costs ln 2 at least, so no loss is below that share of its accuracy."""
+    facts = _log_facts(evidence)
+    if facts is None or facts.objective.replaces_tokens:
+        return True, "no loss of masked tokens"
+    pairs: list[tuple[int, float | None, float | None]] = []
+    for row in evidence.training.steps:
+        each = zip(row.each_loss, row.each_accuracy, strict=False)
+        pairs += [(row.step, loss, accuracy) for loss, accuracy in each]
+    for validation in evidence.training.validations:
+        pairs.append((validation.step, validation.loss, validation.accuracy))
+        pairs.append((validation.step, validation.all_mask_loss, validation.all_mask_accuracy))
+    problems: list[str] = []
+    for step, loss, accuracy in pairs:
+        if loss is None or accuracy is None:
+            continue
+        least = (1 - accuracy) * WRONG_TARGET_NATS
+        if loss < least * (1 - 1e-3) - 1e-6:
+            problems.append(f"step {step}: loss {loss:.4g} with accuracy {accuracy:.4g}")
+    return all_or(problems, f"{len(pairs)} pairs")
+
+
+def setup_follows_recipe(evidence: Evidence) -> Outcome:
+    """Parameters, peak learning rate, seed, objective, start and number format are those of the recipe, and no later
+    process read another corpus.
+    """
+    facts = _log_facts(evidence)
+    if facts is None:
+        return True, NOTHING_LOGGED
+    training = evidence.record.training
+    settings = facts.settings
+    expected: dict[str, object] = {
+        "seed": settings.seed,
+        "start": settings.start.name,
+        "objective": facts.objective.kinds,
+    }
+    if not facts.objective.replaces_tokens:
+        count = count_parameters(facts.model)
+        expected["parameters"] = count.total
+        expected["parameters_without_embeddings"] = count.without_embeddings
+    if settings.precision.mode != "auto":
+        expected["precision"] = settings.precision.mode
+    if settings.runtime.compile != "off" and training.compiled is not None:
+        expected["compiled"] = True
+    problems = [
+        f"{name} is {getattr(training, name)}, by the recipe {value}"
+        for name, value in expected.items()
+        if getattr(training, name) != value
+    ]
+    rate = training.peak_learning_rate or 0.0
+    if not math.isclose(rate, facts.peak_learning_rate, rel_tol=1e-9):
+        problems.append(f"peak learning rate {rate}, by the recipe {facts.peak_learning_rate}")
+    if settings.device not in ("auto", evidence.record.environment.device.kind):
+        problems.append(f"device {evidence.record.environment.device.kind}, not {settings.device}")
+    problems += _other_corpora(evidence)
+    return all_or(problems, f"{training.parameters} parameters, {training.objective}")
+
+
+def _other_corpora(evidence: Evidence) -> Iterator[str]:
+    manifest = evidence.record.corpus.manifest_sha256
+    first = evidence.training.processes[0].start
+    for number, process in enumerate(evidence.training.processes, 1):
+        if process.setup is not None and process.setup.manifest_sha256 != manifest:
+            yield f"process {number} read another corpus"
+        start = process.start
+        if (start.unit, start.limit, start.clock) != (first.unit, first.limit, first.clock):
+            yield f"process {number} had a limit of {start.limit:g} {start.unit}"
+
+
+def validations_as_planned(evidence: Evidence) -> Outcome:
+    """Validations are no more than the recipe has, at its points, each of the same number of targets, 15 % of the
+    held-out tokens.
+    """
+    facts = _log_facts(evidence)
+    if facts is None or not evidence.training.validations:
+        return True, "no validation"
+    problems: list[str] = []
+    train = facts.settings.train
+    progress = {row.step: row.progress for row in evidence.training.steps}
+    point = 0
+    for validation in evidence.training.validations:
+        if validation.held_out_tokens is not None:
+            problems += _target_problems(validation, train)
+            continue
+        now = int(validation.progress * train.validations)
+        if now <= point or validation.progress != progress.get(validation.step):
+            problems.append(f"step {validation.step}: no validation was due")
+        point = now
+    targets = {validation.targets for validation in evidence.training.validations}
+    if len(targets) > 1:
+        problems.append(f"validations of {', '.join(map(str, sorted(targets)))} targets")
+    return all_or(problems, f"{len(evidence.training.validations)} validations")
+
+
+def _target_problems(validation: Validation, train: TrainSettings) -> Iterator[str]:
+    tokens = validation.held_out_tokens or 0
+    most = max(train.validation_tokens, train.sequence_length)
+    if tokens > most:
+        yield f"validated on {tokens} tokens, by the recipe on {most} at most"
+    most_targets = tokens // BLOCK * PER_BLOCK + min(tokens % BLOCK, PER_BLOCK)
+    if not 0.1 * tokens <= validation.targets <= most_targets:
+        yield f"{validation.targets} targets of {tokens} tokens"
+
+
+def fine_tunings_in_order(evidence: Evidence) -> Outcome:
+    """No fine-tuning came before the run or before the one in front of it, the keys of a scoring are those of its
+    settings, and no two seeds of a task have the same training loss to the last bit.
+    """
+    problems: list[str] = []
+    created = evidence.record.created
+    before = _timestamp(created) if created else -math.inf
+    losses: dict[tuple[str, float], int] = {}
+    for entry in evidence.entries:
+        event = entry.event
+        if isinstance(event, Scoring):
+            problems += [f"line {entry.line}: {problem}" for problem in _other_keys(event)]
+        if not isinstance(event, Finetuned):
+            continue
+        time = _timestamp(event.time)
+        if time < before - CLOCK_SECONDS:
+            problems.append(f"line {entry.line}: a fine-tuning of before the one in front of it")
+        before = max(before, time)
+        if event.train_loss:
+            other = losses.setdefault((event.task, event.train_loss), event.seed)
+            if other != event.seed:
+                problems.append(f"{event.task}: seeds {other} and {event.seed} have one loss")
+    return all_or(problems, f"{len(evidence.record.history)} fine-tunings")
+
+
+def _timestamp(time: str) -> float:
+    try:
+        return datetime.fromisoformat(time).timestamp()
+    except ValueError:
+        raise UserError(f"{time!r} is no time") from None
+
+
+def _other_keys(scoring: Scoring) -> Iterator[str]:
+    """Yield the keys that are not made of the scoring's conditions, hyperparameters and seed."""
+    for name, key in scoring.keys.items():
+        task, _, seed = name.rpartition("-seed")
+        conditions = scoring.conditions.get(task)
+        if conditions is None or not seed.isdigit():
+            continue
+        asked = conditions.partition("-")[0]
+        expected = settings_hash(asked, scoring.hyperparameters, int(seed))
+        if key.partition("-")[0] != expected:
+            yield f"{name} has the key of other settings"

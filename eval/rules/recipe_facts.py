@@ -1,0 +1,130 @@
+"""Facts that follow from a run's recipe alone: sizes of a step, the schedule, the model and what a token costs.
+
+The plausibility rules compare the log with them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from pydantic import ConfigDict, ValidationError
+
+from cramming.config import UserError, build, choose
+from cramming.data.masking import OBJECTIVES, ObjectiveConfig
+from cramming.model.config import LastLayer, ModelConfig, flops_per_token
+from cramming.record_schema import Record, Section
+from cramming.schedule import SCHEDULES, BatchRamp, PeakRate, Schedule, sequences_per_step
+
+
+class _Given(Section):
+    """Section of a recipe, where numbers may be written as text, as in YAML."""
+
+    model_config = ConfigDict(strict=False)
+
+
+class TrainSettings(_Given):
+    """Settings of section `train` that the log can be compared with."""
+
+    sequence_length: int
+    batch_size: int
+    batch_ramp: dict[str, Any] | None
+    log_every: int
+    validations: int
+    validation_tokens: int
+
+
+class _Budget(_Given):
+    heartbeat_seconds: float
+
+
+class _Attention(_Given):
+    last_layer: LastLayer
+
+
+class _Named(_Given):
+    """Section of the recipe that is known by its name, or by its mode."""
+
+    name: str | None = None
+    mode: str | None = None
+    compile: str | None = None
+
+
+class _Settings(_Given):
+    """Sections of a recipe that the rules read."""
+
+    seed: int
+    device: str
+    budget: _Budget
+    train: TrainSettings
+    attention: _Attention
+    start: _Named
+    precision: _Named
+    runtime: _Named
+
+
+@dataclass(frozen=True)
+class RecipeFacts:
+    """Settings of a run, built as the training process builds them."""
+
+    settings: _Settings
+    ramp: BatchRamp | None
+    schedule: Schedule
+    objective: ObjectiveConfig
+    model: ModelConfig
+    peak_learning_rate: float
+
+    @classmethod
+    def of(cls, record: Record) -> "RecipeFacts":
+        """Build them from the record's copy of the recipe; UserError where it is not one that a run starts with."""
+        recipe = record.config
+        try:
+            settings = _Settings.model_validate(recipe)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(str(part) for part in first["loc"])
+            raise UserError(f"{place} of the recipe: {first['msg']}") from None
+        ramp = settings.train.batch_ramp
+        model = _model(recipe, record.corpus.vocab_size or 0)
+        optim = _section(recipe, "optim")
+        names = [each.name for each in fields(PeakRate)]
+        rate = build(PeakRate, {name: optim.get(name) for name in names}, "optim")
+        return cls(
+            settings=settings,
+            ramp=None if ramp is None else build(BatchRamp, ramp, "train.batch_ramp"),
+            schedule=choose(SCHEDULES, recipe.get("schedule"), "schedule"),
+            objective=choose(OBJECTIVES, recipe.get("objective"), "objective"),
+            model=model,
+            peak_learning_rate=rate.peak_learning_rate(
+                settings.train.batch_size, model.hidden_size
+            ),
+        )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether one objective without a generator holds from the first step to the last."""
+        return self.objective.phases is None and not self.objective.replaces_tokens
+
+    @property
+    def flops_per_token(self) -> float:
+        """Model FLOPs of one token of training, for a plain objective."""
+        length = self.settings.train.sequence_length
+        share = self.objective.targets_per_row(length) / length
+        return flops_per_token(self.model, length, share, self.settings.attention.last_layer)
+
+    def sequences_at(self, progress: float) -> int:
+        """Return the sequences of a step that begins at this progress."""
+        return sequences_per_step(self.ramp, progress, self.settings.train.batch_size)
+
+
+def _section(recipe: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = recipe.get(name)
+    if not isinstance(section, Mapping):
+        raise UserError(f"{name} of the recipe is no section")
+    return section
+
+
+def _model(recipe: Mapping[str, Any], corpus_vocabulary: int) -> ModelConfig:
+    """Return the model with the vocabulary that training fills in: the corpus's, padded to a multiple of 64."""
+    section = _section(recipe, "model")
+    vocabulary = section.get("vocab_size") or (corpus_vocabulary + 63) // 64 * 64
+    return build(ModelConfig, {**section, "vocab_size": vocabulary}, "model")
