@@ -143,7 +143,8 @@ class _StoredResults:
         """Return a task with its test sets if it was begun with them, even if they are not asked for now."""
         if not data.unasked:
             return data
-        return max(data, data.whole, key=lambda variant: len(self.load(variant)))
+        count = len(self.load(data.whole))
+        return data.whole if count and count >= len(self.load(data)) else data
 
     def describe(
         self,
