@@ -171,9 +171,13 @@ class Scores:
         """Set the sections of a sweep to its best point, the same for all initialisations, with the list of all.
 
         The pretrained model decides where it is scored. Only points that all of `inits` have, scored as the latest,
-        count. Without a point that has all its scores nothing is set.
+        count. Nothing changes while the latest is not there for all of them, or if no point has all its scores.
         """
-        by_init = {init: _comparable(self._points.get((section, init), {})) for init in inits}
+        all_points = {init: self._points.get((section, init), {}) for init in inits}
+        latest = {next(reversed(points), None) for points in all_points.values()}
+        if len(latest) > 1:
+            return
+        by_init = {init: _comparable(points) for init, points in all_points.items()}
         judge = "pretrained" if "pretrained" in inits else inits[0]
         names = sorted(set.intersection(*map(set, by_init.values())))
         means = {name: _mean_score(by_init[judge][name].section) for name in names}
@@ -192,7 +196,7 @@ class Scores:
             # A section comes after all that its choice compares: no later point is a scoring that was broken off.
             came_after = max(point.section["history_entries"] for point in points.values())
             chosen = {**points[best].section, "history_entries": came_after, "sweep": mark}
-            self._set((section, init), chosen, [point.scoring for point in points.values()])
+            self._set((section, init), chosen, [points[name].scoring for name in names])
 
 
 def scores_of(entries: Sequence[Entry]) -> Scores:

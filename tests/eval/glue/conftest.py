@@ -53,7 +53,7 @@ def with_eval() -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture
 def section_of() -> Callable[..., dict[str, Any]]:
-    """`section_of(config, init="pretrained")`: what the record has of it, without the seconds that it took."""
+    """`section_of(config, init="pretrained")`: what the record has of it, without machine and seconds."""
 
     def read(config: dict[str, Any], init: str = "pretrained") -> dict[str, Any]:
         record = load_record(Path(config["runs"]) / config["name"])
@@ -65,7 +65,8 @@ def section_of() -> Callable[..., dict[str, Any]]:
 
 
 def without_seconds(section: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in section.items() if name != "seconds"}
+    changing = ("seconds", "environment")
+    return {name: value for name, value in section.items() if name not in changing}
 
 
 @pytest.fixture

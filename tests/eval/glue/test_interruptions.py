@@ -92,7 +92,7 @@ def test_stopped_at_any_write_it_ends_the_same_and_one_fine_tuning_is_lost_at_mo
 
 
 @pytest.mark.slow
-def test_killed_at_ten_random_moments_the_result_is_the_same(
+def test_killed_at_random_moments_the_result_is_the_same(
     config: dict[str, Any], tmp_path: Path, section_of: Section, finetuned: Done
 ) -> None:
     """`kill -9` of the parent alone: its worker processes have to notice."""
@@ -119,7 +119,7 @@ def test_killed_at_ten_random_moments_the_result_is_the_same(
 
     assert start("unbroken").wait(timeout=300) == 0, (tmp_path / "output.txt").read_text()
     random, kept = np.random.default_rng(0), [0]
-    for _ in range(10):
+    for _ in range(5):
         process, wanted = start("killed"), kept[-1] + random.integers(0, 3)
         while process.poll() is None and len(finetuned(killed)) < wanted:
             time.sleep(0.01)
@@ -129,7 +129,7 @@ def test_killed_at_ten_random_moments_the_result_is_the_same(
         kept.append(len(finetuned(killed)))
     assert start("killed").wait(timeout=300) == 0, (tmp_path / "output.txt").read_text()
     assert section_of(killed) == section_of({**config, "name": "unbroken"})
-    assert len(set(kept)) > 3, f"every kill came at the same stage: {kept}"
+    assert len(set(kept)) > 2, f"every kill came at the same stage: {kept}"
     assert not list(Path(config["runs"]).rglob("*.tmp")), "what a killed process left half written"
 
 
