@@ -72,9 +72,24 @@ def test_a_sweep_is_not_warned_of_what_it_is(
 ) -> None:
     for rate in (1e-3, 2e-3):
         main(with_rate(with_eval(few, sweep=True), rate))
-    assert "warning" not in said(capsys) and len(history(few)) == 4
+    out = said(capsys)
+    assert "warning" not in out and "sweep: 2 points, best {'learning_rate'" in out
+    assert len(history(few)) == 4
     main(with_rate(few, 3e-3))
     assert "a second set of settings" in said(capsys).lower()
+
+
+def test_a_sweep_that_is_repeated_writes_nothing(few: dict[str, Any], with_eval: Change) -> None:
+    both = with_eval(few, sweep=True, init=["pretrained", "random"], seeds=[0])
+    log = Path(few["runs"]) / "first" / "run.jsonl"
+    for rate in (1e-3, 2e-3):
+        main(with_rate(both, rate))
+    before = log.read_bytes()
+    for rate in (1e-3, 2e-3):
+        main(with_rate(both, rate))
+    assert log.read_bytes() == before
+    sections = load_record(log.parent)["glue"].values()
+    assert [len(section["sweep"]["points"]) for section in sections] == [2, 2]
 
 
 def test_a_fine_tuning_that_might_have_another_outcome_is_announced(
