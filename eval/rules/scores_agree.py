@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from cramming.config import file_sha256, settings_hash
+from cramming.data.suites import AVERAGES
 from cramming.data.task_files import ENTRIES
 from cramming.record_schema import FineTuning, Record, Scores, TaskScore
+from cramming.scores import spread
 from eval.rules.evidence import files_of, fine_tuned, made_later, made_with, predicted
-from eval.tasks.metrics import agree, is_value, spread
-from cramming.data.suites import AVERAGES
+from eval.tasks.metrics import agree, is_value
 
 CLOCK_SET = 2  # times that a machine's clock may have been set back while it fine-tuned
 

@@ -8,9 +8,11 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
+from cramming.data.suites import AVERAGES
 from cramming.data.task_files import ENTRIES
 from cramming.record import FORMAT_VERSION
 from cramming.record_schema import Record, Scores, TaskScore
+from cramming.scores import mean_of
 from eval.rules.evidence import (
     NO_SCORES,
     Outcome,
@@ -20,8 +22,7 @@ from eval.rules.evidence import (
     official_sizes,
     other_sizes,
 )
-from eval.tasks.metrics import agree, is_value, mean_of
-from cramming.data.suites import AVERAGES
+from eval.tasks.metrics import agree, is_value
 
 # Averages are recomputed from the medians; anything beyond rounding to two digits is an inconsistency.
 SCORE_TOLERANCE = 0.006

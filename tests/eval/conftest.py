@@ -17,21 +17,21 @@ from typing import Any
 
 import pytest
 import yaml
+from cramming.journal import Journal, first_line_sha256
 
 from cramming import environment, record
 from cramming.cli import VERBS, _load
 from cramming.config import build, choose, file_sha256
+from cramming.data.suites import AVERAGES
 from cramming.data.task_files import ENTRIES, GLUE, OFFICIAL_SHA256
-from cramming.journal import Journal, first_line_sha256
 from cramming.model.config import ModelConfig, flops_per_token
 from cramming.overrides import compose
 from cramming.record import FORMAT_VERSION, RULES_VERSION
 from cramming.schedule import SCHEDULES, learning_rate_factor
+from cramming.scores import spread
 from data_prep.again import overlap
 from eval.finetune.history import PROTOCOL, history_file, stamp
 from eval.rules.consistency import count_parameters_of
-from eval.tasks.metrics import spread
-from cramming.data.suites import AVERAGES
 from eval.verify import Means
 
 HYPERPARAMETERS = {"epochs": 5, "batch_size": 16, "learning_rate": 4e-5, "schedule": "cosine"}

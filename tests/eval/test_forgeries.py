@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from cramming.journal import first_line_sha256
 
 from cramming.config import file_sha256
 from cramming.data.task_files import GLUE
-from cramming.journal import first_line_sha256
+from cramming.scores import spread
 from eval.archive import _signed, _text, list_of
 from eval.finetune.history import stamp
 from eval.rules.load import load_run
 from eval.rules.scores_agree import scores_disagree
-from eval.tasks.metrics import spread
 from eval.tasks.readers import read_file
 from eval.verify import Means, verify_run
 
