@@ -145,6 +145,7 @@ def derive(entries: Sequence[Entry], training: Training | None = None) -> dict[s
         record |= _training_sections(training)
     else:
         record |= {
+            "created": first.time,
             "environment": first.environment,
             "division_requested": first.division,
         }
@@ -175,7 +176,7 @@ def _score_sections(entries: Sequence[Entry]) -> dict[str, Any]:
     scores = scores_of(entries)
     sections: dict[str, Any] = {}
     for (section, init), found in scores.sections.items():
-        if init in WITHOUT_ENCODER:
+        if section == "glue" and init in WITHOUT_ENCODER:
             sections[init] = found
         else:
             sections.setdefault(section, {})[init] = found

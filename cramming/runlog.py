@@ -32,7 +32,7 @@ FORMAT_VERSION = 2
 MAX_HEARTBEAT_SECONDS = 5.0  # the most that a killed process can have spent without an event
 EndReason = Literal["finished", "stopped", "failed", "diverged"]
 Unit = Literal["hours", "exaflops", "tokens", "steps"]
-_RESTORE = "Restore the file, or start again under another name"
+RESTORE = "Restore the file, or start again under another name"
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -221,6 +221,7 @@ class ExternalModel(Event):
 
     event: Literal["external_model"] = "external_model"
     format: Literal[2] = 2
+    time: str
     suite_version: str
     rules_version: str
     division: Literal["closed", "open"]
@@ -228,18 +229,53 @@ class ExternalModel(Event):
     environment: Json
 
 
+class LabelledSet(BaseModel):
+    """A labelled set of a task: how it is scored, its numbers of examples and hashes of them.
+
+    `subset`: trained or scored on another number of examples than the official one. `seen_in_training`: how many
+    examples are training examples too.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    title: str
+    task: str
+    metrics: Annotated[list[str], Field(min_length=1)]
+    main_metric: str
+    train_examples: NonNegativeInt
+    official_train_examples: NonNegativeInt | None = None
+    eval_examples: NonNegativeInt
+    official_eval_examples: NonNegativeInt | None = None
+    subset: bool
+    skipped_rows: NonNegativeInt
+    data_sha256: Sha256
+    texts_sha256: Sha256
+    seen_in_training: NonNegativeInt
+
+
+class SetScores(BaseModel):
+    """Metrics of one fine-tuning on a labelled set, None where undefined, with the reasons and remarks on values."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    metrics: dict[str, FiniteFloat | None]
+    problems: list[str] = []
+    notes: list[str] = []
+
+
 class Scoring(Event):
     """A scoring began: one initialisation, or a baseline without an encoder, on the tasks of a suite.
 
-    `section`: part of the record. `entries`: by labelled set its task, metrics, numbers and hashes of examples. `keys`:
-    by `<task>-seed<k>` the hash of everything that the result depends on; `conditions`: by task the part of it without
-    hyperparameters and seed. A scoring is complete once each key has a `finetuned` event, stored ones included.
+    `section`: part of the record. `entries`: the labelled sets by name. `keys`: by `<task>-seed<k>` the hash of
+    everything that the result depends on; `conditions`: by task the part of it without hyperparameters and seed.
+    `sweep`: the initialisations that share the choice of a sweep whose point this is. A scoring is complete once each
+    key has a `finetuned` event, stored ones included.
     """
 
     event: Literal["scoring"] = "scoring"
     time: str
     section: Literal["glue", "superglue"]
-    suite: str
+    suite: Literal["glue", "embedded", "superglue"]
     init: Literal["pretrained", "random", "floor", "constant"]
     version: int
     model: str
@@ -248,10 +284,10 @@ class Scoring(Event):
     precision: str | None = None
     threads_per_run: int | None = None
     selection: str
-    seeds: list[int]
+    seeds: Annotated[list[int], Field(min_length=1)]
     hyperparameters: Json
-    sweep: bool = False
-    entries: dict[str, Json]
+    sweep: list[str] | None = None
+    entries: Annotated[dict[str, LabelledSet], Field(min_length=1)]
     absent: dict[str, str]
     conditions: dict[str, str] = {}
     keys: dict[str, str]
@@ -260,10 +296,7 @@ class Scoring(Event):
 
 
 class Finetuned(Event):
-    """One task and seed of the scoring before it was trained and scored.
-
-    `predictions`: SHA-256 of the file in `predictions/`. `entries`: by labelled set its metrics, problems and notes.
-    """
+    """One task and seed of the scoring before it was trained and scored; `predictions`: a file in `predictions/`."""
 
     event: Literal["finetuned"] = "finetuned"
     time: str
@@ -271,7 +304,7 @@ class Finetuned(Event):
     seed: int
     key: str
     predictions: Sha256
-    entries: dict[str, Json]
+    entries: dict[str, SetScores]
     train_loss: FiniteFloat | None = None
     epoch: NonNegativeInt
     seconds: Seconds
@@ -333,15 +366,15 @@ def _entries(path: Path, events: TypeAdapter[Any]) -> Iterator[Entry]:
         body, separator, link = line.rpartition(b',"previous":"')
         where = f"{path}:{number}"
         if not separator or not link.endswith(b'"}'):
-            raise UserError(f"{where}: not a line of a run log. {_RESTORE}.")
+            raise UserError(f"{where}: not a line of a run log. {RESTORE}.")
         if link[:-2].decode(errors="replace") != previous:
             raise UserError(
-                f"{where}: a line before this one was changed, added or removed. {_RESTORE}."
+                f"{where}: a line before this one was changed, added or removed. {RESTORE}."
             )
         try:
             event = events.validate_json(body + b"}")
         except ValidationError as error:
-            raise UserError(f"{where}: {_first_problem(error)}. {_RESTORE}.") from None
+            raise UserError(f"{where}: {_first_problem(error)}. {RESTORE}.") from None
         previous = _sha256(line)
         yield Entry(event, previous, number)
 
@@ -507,7 +540,7 @@ def training_of(entries: Sequence[Entry]) -> Training:
     for entry in entries:
         problem = _cannot_follow(entry.event, training)
         if problem:
-            raise UserError(f"{RUN_LOG}:{entry.line}: {problem}. {_RESTORE}.")
+            raise UserError(f"{RUN_LOG}:{entry.line}: {problem}. {RESTORE}.")
         _add(training, entry.event)
     return training
 

@@ -12,8 +12,20 @@ from typing import Any
 
 from scipy.special import stdtrit
 
+from cramming.config import UserError, settings_hash
 from cramming.data.suites import SUITES, Average
-from cramming.runlog import Entry, Finetuned, MinimalPairs, Scoring
+from cramming.runlog import (
+    RESTORE,
+    RUN_LOG,
+    Entry,
+    Event,
+    Finetuned,
+    LabelledSet,
+    MinimalPairs,
+    Scoring,
+)
+
+Place = tuple[str, str]  # section of the record, and initialisation or baseline
 
 # Baselines without an encoder, which no rule judges: the record's section -> the initialisation that its row has.
 WITHOUT_ENCODER = {"floor": "bag of words", "constant": "constant class"}
@@ -50,53 +62,151 @@ def spread(values: Sequence[float | None]) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
+class Point:
+    """A complete point of a sweep, and its section."""
+
+    scoring: Scoring
+    section: dict[str, Any]
+
+
 @dataclass
 class Scores:
-    """Everything that a log says of scores.
+    """Everything that a log says of scores, folded event by event.
 
-    `sections`: by (section, init) the last complete scoring. `history`: one row per fine-tuning that rules judge.
-    `unfinished`: scorings that lack results, in words.
+    `sections`: by (section, init) the last complete scoring, of a sweep the best. `sources`: the scorings that each is
+    computed from. `history`: one row per fine-tuning that rules judge. `results`: the last one by run name and key.
+    `current`: the scoring that the next fine-tuning is of.
     """
 
-    sections: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    sections: dict[Place, dict[str, Any]] = field(default_factory=dict)
+    sources: dict[Place, list[Scoring]] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
-    unfinished: list[str] = field(default_factory=list)
     minimal_pairs: MinimalPairs | None = None
+    results: dict[tuple[str, str], Finetuned] = field(default_factory=dict)
+    current: Scoring | None = None
+    _open: dict[Place, Scoring] = field(default_factory=dict)
+    _points: dict[Place, dict[str, Point]] = field(default_factory=dict)
+
+    @property
+    def unfinished(self) -> list[str]:
+        """Scorings that lack results, in words."""
+        return [self._describe_unfinished(scoring) for scoring in self._open.values()]
+
+    def add(self, event: Event) -> None:
+        """Update by one event; those that are not of scores change nothing."""
+        if isinstance(event, MinimalPairs):
+            self.minimal_pairs = event
+        elif isinstance(event, Scoring):
+            self.current = event
+            self._update(event)
+        elif isinstance(event, Finetuned) and self.current is not None:
+            self.results[run_name(event.task, event.seed), event.key] = event
+            if self.current.section == "glue" and self.current.init in RANKED_INITS:
+                self.history.append(_history_row(self.current, event))
+            self._update(self.current)
+
+    def cannot_follow(self, event: Event) -> str | None:
+        """Return why no scoring writes this event here, or None."""
+        if isinstance(event, Scoring):
+            expected = {
+                run_name(entry.task, seed)
+                for entry in event.entries.values()
+                for seed in event.seeds
+            }
+            return None if set(event.keys) == expected else "keys are not those of tasks and seeds"
+        if not isinstance(event, Finetuned):
+            return None
+        if self.current is None:
+            return "finetuned before the first scoring"
+        name = run_name(event.task, event.seed)
+        entries = {n for n, entry in self.current.entries.items() if entry.task == event.task}
+        if self.current.keys.get(name) != event.key or set(event.entries) != entries:
+            return f"{name} is not of the scoring before it"
+        return None
+
+    def missing(self, scoring: Scoring) -> list[str]:
+        """Return the names of the fine-tunings that a scoring still lacks."""
+        return [name for name, key in scoring.keys.items() if (name, key) not in self.results]
+
+    def section_of(self, scoring: Scoring) -> dict[str, Any]:
+        """Return the section of a complete scoring as if it were the last."""
+        return _section(scoring, self.results, len(self.history))
+
+    def stands(self, scoring: Scoring) -> bool:
+        """Return whether a section is computed from this scoring, whenever and by whatever code it was begun."""
+        place = (scoring.section, scoring.init)
+        return any(_same(scoring, source) for source in self.sources.get(place, []))
+
+    def _describe_unfinished(self, scoring: Scoring) -> str:
+        count = len(self.missing(scoring))
+        return f"{scoring.suite}, {scoring.init}: {count} of {len(scoring.keys)} not fine-tuned"
+
+    def _update(self, scoring: Scoring) -> None:
+        """Compute the section of a scoring that is complete; note one that is not."""
+        place = (scoring.section, scoring.init)
+        if self.missing(scoring):
+            self._open[place] = scoring
+            return
+        self._open.pop(place, None)
+        section = self.section_of(scoring)
+        if scoring.sweep is None:
+            self._set(place, section, [scoring])
+            return
+        points = self._points.setdefault(place, {})
+        name = settings_hash(scoring.hyperparameters)
+        points.pop(name, None)
+        points[name] = Point(scoring, section)  # the latest is the last
+        self._choose_point(scoring.section, scoring.sweep)
+
+    def _set(self, place: Place, section: dict[str, Any], sources: list[Scoring]) -> None:
+        """Set a section, and drop those of another suite: a record holds GLUE or the embedded tasks, not both."""
+        for other, known in list(self.sections.items()):
+            if other[0] == place[0] and known["suite"] != section["suite"]:
+                del self.sections[other], self.sources[other]
+        self.sections[place] = section
+        self.sources[place] = sources
+
+    def _choose_point(self, section: str, inits: Sequence[str]) -> None:
+        """Set the sections of a sweep to its best point, the same for all initialisations, with the list of all.
+
+        The pretrained model decides where it is scored. Only points that all of `inits` have, scored as the latest,
+        count. Nothing changes while the latest is not there for all of them, or if no point has all its scores.
+        """
+        all_points = {init: self._points.get((section, init), {}) for init in inits}
+        latest = {next(reversed(points), None) for points in all_points.values()}
+        if len(latest) > 1:
+            return
+        by_init = {init: _comparable(points) for init, points in all_points.items()}
+        judge = "pretrained" if "pretrained" in inits else inits[0]
+        names = sorted(set.intersection(*map(set, by_init.values())))
+        means = {name: _mean_score(by_init[judge][name].section) for name in names}
+        known = {name: mean for name, mean in means.items() if mean is not None}
+        if not known:
+            return
+        best = max(known, key=lambda name: known[name])
+        sets = [by_init[judge][name].section["hyperparameters"] for name in names]
+        tasks = ", ".join(by_init[judge][best].section["tasks"])
+        mark = {
+            "points": _list_points(sets, list(means.values())),
+            "chosen_by": f"mean of the dev scores of {judge} over {tasks}",
+            "mean": known[best],
+        }
+        for init, points in by_init.items():
+            # A section comes after all that its choice compares: no later point is a scoring that was broken off.
+            came_after = max(point.section["history_entries"] for point in points.values())
+            chosen = {**points[best].section, "history_entries": came_after, "sweep": mark}
+            self._set((section, init), chosen, [points[name].scoring for name in names])
 
 
 def scores_of(entries: Sequence[Entry]) -> Scores:
-    """Fold the events of a log into its scores."""
+    """Fold the events of a log into its scores; UserError for an event that cannot follow the ones before it."""
     scores = Scores()
-    results: dict[tuple[str, str], Finetuned] = {}
-    open_scorings: dict[tuple[str, str], Scoring] = {}
-    points: dict[str, list[dict[str, Any]]] = {}
-    current: Scoring | None = None
     for entry in entries:
-        event = entry.event
-        if isinstance(event, MinimalPairs):
-            scores.minimal_pairs = event
-        elif isinstance(event, Scoring):
-            current = event
-        elif isinstance(event, Finetuned) and current is not None:
-            results[run_name(event.task, event.seed), event.key] = event
-            if current.section == "glue" and current.init in RANKED_INITS:
-                scores.history.append(_history_row(current, event))
-        else:
-            continue
-        if current is None:
-            continue
-        place = (current.section, current.init)
-        if missing_results(current, results):
-            open_scorings[place] = current
-            continue
-        open_scorings.pop(place, None)
-        section: dict[str, Any] | None = _section(current, results, len(scores.history))
-        if current.sweep and section is not None:
-            section = _add_point(points, place, section)
-        if section is not None:
-            _drop_other_suites(scores, current)
-            scores.sections[place] = section
-    scores.unfinished = [_describe_unfinished(s, results) for s in open_scorings.values()]
+        problem = scores.cannot_follow(entry.event)
+        if problem:
+            raise UserError(f"{RUN_LOG}:{entry.line}: {problem}. {RESTORE}.")
+        scores.add(entry.event)
     return scores
 
 
@@ -105,23 +215,22 @@ def run_name(task: str, seed: int) -> str:
     return f"{task}-seed{seed}"
 
 
-def missing_results(scoring: Scoring, results: Mapping[tuple[str, str], Finetuned]) -> list[str]:
-    """Return the names of the fine-tunings that a scoring still lacks."""
-    return [name for name, key in scoring.keys.items() if (name, key) not in results]
+def is_subset(scoring: Scoring, task: str) -> bool:
+    """Return whether a task is trained or scored on another number of examples than the official one."""
+    return any(entry.subset for entry in scoring.entries.values() if entry.task == task)
 
 
-def _describe_unfinished(scoring: Scoring, results: Mapping[tuple[str, str], Finetuned]) -> str:
-    missing = missing_results(scoring, results)
-    return f"{scoring.suite}, {scoring.init}: {len(missing)} of {len(scoring.keys)} not fine-tuned"
+def _same(scoring: Scoring, other: Scoring) -> bool:
+    """Return whether two scorings differ in nothing but their time, machine and code."""
+    changing = {"time", "environment"}
+    return scoring.model_dump(exclude=changing) == other.model_dump(exclude=changing)
 
 
 def _history_row(scoring: Scoring, event: Finetuned) -> dict[str, Any]:
     """Return what the rules need to know of one fine-tuning."""
-    mains = {name: entry["main_metric"] for name, entry in scoring.entries.items()}
     scores = {
-        name: found["metrics"].get(mains[name])
-        for name, found in event.entries.items()
-        if name in mains
+        name: result.metrics.get(scoring.entries[name].main_metric)
+        for name, result in event.entries.items()
     }
     return {
         "time": event.time,
@@ -130,7 +239,7 @@ def _history_row(scoring: Scoring, event: Finetuned) -> dict[str, Any]:
         "task": event.task,
         "seed": event.seed,
         "version": scoring.version,
-        "subset": any(scoring.entries[name].get("subset") for name in scores),
+        "subset": is_subset(scoring, event.task),
         "hyperparameters": scoring.hyperparameters,
         "selection": scoring.selection,
         "precision": scoring.precision,
@@ -143,27 +252,18 @@ def _history_row(scoring: Scoring, event: Finetuned) -> dict[str, Any]:
     }
 
 
-def _drop_other_suites(scores: Scores, scoring: Scoring) -> None:
-    """Remove the sections of another suite: a record holds GLUE or the embedded tasks, not both."""
-    for place, section in list(scores.sections.items()):
-        if place[0] == scoring.section and section["suite"] != scoring.suite:
-            del scores.sections[place]
-
-
 def _section(
     scoring: Scoring, results: Mapping[tuple[str, str], Finetuned], history_entries: int
 ) -> dict[str, Any]:
     """Return the record's section of a complete scoring."""
+    of_runs = {name: results[name, key] for name, key in scoring.keys.items()}
     tasks = {}
-    seconds: dict[str, float] = {}
-    for entry, facts in scoring.entries.items():
-        names = [run_name(facts["task"], seed) for seed in scoring.seeds]
-        of_task = [results[name, scoring.keys[name]] for name in names]
-        seconds |= {name: each.seconds for name, each in zip(names, of_task, strict=True)}
-        tasks[entry] = {
-            **_task_score(entry, facts, of_task, scoring.seeds),
+    for name, entry in scoring.entries.items():
+        of_task = [of_runs[run_name(entry.task, seed)] for seed in scoring.seeds]
+        tasks[name] = {
+            **_task_score(name, entry, of_task),
             "hyperparameters": scoring.hyperparameters,
-            "seconds": sum(each.seconds for each in of_task),
+            "seconds": sum(result.seconds for result in of_task),
         }
     stated = scoring.model_dump(
         exclude={"event", "time", "section", "entries", "keys", "sweep", "version"},
@@ -171,34 +271,33 @@ def _section(
     )
     if scoring.init in WITHOUT_ENCODER:
         stated["init"] = WITHOUT_ENCODER[scoring.init]
-    averages = SUITES[scoring.suite].averages if scoring.suite in SUITES else {}
+    averages = SUITES[scoring.suite].averages
     return {
         **stated,
         "split": "dev",
         "tasks": tasks,
         "averages": {name: _average(average, tasks) for name, average in averages.items()},
-        "seconds": sum(seconds.values()),
-        "predictions": {name: results[name, key].predictions for name, key in scoring.keys.items()},
+        "seconds": sum(result.seconds for result in of_runs.values()),
+        "predictions": {name: result.predictions for name, result in of_runs.items()},
         "history_entries": history_entries,
     }
 
 
-def _task_score(
-    entry: str, facts: Mapping[str, Any], results: Sequence[Finetuned], seeds: Sequence[int]
-) -> dict[str, Any]:
-    """Return the metrics of one entry over seeds; one missing value leaves the summary of its metric None."""
-    of_entry = [result.entries[entry] for result in results]
+def _task_score(name: str, entry: LabelledSet, results: Sequence[Finetuned]) -> dict[str, Any]:
+    """Return the metrics of one labelled set over seeds; one missing value leaves the summary of its metric None."""
+    of_entry = [result.entries[name] for result in results]
     metrics = {
-        name: spread([each["metrics"].get(name) for each in of_entry]) for name in facts["metrics"]
+        metric: spread([scores.metrics.get(metric) for scores in of_entry])
+        for metric in entry.metrics
     }
-    median = metrics[facts["main_metric"]]["median"]
+    median = metrics[entry.main_metric]["median"] if entry.main_metric in metrics else None
     problems: list[str] = []
     notes: list[str] = []
-    for seed, each in zip(seeds, of_entry, strict=True):
-        problems += [f"seed {seed}: {text}" for text in each.get("problems", [])]
-        notes += [f"seed {seed}: {text}" for text in each.get("notes", [])]
+    for result, scores in zip(results, of_entry, strict=True):
+        problems += [f"seed {result.seed}: {text}" for text in scores.problems]
+        notes += [f"seed {result.seed}: {text}" for text in scores.notes]
     return {
-        **facts,
+        **entry.model_dump(),
         "metrics": metrics,
         "scored_epochs": [result.epoch for result in results],
         "score": None if median is None else 100 * median,
@@ -218,43 +317,26 @@ def _average(average: Average, tasks: Mapping[str, Mapping[str, Any]]) -> dict[s
     }
 
 
-def _add_point(
-    points: dict[str, list[dict[str, Any]]], place: tuple[str, str], point: dict[str, Any]
-) -> dict[str, Any] | None:
-    """Add a point of a sweep; return the best so far with the list of all, or None if none has all scores.
+def _comparable(points: Mapping[str, Point]) -> dict[str, Point]:
+    """Return the points of one initialisation that can be compared with the latest, by name."""
+    latest = [point.section for point in points.values()][-1:]
+    return {
+        name: point
+        for name, point in points.items()
+        if all(point.section.get(key) == latest[0].get(key) for key in _SAME_POINT)
+    }
 
-    The pretrained model decides for all initialisations where it is scored.
-    """
-    section, init = place
-    mine = points.setdefault(f"{section}/{init}", [])
-    mine[:] = [other for other in mine if _comparable(other, point)]
-    mine[:] = [other for other in mine if other["hyperparameters"] != point["hyperparameters"]]
-    mine.append(point)
-    judged = points.get(f"{section}/pretrained") or mine
-    means = [mean_of([task["score"] for task in each["tasks"].values()]) for each in judged]
-    known = [(mean, index) for index, mean in enumerate(means) if mean is not None]
-    if not known:
-        return None
-    best_mean, index = max(known, key=lambda pair: pair[0])
-    best = judged[index]["hyperparameters"]
-    chosen = next((each for each in mine if each["hyperparameters"] == best), None)
-    if chosen is None:
-        return None
-    first = judged[0]["hyperparameters"]
-    varied = [
-        key
-        for key in first
-        if len({json.dumps(each["hyperparameters"].get(key)) for each in judged}) > 1
+
+def _mean_score(section: Mapping[str, Any]) -> float | None:
+    return mean_of([task["score"] for task in section["tasks"].values()])
+
+
+def _list_points(
+    sets: Sequence[Mapping[str, Any]], means: Sequence[float | None]
+) -> list[dict[str, Any]]:
+    """Return what differs between the sets of hyperparameters, each with its mean score."""
+    varied = [key for key in sets[0] if len({json.dumps(each.get(key)) for each in sets}) > 1]
+    return [
+        {"hyperparameters": {key: each.get(key) for key in varied}, "mean": mean}
+        for each, mean in zip(sets, means, strict=True)
     ]
-    listed = [
-        {"hyperparameters": {key: each["hyperparameters"][key] for key in varied}, "mean": mean}
-        for each, mean in zip(judged, means, strict=True)
-    ]
-    judge = judged[0]["init"]
-    chosen_by = f"mean of the dev scores of {judge} over {', '.join(chosen['tasks'])}"
-    mark = {"points": listed, "chosen_by": chosen_by, "mean": best_mean}
-    return {**chosen, "history_entries": point["history_entries"], "sweep": mark}
-
-
-def _comparable(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return all(one.get(name) == other.get(name) for name in _SAME_POINT)

@@ -102,8 +102,10 @@ def find_model(config: dict[str, Any]) -> tuple[Path, Run | None]:
             f"model_path={folder}: no such folder; give a model folder, such as runs/<name>/final",
         )
         run = load_run(folder.parent)
+        written = run.record.training.final_files or {}
         known = not run.problem and run.record.training.final_sha256
-        return folder, run if known and not altered(run.record, open_model(folder).files) else None
+        same = known and not altered(written, open_model(folder).files)
+        return folder, run if same else None
     home, name = run_folder(config), config["name"]
     run, final = load_run(home), home / "final"
     require(
@@ -120,7 +122,7 @@ def find_model(config: dict[str, Any]) -> tuple[Path, Run | None]:
         f"name={name}: the pretraining in {home} is {status or 'missing'}, not finished;"
         " go on with `cramming pretrain` and resume=true, or give model_path=<folder>",
     )
-    wrong = altered(run.record, open_model(final).files)
+    wrong = altered(run.record.training.final_files or {}, open_model(final).files)
     hint = "restore it, or export the folder without the record: copy it elsewhere and give model_path=<copy>"
     require(not wrong, f"{final}/{wrong}; {hint}")
     return final, run

@@ -5,38 +5,30 @@ GLUE's, from local official files (`eval.data_dir`) or the hub (`eval=hub`), or 
 (`eval=embedded`). A run that was interrupted goes on at the first (task, seed) that was not finished.
 """
 
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from cramming import __version__
+from cramming.budget import RULES_VERSION
 from cramming.config import UserError, build, expand_home, require
 from cramming.device import describe, select
 from cramming.environment import environment
 from cramming.model.config import ModelConfig
 from cramming.progress import Progress, say
-from cramming.record import (
-    WITHOUT_MODEL,
-    create_run_folder,
-    is_run,
-    load_record,
-    run_folder,
-    run_lock,
-    write_record,
-    write_record_section,
-)
-from cramming.record_schema import WITHOUT_ENCODER, read_record
-from eval.extras import sweep
-from eval.extras.minimal_pairs import open_masked_lm, read_pairs, score_pairs
-from eval.finetune import history
-from eval.finetune.baselines import score_baseline
+from cramming.record import WITHOUT_MODEL, is_run, load_record, run_folder, run_lock, write_record
+from cramming.runlog import RUN_LOG, ExternalModel, LabelledSet
+from eval.extras.minimal_pairs import Pairs, open_masked_lm, read_pairs, score_pairs
+from eval.finetune.baselines import METHODS, score_baseline
 from eval.finetune.config import EvalConfig
-from eval.finetune.encode import EncodedTask
 from eval.finetune.models import ModelSource, altered, open_model, position_limit
-from eval.finetune.scoring import score_model
-from eval.finetune.store import RunStore, show_averages, write_json
-from eval.tasks.datasets import in_one_order
+from eval.finetune.scoring import ScoringJob, score_model
+from eval.finetune.store import ScoreLog, describe_sets, now
+from eval.tasks.datasets import TaskData, in_one_order
 from eval.tasks.locate import FoundSuite, find_suite, find_tasks
 
 
@@ -48,89 +40,128 @@ def main(config: dict[str, Any]) -> None:
     source = find_model(config, folder)
     refuse_length(settings, source.label, source.max_length)
     suite = find_suite(settings.source, settings.data_dir, settings.tasks, config)
-    data = []
-    with Progress(
-        "read", total=len(suite.tasks), unit="tasks"
-    ) as bar:  # the largest take some seconds each
+    data = read_tasks(suite, settings)
+    pairs = read_pairs(settings.minimal_pairs) if settings.minimal_pairs else []
+    with run_lock(folder), closing(ScoreLog(folder)) as log:
+        if config["model_path"]:
+            start_log(log, config, device)
+        warn_of_other_corpus(folder, suite)
+        sets: dict[str, LabelledSet] = {}
+        for task_data in data:
+            sets |= describe_sets(suite.name, task_data)
+        job = ScoringJob(log, source, suite, data, sets, settings, device)
+        try:
+            if pairs:  # first, as not every model has a head for them
+                score_minimal_pairs(job, pairs)
+            for init in settings.init:
+                with recorded(job):
+                    show_averages(score_model(job, init))
+            if settings.sweep:
+                show_sweep(job)
+            # Last: until a model's scores are there, the record keeps the baselines of another suite.
+            for baseline in METHODS if settings.baselines else ():
+                with recorded(job):
+                    show_averages(score_baseline(job, baseline))
+        finally:
+            write_record(folder)
+
+
+def read_tasks(suite: FoundSuite, settings: EvalConfig) -> list[TaskData]:
+    """Return the tasks of a suite; test sets that are not to be predicted are set aside."""
+    tasks = []
+    with Progress("read", total=len(suite.tasks), unit="tasks") as bar:  # the largest take seconds
         for task in suite.tasks:
             bar.note(task.title)
-            found = in_one_order(suite.read(task))
-            data.append(
-                found if settings.predict_test else replace(found, blind=(), unasked=found.blind)
-            )
+            data = in_one_order(suite.read(task))
+            if not settings.predict_test:
+                data = replace(data, blind=(), unasked=data.blind)
+            tasks.append(data)
             bar.advance()
-    pairs = read_pairs(settings.minimal_pairs) if settings.minimal_pairs else []
-    with run_lock(folder):
-        if config["model_path"]:
-            start_record(folder, config, device)
-        if is_run(folder):
-            history.refuse_altered(folder)
-            warn_of_other_corpus(folder, suite)
-        if pairs:  # first, as not every model has a head for them
-            known, length = (
-                stored_record(folder).get("minimal_pairs") or {},
-                settings.hyperparameters.max_length,
+    return tasks
+
+
+def start_log(log: ScoreLog, config: dict[str, Any], device: torch.device) -> None:
+    """Begin the log of a model that was not pretrained here; UserError where the name belongs to another model."""
+    name, path = config["name"], config["model_path"]
+    first = log.first
+    if first is None:
+        machine = environment(asdict(describe(device)))
+        log.append(
+            ExternalModel(
+                time=now(),
+                suite_version=__version__,
+                rules_version=RULES_VERSION,
+                division=config["division"],
+                recipe=config,
+                environment=machine,
             )
-            accuracies = score_pairs(source, pairs, device, length, known)
-            write_record_section(folder, minimal_pairs=accuracies)
-            say(f"minimal pairs: {accuracies['accuracy']:.1f} over {len(pairs)} paradigms")
-        encoded: dict[str, EncodedTask] = {}  # tokenized once for all initialisations
-        for init in settings.init:
-            place = folder / suite.section / init
-            point = sweep.point_folder(place, settings.hyperparameters) if settings.sweep else place
-            section = score_model(
-                point, folder, source, init, suite, data, settings, device, encoded
-            )
-            show_averages(section)
-            if settings.sweep:
-                write_json(point / "section.json", section)
-            else:
-                write_scores(folder, suite, {init: section})
-        if settings.sweep:
-            write_scores(folder, suite, sweep.choose(folder / suite.section, settings.init))
-        # Last: until a model's scores are there, the record and the files keep the baselines of another suite.
-        for name in WITHOUT_ENCODER if settings.baselines else ():
-            store = RunStore(folder / suite.section / name)
-            section = score_baseline(name, store, suite.name, data, suite.absent)
-            show_averages(section)
-            write_scores(folder, suite, {name: section})
+        )
+        return
+    if not isinstance(first, ExternalModel):
+        raise UserError(
+            f"name={name}: {log.folder} is a pretraining run. Give another name for model_path."
+        )
+    before = first.recipe["model_path"]
+    require(
+        Path(before).expanduser().resolve() == expand_home(path, "model_path").resolve(),
+        f"model_path={path}: name={name} has the scores of model_path={before}; give another name",
+    )
 
 
 def warn_of_other_corpus(folder: Path, suite: FoundSuite) -> None:
     """Say where the embedded tasks are not those of the corpus that the run was trained on."""
-    trained_on = read_record(load_record(folder)).corpus.manifest_sha256
+    trained_on = load_record(folder).get("corpus", {}).get("manifest_sha256")
     if suite.corpus_sha256 and trained_on not in (None, suite.corpus_sha256):
         say(
             "warning: these tasks are of another corpus than the run was trained on: the open division (R22)"
         )
 
 
-def write_scores(folder: Path, suite: FoundSuite, scores: dict[str, Any]) -> None:
-    """Put scores, by initialisation or baseline, into the record. It holds GLUE or the embedded tasks: what it has of
-    the other goes. Suites that no rule judges have all their scores in one section."""
-    if suite.section != "glue":
-        write_record_section(folder, **{suite.section: scores})
-        return
-    raw = stored_record(folder)
-    record = read_record(raw)
-    known = {f"glue.{init}": section for init, section in record.glue.items()} | record.baselines
-    stale = [name for name, section in known.items() if section.suite not in (None, suite.name)]
-    if stale:
+def score_minimal_pairs(job: ScoringJob, pairs: Sequence[Pairs]) -> None:
+    """Log the accuracy on minimal pairs, unless it is that of the log already."""
+    known = job.log.scores.minimal_pairs
+    length = job.settings.hyperparameters.max_length
+    scores = score_pairs(job.source, pairs, job.device, length, known)
+    if scores is not known:
+        job.log.append(scores)
+    say(f"minimal pairs: {scores.accuracy:.1f} over {len(pairs)} paradigms")
+
+
+@contextmanager
+def recorded(job: ScoringJob) -> Iterator[None]:
+    """Write the record after a scoring, and say which sections of another suite it has no longer."""
+    scores = job.log.scores
+    before = list(scores.sections)
+    yield
+    dropped = [".".join(place) for place in before if place not in scores.sections]
+    if dropped:
         say(
-            f"the record holds one suite, now {suite.name}: dropped from it {', '.join(stale)} of another"
+            f"the record holds one suite, now {job.suite.name}: dropped from it {', '.join(dropped)} of another"
         )
-        for name in stale:
-            section, _, part = name.rpartition(".")
-            del (raw[section] if section else raw)[part]
-        write_record(folder, raw)
-    models = {init: section for init, section in scores.items() if init not in WITHOUT_ENCODER}
-    baselines = {name: section for name, section in scores.items() if name not in models}
-    write_record_section(folder, **baselines, glue=models)
+    write_record(job.log.folder)
 
 
-def stored_record(folder: Path) -> dict[str, Any]:
-    """The record that is there by now, if there is one."""
-    return load_record(folder) if is_run(folder) else {}
+def show_averages(section: Mapping[str, Any]) -> None:
+    """Print the averages, or what they lack."""
+    for name, average in section["averages"].items():
+        value, missing = average["value"], ", ".join(average["missing"])
+        shown = f"not computed, missing {missing}" if value is None else f"{value:.2f}"
+        say(f"{name} {section['init']}: {shown}")
+
+
+def show_sweep(job: ScoringJob) -> None:
+    """Print how many points of a sweep are compared, and which is the best."""
+    init = job.settings.init[0]
+    section = job.log.scores.sections.get((job.suite.section, init), {})
+    sweep = section.get("sweep")
+    if sweep is None:
+        say("sweep: no point has all its scores yet, nothing is chosen")
+        return
+    points = sweep["points"]
+    varied = points[0]["hyperparameters"]
+    best = {name: section["hyperparameters"][name] for name in varied}
+    compared = f"{len(points)} points, best {best}" if varied else "1 point"
+    say(f"sweep: {compared}: {sweep['mean']:.2f}")
 
 
 def check(config: dict[str, Any]) -> None:
@@ -162,22 +193,27 @@ def check(config: dict[str, Any]) -> None:
 
 
 def find_model(config: dict[str, Any], folder: Path) -> ModelSource:
-    """The model to score."""
+    """Return the model to score; UserError where a run has none, or another than it was trained to."""
     if config["model_path"]:
         return open_model(config["model_path"])
     final, name = folder / "final", config["name"]
+    pretrain = load_record(folder).get("pretrain", {}) if is_run(folder) else {}
+    status = pretrain.get("status")
     hint = f"run `cramming pretrain name={name}` or give model_path=<folder>"
-    if (
-        is_run(folder)
-        and (status := read_record(load_record(folder)).training.status) in WITHOUT_MODEL
-    ):
+    if status in WITHOUT_MODEL:
         hint = f"the run is {status}; train under another name, or give model_path=<folder>"
     require(final.is_dir(), f"{final}: no trained model; {hint}")
+    require(
+        status == "finished",
+        f"{final}: {folder / RUN_LOG} tells of no finished pretraining; finish it with `cramming pretrain`"
+        f" and resume=true, or score the folder under another name with model_path={final}",
+    )
     source = open_model(final)
-    if is_run(folder) and (wrong := altered(read_record(load_record(folder)), source.files)):
-        raise UserError(
-            f"{final}/{wrong}; restore it, or score the folder under another name with model_path={final}"
-        )
+    wrong = altered(pretrain["final_files"], source.files)
+    require(
+        not wrong,
+        f"{final}/{wrong}; restore it, or score the folder under another name with model_path={final}",
+    )
     return source
 
 
@@ -187,22 +223,4 @@ def refuse_length(settings: EvalConfig, label: str, limit: int | None) -> None:
     require(
         limit is None or length <= limit,
         f"eval.hyperparameters.max_length={length}: {label} has {limit} positions; set it to {limit} or less",
-    )
-
-
-def start_record(folder: Path, config: dict[str, Any], device: torch.device) -> None:
-    """A record for a model that this suite did not pretrain; UserError where the name belongs to another model."""
-    if not is_run(folder):
-        create_run_folder(folder, config, environment(asdict(describe(device))), resume=False)
-        return
-    record, name, now = load_record(folder), config["name"], config["model_path"]
-    require(
-        "pretrain" not in record,
-        f"name={name}: {folder} is a pretraining run; give another name for model_path",
-    )
-    before = record.get("config", {}).get("model_path")
-    require(
-        not before
-        or Path(before).expanduser().resolve() == expand_home(now, "model_path").resolve(),
-        f"model_path={now}: name={name} has the scores of model_path={before}; give another name",
     )

@@ -1,8 +1,8 @@
 """The suites of tasks, and the averages that a leaderboard prints: here is what "the GLUE average" means.
 
 The nine entries of avg-9 and their metrics are the cramming paper's (Geiping and Goldstein 2022, section 5). The single
-tasks, with their files and metrics, are rows of cramming/data/task_files.py. `_average` in eval/finetune/store.py takes
-the mean; the report reads it from the record.
+tasks, with their files and metrics, are rows of cramming/data/task_files.py. cramming/scores.py takes the mean; the
+report reads it from the record.
 """
 
 from collections.abc import Mapping

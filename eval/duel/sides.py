@@ -23,7 +23,7 @@ from cramming.overrides import literal
 from cramming.progress import Progress, say
 from cramming.record import WITHOUT_MODEL, is_run, load_metrics, load_record
 from cramming.record_schema import read_record
-from eval.tasks.metrics import mean_of
+from cramming.scores import mean_of
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 OVER = ("finished", *WITHOUT_MODEL)  # states of a run that trains no more

@@ -6,9 +6,9 @@ A sentence's pseudo-log-likelihood is the sum over its tokens of the log probabi
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from cramming.config import UserError, require, settings_hash
 from cramming.model.attention import Packing
 from cramming.model.export import load_masked_lm
 from cramming.progress import Progress
+from cramming.runlog import MinimalPairs
 from eval.finetune.encode import load_encoder, mask_and_frame
 from eval.finetune.loop import by_length
 from eval.finetune.models import LOADING_INFO, ModelSource, missing_weights, quiet_transformers
@@ -42,7 +43,7 @@ class Pairs(NamedTuple):
 
 
 def read_pairs(folder: Path) -> list[Pairs]:
-    """Every paradigm of a folder; UserError names the file and line of what is wrong."""
+    """Return every paradigm of a folder; UserError names the file and line of what is wrong."""
     files = sorted(folder.glob("*.jsonl"))
     require(
         files,
@@ -71,30 +72,34 @@ def score_pairs(
     paradigms: Sequence[Pairs],
     device: torch.device,
     max_length: int,
-    known: Mapping[str, Any],
-) -> dict[str, Any]:
-    """The record's section: accuracy per paradigm, and their mean; `known` itself if it is of this model and these."""
+    known: MinimalPairs | None,
+) -> MinimalPairs:
+    """Return accuracy per paradigm and its mean; `known` itself if it is of this model and these pairs."""
     key = settings_hash(source.sha256, source.settings, paradigms, max_length)
-    if known.get("key") == key:
-        return dict(known)
+    if known is not None and known.key == key:
+        return known
     encode = load_encoder(source.folder, source.own, max_length, source.vocab_size)
     mask, frame = mask_and_frame(source.folder, source.own)
     model = open_masked_lm(source, device)
-    found = {}
+    batch_tokens = BATCH_TOKENS[device.type]
+    scores = {}
     with Progress("minimal pairs", sum(len(p.good) for p in paradigms), "pairs") as bar:
         for paradigm in paradigms:
             good, bad = (
-                likelihoods(encode((sentences,))[0], mask, frame, model, BATCH_TOKENS[device.type])
+                likelihoods(encode((sentences,))[0], mask, frame, model, batch_tokens)
                 for sentences in (paradigm.good, paradigm.bad)
             )
-            found[paradigm.name] = {
-                "accuracy": 100 * float((good > bad).mean()),
-                "pairs": len(good),
-            }
+            accuracy = 100 * float((good > bad).mean())
+            scores[paradigm.name] = {"accuracy": accuracy, "pairs": len(good)}
             bar.advance(len(good))
-    mean = float(np.mean([entry["accuracy"] for entry in found.values()]))
-    scored = {"model": source.label, "model_sha256": source.sha256, "key": key}
-    return {**scored, "accuracy": mean, "definition": DEFINITION, "paradigms": found}
+    return MinimalPairs(
+        model=source.label,
+        model_sha256=source.sha256,
+        key=key,
+        definition=DEFINITION,
+        accuracy=float(np.mean([each["accuracy"] for each in scores.values()])),
+        paradigms=scores,
+    )
 
 
 def likelihoods(
@@ -104,7 +109,7 @@ def likelihoods(
     model: LogProbabilities,
     batch_tokens: int,
 ) -> np.ndarray:
-    """Pseudo-log-likelihood of each sentence, float64 [N]. The tokens that frame it, `frame`, are given.
+    """Return the pseudo-log-likelihood of each sentence, float64 [N]. The tokens that frame it, `frame`, are given.
 
     Masked copies are taken in order of length, so that a batch needs little padding where the model needs any.
     """
@@ -133,7 +138,7 @@ def likelihoods(
 
 
 def open_masked_lm(source: ModelSource, device: torch.device) -> LogProbabilities:
-    """The model to ask; UserError where it has no masked-LM head."""
+    """Return the model's log probabilities; UserError where it has no masked-LM head."""
     try:
         return (_own_model if source.own else _stock_model)(source.folder, device)
     except UserError as error:

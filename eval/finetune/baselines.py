@@ -6,22 +6,25 @@ regression, ridge regression for STS-B; no setting differs between tasks. The co
 frequent class, or its mean label. Both depend on the data alone, so there is one "seed".
 """
 
+import math
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 import numpy as np
 
 from cramming.config import settings_hash
 from cramming.data.task_files import Task
 from cramming.progress import say
-from cramming.record_schema import WITHOUT_ENCODER
+from cramming.runlog import Finetuned, Scoring
+from cramming.scores import WITHOUT_ENCODER, run_name
 from eval.finetune.loop import Predictions
-from eval.finetune.store import RunStore, summarise, with_seconds, write_json
+from eval.finetune.scoring import ScoringJob
+from eval.finetune.store import now
 from eval.tasks.datasets import Split, TaskData
-from cramming.data.suites import SuiteName
 
+Baseline = Literal["floor", "constant"]
 SETTINGS: dict[str, Any] = {
     "words": "tf-idf of 1- and 2-grams",
     "most_frequent": 100_000,
@@ -30,48 +33,72 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def score_baseline(
-    section: str,
-    store: RunStore,
-    suite: SuiteName,
-    data: Sequence[TaskData],
-    absent: dict[str, str],
-) -> dict[str, Any]:
-    """The record's `section` (see `WITHOUT_ENCODER`); tasks that are stored with the same data are not done again.
+VERSION = 1  # raised by every change of this code that changes a number
+SEED = 0
 
-    Nothing is stored before all tasks are done: what the record says of other data agrees with its files until then.
+
+def score_baseline(job: ScoringJob, baseline: Baseline) -> dict[str, Any]:
+    """Score a baseline on all tasks; those that are stored with the same data are not done again.
+
+    Returns its section. A scoring that is already in the record writes nothing.
     """
+    settings, predict = METHODS[baseline]
+    name, log = WITHOUT_ENCODER[baseline], job.log
+    stored = {data.task.name: _load(job, data, settings) for data in job.data}
+    keys = {}
+    for data in job.data:
+        result = stored[data.task.name]
+        key = _key(data, settings) if result is None else result.key
+        keys[run_name(data.task.name, SEED)] = key
+    scoring = Scoring(
+        time=now(),
+        section=job.suite.section,
+        suite=job.suite.name,
+        init=baseline,
+        version=VERSION,
+        model=name,
+        selection="none",
+        seeds=[SEED],
+        hyperparameters=settings,
+        entries=job.sets,
+        absent=job.absent,
+        keys=keys,
+        tasks_corpus_sha256=job.suite.corpus_sha256,
+    )
+    todo = [data for data in job.data if stored[data.task.name] is None]
+    if todo or not log.scores.stands(scoring):
+        log.begin(scoring)
+    for data in todo:
+        started = time.perf_counter()
+        predictions = predict(data)
+        seconds = time.perf_counter() - started
+        scored = {
+            split.source.entry: values
+            for split, values in zip(data.scored, predictions, strict=True)
+        }
+        made = Predictions(scored, {}, math.nan, seconds, 0)
+        log.save(data, SEED, keys[run_name(data.task.name, SEED)], made)
+        say(f"{data.task.title:<8} {name}: {seconds:.0f} s")
+    return log.scores.section_of(scoring)
+
+
+def _load(job: ScoringJob, data: TaskData, settings: dict[str, Any]) -> Finetuned | None:
+    """Return the stored result of a task, whether or not it was read with its test sets."""
+    for variant in (data, data.whole):
+        result = job.log.load(variant, SEED, _key(variant, settings))
+        if result is not None:
+            return result
+    return None
+
+
+def _key(data: TaskData, settings: dict[str, Any]) -> str:
     import sklearn
 
-    name, (settings, predict) = WITHOUT_ENCODER[section], METHODS[section]
-    results, made = (
-        dict[tuple[str, int], dict[str, Any]](),
-        list[tuple[TaskData, str, Predictions]](),
-    )
-    for task_data in data:
-        task, started = task_data.task, time.perf_counter()
-        key, other = (
-            settings_hash(each.sha256, settings, sklearn.__version__)
-            for each in (task_data, task_data.whole)
-        )
-        if stored := store.load(task_data, 0, key) or store.load(task_data, 0, other):
-            results[task.name, 0] = stored
-            continue
-        scored = {s.source.entry: found for s, found in zip(task_data.scored, predict(task_data))}
-        spent = time.perf_counter() - started
-        made.append((task_data, key, Predictions(scored, {}, float("nan"), spent, 0)))
-        say(f"{task.title:<8} {name}: {spent:.0f} s")
-    for task_data, key, predictions in made:
-        results[task_data.task.name, 0] = store.save(task_data, 0, key, predictions)
-    seconds = {f"{task}-seed{seed}": result["seconds"] for (task, seed), result in results.items()}
-    model = {"init": name, "model": name}
-    summary = summarise(model, suite, data, results, [0], settings, absent)
-    write_json(store.folder / "glue.json", summary)
-    return with_seconds(summary, seconds)
+    return settings_hash(data.sha256, settings, VERSION, sklearn.__version__)
 
 
 def predict_from_words(data: TaskData) -> list[np.ndarray]:
-    """Fit on the training set, predict the labelled sets."""
+    """Return predictions of the labelled sets by a linear model on bags of words of the training set."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.feature_extraction.text import TfidfVectorizer
 
@@ -93,7 +120,7 @@ def predict_from_words(data: TaskData) -> list[np.ndarray]:
 
 
 def predict_constant(data: TaskData) -> list[np.ndarray]:
-    """The most frequent class of the training set (of several the first), or the mean of its labels, for every text."""
+    """Return the training set's most frequent class (the first of several) or mean label for every text."""
     labels = data.train.labels
     assert labels is not None, data.task.name
     value = float(labels.mean()) if data.task.regression else float(np.bincount(labels).argmax())
@@ -101,7 +128,7 @@ def predict_constant(data: TaskData) -> list[np.ndarray]:
 
 
 # Section of the record -> what the numbers depend on beside the data, and how they are made.
-METHODS: dict[str, tuple[dict[str, Any], Callable[[TaskData], list[np.ndarray]]]] = {
+METHODS: dict[Baseline, tuple[dict[str, Any], Callable[[TaskData], list[np.ndarray]]]] = {
     "floor": (SETTINGS, predict_from_words),
     "constant": ({"predicts": "the most frequent class, or the mean label"}, predict_constant),
 }
@@ -120,7 +147,7 @@ def _linear_model(task: Task, classes: int) -> Any:
 
 
 def _features(words: Any, split: Split) -> Any:
-    """A sparse matrix, one row per example."""
+    """Return a sparse matrix, one row per example."""
     from scipy.sparse import csr_matrix, hstack
 
     first = words.transform(split.texts[0])

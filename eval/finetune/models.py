@@ -5,6 +5,7 @@ The suite's encoder runs architectures that it has (its own, stock BERT and Mode
 fine-tuning seed, of the scale that the folder's own run drew.
 """
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from cramming.config import UserError, expand_home, file_sha256, require, settings_hash
+from cramming.config import UserError, expand_home, file_sha256, require
 from cramming.device import is_out_of_memory
 from cramming.hub import prepare_hub
 from cramming.model.attention import Packing
@@ -24,7 +25,6 @@ from cramming.model.classifier import SequenceClassifier
 from cramming.model.config import ModelConfig
 from cramming.model.encoder import Encoder
 from cramming.model.export import WEIGHT_FILES, load_encoder, load_encoder_config, read_weights
-from cramming.record_schema import Record
 from eval.finetune.config import Hyperparameters, Init
 
 OWN_TYPES = ("cramming", "bert", "modernbert")
@@ -91,7 +91,9 @@ def open_model(path: str | Path) -> ModelSource:
         and not file.name.startswith(".")
     }
     hashes = [files[file.name] for file in weights]
-    sha256 = hashes[0] if len(hashes) == 1 else settings_hash(hashes)
+    sha256 = hashes[0]
+    if len(hashes) > 1:
+        sha256 = hashlib.sha256("".join(hashes).encode()).hexdigest()
     size = sum(file.stat().st_size for file in weights)
     is_whole = any(file.name in WEIGHT_FILES for file in weights)
     if (
@@ -172,11 +174,11 @@ def _weight_files(folder: Path) -> list[Path]:
     )
 
 
-def altered(record: Record, files: Mapping[str, str]) -> str | None:
-    """What is wrong with a run's `final/`, whose `files` are these: the first that is not as pretraining wrote it, in
-    words."""
-    if not (written := record.training.final_files):
-        return "which files pretraining wrote is not on record, as of an earlier version"
+def altered(written: Mapping[str, str], files: Mapping[str, str]) -> str | None:
+    """Return the first of a run's `files` in `final/` that is not as pretraining wrote it, in words, or None.
+
+    Both map names to SHA-256.
+    """
     for name in sorted({*written, *files}):
         if name not in files:
             return f"{name}: is missing"

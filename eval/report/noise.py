@@ -17,8 +17,8 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.special import betaincinv, nctdtr, stdtr, stdtrit
 
+from cramming.scores import spread
 from eval.duel.sequential_test import ROUNDING
-from eval.tasks.metrics import spread
 
 NOISE = 0.05  # a difference whose p-value is not below this is noise
 POWER = 0.9  # of predictions, as for duels

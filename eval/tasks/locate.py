@@ -7,16 +7,16 @@ marked (`TaskData.subset`).
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from cramming.config import UserError, require
 from cramming.data.corpus import TASKS as TASK_FOLDER
 from cramming.data.corpus import Corpus, damage
 from cramming.data.manifest import corpus_folder
+from cramming.data.suites import SUITE_OF, SUITES, SourceName, SuiteName
 from cramming.data.task_files import GLUE, Task
 from eval.tasks.datasets import TaskData
 from eval.tasks.readers import read_file, read_hub_task
-from cramming.data.suites import SUITE_OF, SUITES, SourceName, SuiteName
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class FoundSuite:
     corpus_sha256: str | None = None
 
     @property
-    def section(self) -> str:
-        """Where the record has its scores: suites that no rule judges have a section of their own."""
-        return "glue" if SUITES[self.name].ranked else self.name
+    def section(self) -> Literal["glue", "superglue"]:
+        """Section of the record that has its scores: suites that no rule judges have one of their own."""
+        return "glue" if SUITES[self.name].ranked else "superglue"
 
 
 def find_suite(

@@ -9,14 +9,11 @@ every published table. `metric_modules/glue` offers the same as a Hugging Face `
 """
 
 import math
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit
 
 TOLERANCE = 1e-6  # of stored values: another version of a library may differ in the last bits
 MODULE_FOLDER = Path(__file__).resolve().parent / "metric_modules" / "glue"
@@ -110,12 +107,6 @@ def agree(one: float | None, other: float | None) -> bool:
     return one is other if one is None or other is None else abs(one - other) <= TOLERANCE
 
 
-def mean_of(values: Sequence[float | None]) -> float | None:
-    """Mean of the values; None where there is none, or one is missing."""
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known and len(known) == len(values) else None
-
-
 def score(names: Sequence[str], predictions: np.ndarray, labels: np.ndarray) -> Scores:
     """The named metrics of `predictions` [N] against `labels` [N]: class numbers, or real numbers for regression."""
     assert predictions.shape == labels.shape and predictions.ndim == 1, (
@@ -139,24 +130,3 @@ def score(names: Sequence[str], predictions: np.ndarray, labels: np.ndarray) -> 
         else []
     )
     return Scores(values, problems, [] if undefined else constant)
-
-
-def spread(values: Sequence[float | None]) -> dict[str, Any]:
-    """Values with median, mean, sample standard deviation and `mean_ci95`, Student's interval of the mean.
-
-    All are null if a value is; the last two also for one seed.
-    """
-    known = [value for value in values if value is not None]
-    complete = len(known) == len(values)
-    mean = statistics.fmean(known) if complete else None
-    std = statistics.stdev(known) if complete and len(known) > 1 else None
-    half = (
-        float(stdtrit(len(known) - 1, 0.975)) * std / len(known) ** 0.5 if std is not None else None
-    )
-    return {
-        "per_seed": list(values),
-        "median": statistics.median(known) if complete else None,
-        "mean": mean,
-        "std": std,
-        "mean_ci95": None if mean is None or half is None else [mean - half, mean + half],
-    }

@@ -1,14 +1,11 @@
 """The bag of words learns what words say, sees what two texts share, and is the same every time."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
-import pytest
 
 from cramming.data.task_files import GLUE
-from eval.finetune.baselines import METHODS, predict_constant, predict_from_words, score_baseline
-from eval.finetune.store import RunStore
+from eval.finetune.baselines import predict_constant, predict_from_words
 from eval.tasks.datasets import Split, TaskData
 from eval.tasks.metrics import score
 
@@ -71,25 +68,3 @@ def test_the_constant_is_the_most_frequent_class_or_the_mean_label() -> None:
         data = replace(data, train=replace(data.train, labels=np.array(labels, kind)))
         found = predict_constant(data)[0]
         assert set(found) == {expected} and len(found) == len(data.scored[0]), name
-
-
-def test_what_was_broken_off_leaves_the_files_as_they_were(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are those of the record's scores, which may be of other data."""
-
-    def interrupted(data: TaskData) -> list[np.ndarray]:
-        if data.task.name == "rte":
-            raise KeyboardInterrupt
-        return predict_constant(data)
-
-    monkeypatch.setitem(METHODS, "constant", ({}, interrupted))
-    with pytest.raises(KeyboardInterrupt):
-        score_baseline(
-            "constant",
-            RunStore(tmp_path),
-            "glue",
-            [make_data("sst2", 20), make_data("rte", 20)],
-            {},
-        )
-    assert not list(tmp_path.rglob("*.*"))

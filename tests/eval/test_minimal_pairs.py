@@ -62,16 +62,12 @@ def test_accuracy_is_the_mean_over_paradigms_and_turns_with_the_pairs(
     write(tmp_path / "a.jsonl", pairs)
     write(tmp_path / "b.jsonl", [(bad, good) for good, bad in pairs])
     for source in (open_model(bert), replace(open_model(bert), own=False)):
-        found = score_pairs(source, read_pairs(tmp_path), CPU, 24, {})
-        first, second = (found["paradigms"][name]["accuracy"] for name in "ab")
-        assert first + second == pytest.approx(100) and found["accuracy"] == pytest.approx(50)
+        scores = score_pairs(source, read_pairs(tmp_path), CPU, 24, None)
+        first, second = (scores.paradigms[name]["accuracy"] for name in "ab")
+        assert first + second == pytest.approx(100) and scores.accuracy == pytest.approx(50)
     write(tmp_path / "b.jsonl", [("w1", "w1")])  # equal: a miss
-    assert (
-        score_pairs(open_model(bert), read_pairs(tmp_path), CPU, 24, {})["paradigms"]["b"][
-            "accuracy"
-        ]
-        == 0
-    )
+    scores = score_pairs(open_model(bert), read_pairs(tmp_path), CPU, 24, None)
+    assert scores.paradigms["b"]["accuracy"] == 0
 
 
 def test_what_is_known_of_this_model_and_these_pairs_is_not_scored_again(
@@ -79,11 +75,11 @@ def test_what_is_known_of_this_model_and_these_pairs_is_not_scored_again(
 ) -> None:
     write(tmp_path / "a.jsonl", [("w1 w2 w3", "w3 w2 w1")])
     source, pairs = open_model(bert), read_pairs(tmp_path)
-    known = score_pairs(source, pairs, CPU, 24, {})
+    known = score_pairs(source, pairs, CPU, 24, None)
     turned = [each._replace(good=each.bad, bad=each.good) for each in pairs]
-    assert score_pairs(source, turned, CPU, 24, known)["accuracy"] == 100 - known["accuracy"]
+    assert score_pairs(source, turned, CPU, 24, known).accuracy == 100 - known.accuracy
     monkeypatch.setattr(minimal_pairs, "open_masked_lm", interrupt)
-    assert score_pairs(source, pairs, CPU, 24, known) == known
+    assert score_pairs(source, pairs, CPU, 24, known) is known
     others = (
         replace(source, sha256="0"),
         replace(source, files={**source.files, "tokenizer.json": "0"}),

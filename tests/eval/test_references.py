@@ -2,9 +2,9 @@
 
 import pytest
 
-from eval.report.references import NINE, OTHER_PROTOCOLS, REFERENCES
-from eval.tasks.metrics import mean_of
 from cramming.data.suites import AVERAGES
+from cramming.scores import mean_of
+from eval.report.references import NINE, OTHER_PROTOCOLS, REFERENCES
 
 
 def test_nine_entries_are_those_of_the_suites_average() -> None:

@@ -15,9 +15,9 @@ from tokenizers import Tokenizer
 from tokenizers.processors import RobertaProcessing
 from transformers import AutoConfig, AutoModel, DistilBertConfig, DistilBertModel
 
-from cramming.config import UserError
+from cramming.config import UserError, file_sha256
 from cramming.model.export import file_hashes
-from cramming.record import load_record, write_record_section
+from cramming.record import load_record
 from data_prep.dedup.decontaminate import DecontaminationConfig, Decontaminator
 from eval import glue
 from eval.finetune.models import open_model
@@ -27,7 +27,9 @@ from eval.tasks import locate
 Change = Callable[..., dict[str, Any]]
 
 
-def test_record_says_what_was_scored_and_how(config: dict[str, Any]) -> None:
+def test_record_says_what_was_scored_and_how(
+    config: dict[str, Any], predictions_of: Callable[..., Path]
+) -> None:
     config["eval"]["init"] = ["pretrained", "random"]
     main(config)
     record = load_record(Path(config["runs"]) / "first")
@@ -71,28 +73,48 @@ def test_record_says_what_was_scored_and_how(config: dict[str, Any]) -> None:
     )
     assert (
         record["glue"]["pretrained"]["model_sha256"]
-        and record["glue"]["random"]["model_sha256"] is None
+        and record["glue"]["random"].get("model_sha256") is None
     )
-    predictions = np.load(Path(config["runs"]) / "first/glue/pretrained/predictions/mnli-seed1.npz")
+    predictions = np.load(predictions_of(config, "mnli", 1))
     assert set(predictions) == {"dev.mnli_matched", "dev.mnli_mismatched", "test.ax", "test_ids.ax"}
-    assert (
-        predictions["test_ids.ax"].tolist() == list(range(10))
-        and len(predictions["dev.mnli_matched"]) == 20
-    )
+    assert predictions["test_ids.ax"].tolist() == list(range(10))
+    assert len(predictions["dev.mnli_matched"]) == 20
 
 
-def test_a_trained_run_is_scored_in_its_own_folder(config: dict[str, Any], model: Path) -> None:
+def test_a_run_folder_holds_the_log_the_predictions_and_the_record(config: dict[str, Any]) -> None:
+    """Predictions are named by their SHA-256, and the record written for people is the one that the log gives."""
+    main(config)
     run = Path(config["runs"]) / "first"
-    shutil.copytree(model, run / "final")
-    pretrain = {"status": "finished", "final_files": file_hashes(run / "final")}
-    (run / "record.json").write_text(
-        json.dumps({"format": 1, "name": "first", "pretrain": pretrain})
-    )
-    with pytest.raises(UserError, match="is a pretraining run; give another name"):
+    assert {path.name for path in run.iterdir()} == {"run.jsonl", "predictions", "record.json"}
+    files = list((run / "predictions").iterdir())
+    assert all(file.stem == file_sha256(file) for file in files)
+    named = load_record(run)["glue"]["pretrained"]["predictions"]
+    assert len(named) == 4 and {file.stem for file in files} == set(named.values())
+    assert json.loads((run / "record.json").read_text()) == load_record(run)
+
+
+def test_a_trained_run_is_scored_in_its_own_folder(
+    config: dict[str, Any], finished_run: Path
+) -> None:
+    with pytest.raises(UserError, match="is a pretraining run"):
         main(config)
     main({**config, "model_path": None})
-    record = load_record(run)
-    assert record["pretrain"] == pretrain and record["glue"]["pretrained"]["tasks"]
+    record = load_record(finished_run)
+    assert record["pretrain"]["status"] == "finished" and record["glue"]["pretrained"]["tasks"]
+
+
+def test_a_model_without_a_finished_pretraining_is_refused(
+    config: dict[str, Any], finished_run: Path
+) -> None:
+    """As after a crash between the export and its event, or where the log is gone."""
+    log = finished_run / "run.jsonl"
+    *lines, _ = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join(lines))
+    for damage in (lambda: None, log.unlink):
+        damage()
+        with pytest.raises(UserError, match="tells of no finished pretraining"):
+            main({**config, "model_path": None})
+    assert not log.exists()
 
 
 @pytest.mark.parametrize(
@@ -304,22 +326,17 @@ def reversed_vocabulary(final: Path) -> None:
     ],
 )
 def test_a_model_folder_that_changed_after_pretraining_is_not_scored(
-    config: dict[str, Any], model: Path, change: Callable[[Path], object], says: str
+    config: dict[str, Any], finished_run: Path, change: Callable[[Path], object], says: str
 ) -> None:
-    """Nothing is written, and nobody's eye is on what only people read."""
-    run = Path(config["runs"]) / "first"
-    (model / "generation_config.json").write_text("{}")
-    shutil.copytree(model, run / "final")
-    write_record_section(
-        run, pretrain={"status": "finished", "final_files": file_hashes(run / "final")}
-    )
-    (run / "final" / "README.md").write_text("mine")
-    assert find_model(config | {"model_path": None}, run).own
-    change(run / "final")
-    before = sorted(run.rglob("*"))
+    """Nothing is written; what only people read may change."""
+    config["model_path"] = None
+    (finished_run / "final" / "README.md").write_text("mine")
+    assert find_model(config, finished_run).own
+    change(finished_run / "final")
+    before = sorted(finished_run.rglob("*"))
     with pytest.raises(UserError, match=says) as caught:
-        main(config | {"model_path": None})
-    assert "\n" not in str(caught.value) and sorted(run.rglob("*")) == before
+        main(config)
+    assert "\n" not in str(caught.value) and sorted(finished_run.rglob("*")) == before
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])

@@ -1,10 +1,11 @@
-"""`cramming glue` stopped, killed and run again, with other settings or workers: the same bytes, or done anew."""
+"""`cramming glue` stopped, killed and run again, with other settings or workers: the same scores, or done anew."""
 
-import json
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,49 +17,83 @@ import torch
 from cramming.data.task_files import GLUE
 from cramming.device import describe
 from cramming.environment import environment
+from cramming.record import load_record
+from cramming.runlog import EventLog, Finetuned, read_log
+from eval.finetune import store
 from eval.finetune.config import Init
-from eval.finetune.loop import Predictions
 from eval.finetune.models import ModelSource, open_model
 from eval.finetune.scoring import conditions
-from eval.finetune.store import RunStore
 from eval.glue import main
-from eval.rules.load import load_run
 from eval.tasks.datasets import TaskData
 from eval.tasks.locate import read_task
 
-Read = Callable[..., bytes]
+Section = Callable[..., dict[str, Any]]
+Done = Callable[..., list[tuple[str, str, int]]]
+Change = Callable[..., dict[str, Any]]
 
 
-def test_an_interrupted_run_goes_on_and_ends_the_same(
-    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, glue_json: Read
+@contextmanager
+def stopped_at_write(number: int) -> Iterator[list[str]]:
+    """Stop before or after a write of log or predictions; yields what was written.
+
+    Even numbers stop before write `number // 2`, odd ones after it.
+    """
+    written: list[str] = []
+
+    def stopping(write: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **named: Any) -> Any:
+            if number == 2 * len(written):
+                raise KeyboardInterrupt
+            result = write(*arguments, **named)
+            written.append(write.__name__)
+            if number == 2 * len(written) - 1:
+                raise KeyboardInterrupt
+            return result
+
+        return run
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EventLog, "append", stopping(EventLog.append))
+        patch.setattr(store, "overwrite_atomically", stopping(store.overwrite_atomically))
+        yield written
+
+
+def test_stopped_at_any_write_it_ends_the_same_and_one_fine_tuning_is_lost_at_most(
+    config: dict[str, Any],
+    with_eval: Change,
+    section_of: Section,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    done = []
-    save = RunStore.save
-
-    def stop_at_the_third(
-        self: RunStore, data: TaskData, seed: int, key: str, found: Predictions
-    ) -> dict[str, Any]:
-        if len(done) == 2:
-            raise KeyboardInterrupt
-        done.append((data.task.name, seed))
-        return save(self, data, seed, key, found)
-
-    monkeypatch.setattr(RunStore, "save", stop_at_the_third)
-    with pytest.raises(KeyboardInterrupt):
-        main(config)
-    assert done == [("cola", 0), ("cola", 1)]
-    monkeypatch.setattr(
-        RunStore, "save", lambda *a: done.append((a[1].task.name, a[2])) or save(*a)
-    )
-    main(config)
-    assert done == [("cola", 0), ("cola", 1), ("mnli", 0), ("mnli", 1)]
-    main({**config, "name": "unbroken"})
-    assert glue_json(config) == glue_json({**config, "name": "unbroken"})
+    few = with_eval(config, tasks=["cola"])
+    unbroken = {**few, "name": "unbroken"}
+    with stopped_at_write(-1) as written:
+        main(unbroken)
+    assert written == ["append"] * 2 + ["overwrite_atomically", "append"] * 2
+    trained: list[int] = []
+    real = store.ScoreLog.save
+    monkeypatch.setattr(store.ScoreLog, "save", lambda *a: trained.append(a[2]) or real(*a))
+    folder = Path(few["runs"]) / "first"
+    for number in range(2 * len(written)):
+        trained.clear()
+        with stopped_at_write(number), pytest.raises(KeyboardInterrupt):
+            main(few)
+        kept = len([e for e in read_log(folder / "run.jsonl") if isinstance(e.event, Finetuned)])
+        if kept < 2 and number >= 3:
+            assert load_record(folder)["unfinished"] == [
+                f"glue, pretrained: {2 - kept} of 2 not fine-tuned"
+            ]
+        main(few)
+        assert section_of(few) == section_of(unbroken), number
+        assert 2 <= len(trained) <= 3 and "unfinished" not in load_record(folder)
+        log = (folder / "run.jsonl").read_bytes()
+        main(few)
+        assert (folder / "run.jsonl").read_bytes() == log, "a finished scoring writes nothing"
+        shutil.rmtree(folder)
 
 
 @pytest.mark.slow
-def test_killed_at_ten_random_moments_the_result_is_the_same_bytes(
-    config: dict[str, Any], tmp_path: Path, glue_json: Read
+def test_killed_at_random_moments_the_result_is_the_same(
+    config: dict[str, Any], tmp_path: Path, section_of: Section, finetuned: Done
 ) -> None:
     """`kill -9` of the parent alone: its worker processes have to notice."""
     hyper = ",".join(
@@ -75,157 +110,133 @@ def test_killed_at_ten_random_moments_the_result_is_the_same_bytes(
         "eval.workers=2",
         f"eval.hyperparameters={{{hyper}}}",
     ]
+    killed = {**config, "name": "killed"}
 
     def start(name: str) -> subprocess.Popen[bytes]:
         with (tmp_path / "output.txt").open("ab") as log:
             command = [sys.executable, "-m", "cramming", "glue", *settings, f"name={name}"]
             return subprocess.Popen(command, stdout=log, stderr=log, cwd=tmp_path)
 
-    def pieces() -> int:
-        return len(list(Path(config["runs"]).glob("killed/glue/pretrained/pieces/*.json")))
-
     assert start("unbroken").wait(timeout=300) == 0, (tmp_path / "output.txt").read_text()
     random, kept = np.random.default_rng(0), [0]
-    for _ in range(10):
+    for _ in range(5):
         process, wanted = start("killed"), kept[-1] + random.integers(0, 3)
-        while process.poll() is None and pieces() < wanted:
+        while process.poll() is None and len(finetuned(killed)) < wanted:
             time.sleep(0.01)
         time.sleep(random.uniform(0, 0.5) if wanted else random.uniform(0, 10))
         process.kill()
         process.wait()
-        kept.append(pieces())
+        kept.append(len(finetuned(killed)))
     assert start("killed").wait(timeout=300) == 0, (tmp_path / "output.txt").read_text()
-    assert glue_json({**config, "name": "killed"}) == glue_json({**config, "name": "unbroken"})
-    assert len(set(kept)) > 3, f"every kill came at the same stage: {kept}"
+    assert section_of(killed) == section_of({**config, "name": "unbroken"})
+    assert len(set(kept)) > 2, f"every kill came at the same stage: {kept}"
     assert not list(Path(config["runs"]).rglob("*.tmp")), "what a killed process left half written"
 
 
 def test_stored_results_of_other_settings_or_data_are_not_taken(
-    config: dict[str, Any], glue_json: Read
+    config: dict[str, Any], section_of: Section, finetuned: Done
 ) -> None:
     main(config)
-    before = glue_json(config)
     config["eval"]["hyperparameters"]["learning_rate"] = 2e-3
     main(config)
-    assert glue_json(config) != before
+    assert len(finetuned(config)) == 8
     fresh = {**config, "name": "fresh"}
     main(fresh)
-    assert glue_json(config) == glue_json(fresh)
+    assert {**section_of(config), "history_entries": 4} == section_of(fresh)
     dev = Path(config["eval"]["data_dir"]) / "CoLA/dev.tsv"
     dev.write_text("\n".join(dev.read_text().splitlines()[:10]) + "\n")
     main(config)
-    assert json.loads(glue_json(config))["tasks"]["cola"]["eval_examples"] == 10
+    assert section_of(config)["tasks"]["cola"]["eval_examples"] == 10
+    assert len(finetuned(config)) == 10
 
 
-def test_numbers_do_not_depend_on_workers(config: dict[str, Any], glue_json: Read) -> None:
+def test_numbers_do_not_depend_on_workers(config: dict[str, Any], section_of: Section) -> None:
     main(config)
     config["eval"]["workers"] = 2
-    main({**config, "name": "parallel"})
-    assert glue_json(config) == glue_json({**config, "name": "parallel"})
-    here, there = (
-        sorted((Path(config["runs"]) / n / "glue/pretrained/pieces").iterdir())
-        for n in ("first", "parallel")
-    )
-    losses = [
-        [json.loads(file.read_text())["train_loss"] for file in files] for files in (here, there)
-    ]
+    parallel = {**config, "name": "parallel"}
+    main(parallel)
+    assert section_of(config) == section_of(parallel)
+    losses = []
+    for name in ("first", "parallel"):
+        entries = read_log(Path(config["runs"]) / name / "run.jsonl")
+        events = [entry.event for entry in entries if isinstance(entry.event, Finetuned)]
+        losses.append({(event.task, event.seed): event.train_loss for event in events})
     assert losses[0] == losses[1] and len(losses[0]) == 4
-
-
-@pytest.fixture
-def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The tasks of the runs that are done and stored, in order."""
-    tasks: list[str] = []
-    save = RunStore.save
-    monkeypatch.setattr(RunStore, "save", lambda *a: tasks.append(a[1].task.name) or save(*a))
-    return tasks
-
-
-def test_stored_scores_are_computed_again_from_their_predictions(
-    config: dict[str, Any],
-    with_eval: Callable[..., dict[str, Any]],
-    glue_json: Read,
-    done: list[str],
-) -> None:
-    """An edited number is no result; for the bag of words neither."""
-    few = with_eval(config, tasks=["cola"], seeds=[0], baselines=True)
-    main(few)
-    for init in ("pretrained", "floor"):
-        before, piece = (
-            glue_json(few, init),
-            Path(config["runs"]) / f"first/glue/{init}/pieces/cola-seed0.json",
-        )
-        kept = piece.read_bytes()
-        edited = json.loads(kept)
-        edited["entries"]["cola"]["metrics"] = dict.fromkeys(
-            edited["entries"]["cola"]["metrics"], 0.95
-        )
-        piece.write_text(json.dumps(edited))
-        main(few)
-        assert glue_json(few, init) == before and piece.read_bytes() == kept
-    assert done == ["cola"] * 3  # once by each, the constant class included
 
 
 def test_what_was_scored_with_its_test_sets_is_not_fine_tuned_again_without(
     config: dict[str, Any],
-    with_eval: Callable[..., dict[str, Any]],
-    glue_json: Read,
-    done: list[str],
+    with_eval: Change,
+    section_of: Section,
+    finetuned: Done,
+    predictions_of: Callable[..., Path],
 ) -> None:
-    """No score depends on them; a task that was begun with them goes on with them, to whatever end."""
+    """No score depends on them; a task that was begun with them continues with them, to whatever end."""
     both = with_eval(config, tasks=["mnli"], init=["pretrained", "random"], baselines=True)
     main(with_eval(both, init=["random"], seeds=[0]))
-    assert done == ["mnli"] * 3
+    baselines = [("floor", "mnli", 0), ("constant", "mnli", 0)]
+    expected = [("random", "mnli", 0), *baselines]
+    assert finetuned(both) == expected
     main(with_eval(both, predict_test=False))
-    assert done == ["mnli"] * 6, "no baseline, and of the random model only the second seed"
+    expected += [("pretrained", "mnli", 0), ("pretrained", "mnli", 1), ("random", "mnli", 1)]
+    assert finetuned(both) == expected, "no baseline, and of the random model the second seed"
     main(both)
     main(with_eval(both, predict_test=False))
-    assert done == ["mnli"] * 8, "test sets of the trained model, which had none"
-    main({**both, "name": "unbroken"})
-    folder = Path(config["runs"])
+    expected += [("pretrained", "mnli", 0), ("pretrained", "mnli", 1)]
+    assert finetuned(both) == expected, "test sets of the trained model, which had none"
+    unbroken = {**both, "name": "unbroken"}
+    main(unbroken)
     for init in ("pretrained", "random"):
-        assert glue_json(both, init) == glue_json({**both, "name": "unbroken"}, init)
-        for seed in (0, 1):
-            files = [
-                np.load(folder / f"{name}/glue/{init}/predictions/mnli-seed{seed}.npz")
-                for name in ("first", "unbroken")
-            ]
-            assert all(
-                np.array_equal(files[0][name], files[1][name]) for name in {*files[0], *files[1]}
-            )
-    assert not load_run(folder / "first").record.contradictions
+        assert section_of(both, init)["predictions"] == section_of(unbroken, init)["predictions"]
+        with np.load(predictions_of(both, "mnli", 1, init)) as arrays:
+            assert "test.ax" in arrays
 
 
-def perfect_predictions(folder: Path) -> None:
-    np.savez(folder / "predictions/cola-seed0.npz", **{"dev.cola": np.arange(20) % 2})
+def perfect_predictions(file: Path) -> None:
+    np.savez(file, **{"dev.cola": np.arange(20) % 2})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda folder: (folder / "predictions/cola-seed0.npz").unlink(),
-        perfect_predictions,
-        *(
-            lambda folder, text=text: (folder / "pieces/cola-seed0.json").write_text(text)
-            for text in ("[]", '{"key": ', '{"key": 3}', "[" * 100_000)
-        ),
-    ],
-)
-def test_a_piece_without_the_predictions_it_was_made_of_is_done_again(
+@pytest.mark.parametrize("damage", [Path.unlink, perfect_predictions, lambda f: f.write_text("x")])
+@pytest.mark.parametrize("init", ["pretrained", "floor"])
+def test_a_result_without_the_predictions_it_was_made_of_is_done_again(
     config: dict[str, Any],
-    with_eval: Callable[..., dict[str, Any]],
-    glue_json: Read,
-    done: list[str],
+    with_eval: Change,
+    section_of: Section,
+    finetuned: Done,
+    predictions_of: Callable[..., Path],
+    init: str,
     damage: Callable[[Path], object],
 ) -> None:
-    few = with_eval(config, tasks=["cola"])
+    few = with_eval(config, tasks=["cola"], seeds=[0], baselines=True)
     main(few)
-    before, folder = glue_json(few), Path(config["runs"]) / "first/glue/pretrained"
-    kept = (folder / "predictions/cola-seed0.npz").read_bytes()
-    damage(folder)
+    before, file = section_of(few, init), predictions_of(few, "cola", 0, init)
+    kept, done = file.read_bytes(), finetuned(few)
+    damage(file)
     main(few)
-    assert done == ["cola"] * 3 and glue_json(few) == before
-    assert (folder / "predictions/cola-seed0.npz").read_bytes() == kept
+    assert finetuned(few) == [*done, (init, "cola", 0)]
+    assert section_of(few, init)["tasks"] == before["tasks"] and file.read_bytes() == kept
+
+
+def test_scores_that_the_predictions_do_not_give_are_done_again(
+    config: dict[str, Any], with_eval: Change, section_of: Section, finetuned: Done
+) -> None:
+    """As by another version of a metric, or by a log that was written anew with another number."""
+    few = with_eval(config, tasks=["cola"], seeds=[0])
+    main(few)
+    before, folder = section_of(few), Path(few["runs"]) / "first"
+    events = [entry.event for entry in read_log(folder / "run.jsonl")]
+    (folder / "run.jsonl").unlink()
+    log = EventLog(folder / "run.jsonl")
+    for event in events:
+        if isinstance(event, Finetuned):
+            scores = event.entries["cola"]
+            edited = scores.model_copy(update={"metrics": dict.fromkeys(scores.metrics, 0.95)})
+            event = event.model_copy(update={"entries": {"cola": edited}})
+        log.append(event)
+    log.close()
+    assert section_of(few)["tasks"]["cola"]["score"] == 95
+    main(few)
+    assert section_of(few)["tasks"] == before["tasks"] and len(finetuned(few)) == 2
 
 
 def test_what_a_run_depends_on_decides_its_conditions(config: dict[str, Any], model: Path) -> None:

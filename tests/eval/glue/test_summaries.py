@@ -9,10 +9,11 @@ import scipy.stats
 
 from cramming.config import build, config_folder
 from cramming.data.task_files import GLUE, ExampleFile
+from cramming.runlog import Finetuned, Scoring, SetScores
+from cramming.scores import Scores, spread
 from eval.finetune.config import EvalConfig, Hyperparameters
-from eval.finetune.store import is_subset, summarise
+from eval.finetune.store import describe_sets
 from eval.tasks.datasets import Split, TaskData
-from eval.tasks.metrics import spread
 
 Section = Callable[..., dict[str, Any]]
 
@@ -60,47 +61,74 @@ def split(source: ExampleFile, examples: int) -> Split:
     return Split(source, ([""] * examples,), None)
 
 
-def summary_of(main_metrics: dict[str, float | None]) -> dict[str, Any]:
-    """A summary of one seed in which each entry's main metric has the given value."""
-    data, results = [], {}
-    for task in (task for name, task in GLUE.items() if name != "wnli"):
-        data.append(TaskData(task, split(task.train, 1), tuple(split(s, 1) for s in task.scored)))
-        entries = {
-            s.entry: {
-                "metrics": dict.fromkeys(task.metrics, main_metrics[s.entry]),
-                "problems": [] if main_metrics[s.entry] else ["constant"],
-                "notes": [],
-            }
-            for s in task.scored
-        }
-        results[task.name, 0] = {"entries": entries, "epoch": 5}
-    return summarise({"init": "pretrained"}, "glue", data, results, [0], {}, {})
+def section_of(main_metrics: dict[str, float | None]) -> dict[str, Any]:
+    """The section of one seed of GLUE in which each entry's main metric has the given value."""
+    scores, key = Scores(), "key"
+    tasks = [task for name, task in GLUE.items() if name != "wnli"]
+    sets = {}
+    for task in tasks:
+        data = TaskData(task, split(task.train, 1), tuple(split(s, 1) for s in task.scored))
+        sets |= describe_sets("glue", data)
+    scoring = Scoring(
+        time="",
+        section="glue",
+        suite="glue",
+        init="pretrained",
+        version=1,
+        model="m",
+        selection="last epoch",
+        seeds=[0],
+        hyperparameters={},
+        entries=sets,
+        absent={},
+        keys={f"{task.name}-seed0": key for task in tasks},
+    )
+    scores.add(scoring)
+    for task in tasks:
+        entries = {}
+        for source in task.scored:
+            value = main_metrics[source.entry]
+            problems = ["constant"] if value is None else []
+            entries[source.entry] = SetScores(
+                metrics=dict.fromkeys(task.metrics, value), problems=problems
+            )
+        scores.add(
+            Finetuned(
+                time="",
+                task=task.name,
+                seed=0,
+                key=key,
+                predictions="0" * 64,
+                entries=entries,
+                epoch=5,
+                seconds=1,
+            )
+        )
+    return scores.sections["glue", "pretrained"]
 
 
 def test_averages_are_the_papers_and_stay_empty_when_an_entry_is_missing() -> None:
     # The crammed BERT on an A6000 (model card): 78.6 over nine entries.
-    paper = {
+    paper: dict[str, float | None] = {
         "mnli_matched": 0.839,
         "mnli_mismatched": 0.841,
         "qqp": 0.873,
         "qnli": 0.895,
         "sst2": 0.922,
+        "cola": 0.445,
+        "stsb": 0.846,
+        "mrpc": 0.875,
+        "rte": 0.538,
     }
-    paper |= {"cola": 0.445, "stsb": 0.846, "mrpc": 0.875, "rte": 0.538}
-    averages = summary_of({**paper})["averages"]
-    assert (
-        round(averages["avg9"]["value"], 1) == 78.6 and round(averages["avg8"]["value"], 1) == 77.9
-    )
-    incomplete = summary_of({**paper, "stsb": None})
-    assert incomplete["averages"]["avg9"]["value"] is None and incomplete["averages"]["avg9"][
-        "missing"
-    ] == ["stsb"]
+    averages = section_of(paper)["averages"]
+    assert round(averages["avg9"]["value"], 1) == 78.6
+    assert round(averages["avg8"]["value"], 1) == 77.9
+    incomplete = section_of({**paper, "stsb": None})
+    assert incomplete["averages"]["avg9"]["value"] is None
+    assert incomplete["averages"]["avg9"]["missing"] == ["stsb"]
     task = incomplete["tasks"]["stsb"]
-    assert (
-        task["score"] is None
-        and task["problem"] == "seed 0: constant"
-        and task["scored_epochs"] == [5]
-    )
+    assert task["score"] is None and task["scored_epochs"] == [5]
+    assert task["problem"] == "seed 0: constant"
 
 
 @pytest.mark.parametrize(("train", "dev"), [(0, 0), (1, 0), (0, 1), (-1, 0), (0, -1)])
@@ -109,4 +137,5 @@ def test_other_numbers_of_examples_than_the_official_ones_are_marked(train: int,
     task = GLUE["rte"]
     dev_split = split(task.scored[0], task.scored[0].examples + dev)
     data = TaskData(task, split(task.train, task.train.examples + train), (dev_split,))
-    assert is_subset("glue", data) == bool(train or dev) and not is_subset("embedded", data)
+    assert describe_sets("glue", data)["rte"].subset == bool(train or dev)
+    assert not describe_sets("embedded", data)["rte"].subset
