@@ -6,6 +6,7 @@ on every task with three seeds. Everything else in the folder is what these even
 
 import functools
 import hashlib
+import io
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
 
 from cramming.budget import RULES_VERSION
 from cramming.config import build, choose
@@ -150,7 +153,7 @@ def score_run(
     `predictions`: content of a file of them. `fine_tunings`: how many there were before it was interrupted.
     """
     files = dict(files or {"model.safetensors": "ab" * 32})
-    events = list(_scoring(init, values, seeds, suite, files, predictions or _predictions))
+    events = list(_scoring(init, values, seeds, suite, files, predictions))
     contents = {content for _, content in events if content is not None}
     (folder / "predictions").mkdir(exist_ok=True)
     for content in contents:
@@ -481,8 +484,12 @@ def _corpus() -> dict[str, Any]:
     }
 
 
-def _predictions(task: Task, seed: int) -> bytes:
-    return f"predictions of {task.name}, seed {seed}".encode()
+@functools.cache
+def _predictions(task: str, seed: int) -> bytes:
+    """Return a file without test sets; what it says of the dev sets is not what the scores say."""
+    buffer = io.BytesIO()
+    np.savez(buffer, **{f"dev.{task}": np.array([len(task), seed])})  # type: ignore[arg-type]
+    return buffer.getvalue()
 
 
 def _scoring(
@@ -491,7 +498,7 @@ def _scoring(
     seeds: Sequence[int],
     suite: SuiteName,
     files: dict[str, str],
-    predictions: Callable[[Task, int], bytes],
+    predictions: Callable[[Task, int], bytes] | None,
 ) -> Iterator[tuple[Event, bytes | None]]:
     """Yield the events of a scoring, each with the content of the file that it names."""
     is_model = init in ("pretrained", "random")
@@ -526,7 +533,7 @@ def _scoring(
     )
     for task in tasks.values():
         for seed in seeds:
-            content = predictions(task, seed)
+            content = predictions(task, seed) if predictions else _predictions(task.name, seed)
             scores = {
                 source.entry: _set_scores(
                     source.entry, sets[source.entry], values, list(sets), list(seeds), seed
