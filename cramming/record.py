@@ -115,13 +115,6 @@ def read_run(folder: Path) -> list[Entry]:
     return entries
 
 
-def write_record(folder: Path) -> dict[str, Any]:
-    """Write `record.json` for people and other programs; returns the record."""
-    record = load_record(folder)
-    write_atomically(folder / RECORD, _content(record))
-    return record
-
-
 def refresh_record(folder: Path) -> None:
     """Write `record.json` where it is missing, or not what the log gives."""
     path = folder / RECORD
@@ -130,8 +123,11 @@ def refresh_record(folder: Path) -> None:
         write_atomically(path, content)
 
 
-def _content(record: Mapping[str, Any]) -> str:
-    return json.dumps(finite(record), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+def write_record(folder: Path) -> dict[str, Any]:
+    """Write `record.json` for people and other programs; returns the record."""
+    record = load_record(folder)
+    write_atomically(folder / RECORD, _content(record))
+    return record
 
 
 def derive(entries: Sequence[Entry]) -> dict[str, Any]:
@@ -368,3 +364,7 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
     return value
+
+
+def _content(record: Mapping[str, Any]) -> str:
+    return json.dumps(finite(record), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
