@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from cramming.budget import RULES_VERSION
-from cramming.config import build, choose
+from cramming.config import build, choose, settings_hash
 from cramming.data.suites import SUITES, SuiteName
 from cramming.data.task_files import ENTRIES, OFFICIAL_SHA256, Task
 from cramming.model.config import ModelConfig, count_parameters, flops_per_token
@@ -44,6 +44,7 @@ from cramming.runlog import (
     Start,
     Steps,
     Validation,
+    read_log,
 )
 from cramming.schedule import SCHEDULES, learning_rate_factor
 
@@ -91,6 +92,7 @@ def write_run(
     name: str | None = None,
     overrides: Sequence[str] = (),
     seed: int = 0,
+    learning_rate: float = 3e-3,
     steps: int = 100,
     unit: Literal["hours", "exaflops", "tokens", "steps"] = "hours",
     limit: float | None = None,
@@ -106,15 +108,18 @@ def write_run(
 ) -> Path:
     """Write the log of a run, and the predictions and final weights that it names; returns the folder.
 
-    `name`: that of the recipe, by default the folder's. `limit`: by default what the steps take. `ended`: None for a
-    run that was killed. `loss`: of the final validation. `scores`: by initialisation, of a finished run; by default the
-    pretrained and the random model. `weights`: content of the final weights, by default the folder's name. `change`: by
-    the name of an event the values to merge into every such event, such as `{"setup": {"training": {"seed": 3}}}`.
+    `name`: that of the recipe, by default the folder's. Another `learning_rate` makes another recipe. `limit`: by
+    default what the steps take. `ended`: None for a run that was killed. `loss`: of the final validation. `scores`: by
+    initialisation, of a finished run; by default the pretrained and the random model. `weights`: content of the final
+    weights, by default the folder's name. `change`: by the name of an event the values to merge into every such event,
+    such as `{"setup": {"training": {"seed": 3}}}`; an earlier log in the folder is replaced.
     """
     recipe = _recipe((*OVERRIDES, *overrides))
     recipe |= {"name": folder.name if name is None else name, "seed": seed, "division": division}
+    recipe["optim"] = {**recipe["optim"], "lr": learning_rate}
     plan = TrainingPlan(recipe, steps, unit, limit, ended, loss, weights or folder.name)
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / RUN_LOG).unlink(missing_ok=True)
     _append(folder, plan.events(), change)
     if plan.exported is not None:
         final = folder / "final"
@@ -128,7 +133,6 @@ def write_run(
                 values,
                 seeds=seeds,
                 suite=suite,
-                files=plan.exported.files,
                 predictions=predictions,
                 change=change,
             )
@@ -143,17 +147,20 @@ def score_run(
     seeds: Sequence[int] = SEEDS,
     suite: SuiteName = "glue",
     files: Mapping[str, str] | None = None,
+    hyperparameters: Mapping[str, Any] | None = None,
     predictions: Callable[[Task, int], bytes] | None = None,
     fine_tunings: int | None = None,
     change: Mapping[str, Any] | None = None,
 ) -> None:
     """Append a scoring to a run's log.
 
-    `values`: main metrics by entry and seed, or about what all of them are. `files`: SHA-256 of the scored model.
-    `predictions`: content of a file of them. `fine_tunings`: how many there were before it was interrupted.
+    `values`: main metrics by entry and seed, or about what all of them are. `files`: SHA-256 of the scored model, by
+    default that of `final/`. `hyperparameters`: those that differ. `predictions`: content of a file of them.
+    `fine_tunings`: how many there were before the scoring was interrupted.
     """
-    files = dict(files or {"model.safetensors": "ab" * 32})
-    events = list(_scoring(init, values, seeds, suite, files, predictions))
+    files = dict(files or _exported_files(folder))
+    chosen = {**HYPERPARAMETERS, **(hyperparameters or {})}
+    events = list(_scoring(init, values, seeds, suite, files, chosen, predictions))
     contents = {content for _, content in events if content is not None}
     (folder / "predictions").mkdir(exist_ok=True)
     for content in contents:
@@ -181,6 +188,12 @@ def write_external(
     for init, values in ({"pretrained": 0.8} if scores is None else scores).items():
         score_run(folder, init, values, change={"scoring": {"model": model}})  # type: ignore[arg-type]
     return folder
+
+
+def _exported_files(folder: Path) -> dict[str, str]:
+    events = [entry.event for entry in read_log(folder / RUN_LOG)]
+    exported = [event for event in events if isinstance(event, Exported)]
+    return exported[-1].files if exported else {"model.safetensors": "ab" * 32}
 
 
 def _append(folder: Path, events: Sequence[Event], change: Mapping[str, Any] | None) -> None:
@@ -498,13 +511,16 @@ def _scoring(
     seeds: Sequence[int],
     suite: SuiteName,
     files: dict[str, str],
+    hyperparameters: dict[str, Any],
     predictions: Callable[[Task, int], bytes] | None,
 ) -> Iterator[tuple[Event, bytes | None]]:
     """Yield the events of a scoring, each with the content of the file that it names."""
     is_model = init in ("pretrained", "random")
     tasks = SUITES[suite].tasks
     sets = _labelled_sets(suite)
-    keys = {f"{name}-seed{seed}": f"{name}{seed}-here" for name in tasks for seed in seeds}
+    settings = hyperparameters if is_model else {"method": init}
+    made_of = settings_hash(suite, init, settings)[:12]
+    keys = {f"{name}-seed{seed}": f"{made_of}-here" for name in tasks for seed in seeds}
     model = {
         "model_sha256": files["model.safetensors"] if init == "pretrained" else None,
         "model_files": files,
@@ -522,7 +538,7 @@ def _scoring(
             model="runs/first/final" if is_model else init,
             selection="last epoch" if is_model else "none",
             seeds=list(seeds),
-            hyperparameters=HYPERPARAMETERS if is_model else {"method": init},
+            hyperparameters=settings,
             entries=sets,
             absent={},
             keys=keys,
@@ -548,7 +564,7 @@ def _scoring(
                 predictions=_sha256(content),
                 entries=scores,
                 train_loss=0.3 + 0.01 * seed if is_model else None,
-                epoch=HYPERPARAMETERS["epochs"] if is_model else 0,
+                epoch=hyperparameters["epochs"] if is_model else 0,
                 seconds=12.5,
             )
             yield event, content
