@@ -55,7 +55,6 @@ HYPERPARAMETERS = {"epochs": 5, "batch_size": 16, "learning_rate": 4e-5, "schedu
 SEEDS = (0, 1, 2)
 CREATED = "2030-01-01T00:00:00+00:00"
 BEGAN = datetime.fromisoformat(CREATED).timestamp()
-SCORED = BEGAN + 600
 OVERRIDES = (
     "model=tiny",
     "model.vocab_size=8192",
@@ -104,6 +103,7 @@ def write_run(
     weights: str | None = None,
     predictions: Callable[[Task, int], bytes] | None = None,
     division: Literal["closed", "open"] = "closed",
+    began: float = BEGAN,
     change: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write the log of a run, and the predictions and final weights that it names; returns the folder.
@@ -111,13 +111,13 @@ def write_run(
     `name`: that of the recipe, by default the folder's. Another `learning_rate` makes another recipe. `limit`: by
     default what the steps take. `ended`: None for a run that was killed. `loss`: of the final validation. `scores`: by
     initialisation, of a finished run; by default the pretrained and the random model. `weights`: content of the final
-    weights, by default the folder's name. `change`: by the name of an event the values to merge into every such event,
-    such as `{"setup": {"training": {"seed": 3}}}`; an earlier log in the folder is replaced.
+    weights, by default the folder's name. `began`: seconds since 1970. `change`: by the name of an event the values to
+    merge into every such event, such as `{"setup": {"training": {"seed": 3}}}`; an earlier log is replaced.
     """
     recipe = _recipe((*OVERRIDES, *overrides))
     recipe |= {"name": folder.name if name is None else name, "seed": seed, "division": division}
     recipe["optim"] = {**recipe["optim"], "lr": learning_rate}
-    plan = TrainingPlan(recipe, steps, unit, limit, ended, loss, weights or folder.name)
+    plan = TrainingPlan(recipe, steps, unit, limit, ended, loss, weights or folder.name, began)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RUN_LOG).unlink(missing_ok=True)
     _append(folder, plan.events(), change)
@@ -134,6 +134,7 @@ def write_run(
                 seeds=seeds,
                 suite=suite,
                 predictions=predictions,
+                began=began,
                 change=change,
             )
     return folder
@@ -150,6 +151,7 @@ def score_run(
     hyperparameters: Mapping[str, Any] | None = None,
     predictions: Callable[[Task, int], bytes] | None = None,
     fine_tunings: int | None = None,
+    began: float = BEGAN,
     change: Mapping[str, Any] | None = None,
 ) -> None:
     """Append a scoring to a run's log.
@@ -160,7 +162,8 @@ def score_run(
     """
     files = dict(files or _exported_files(folder))
     chosen = {**HYPERPARAMETERS, **(hyperparameters or {})}
-    events = list(_scoring(init, values, seeds, suite, files, chosen, predictions))
+    time = datetime.fromtimestamp(began + 600, UTC).isoformat(timespec="seconds")
+    events = list(_scoring(init, values, seeds, suite, files, chosen, predictions, time))
     contents = {content for _, content in events if content is not None}
     (folder / "predictions").mkdir(exist_ok=True)
     for content in contents:
@@ -244,6 +247,7 @@ class TrainingPlan:
     ended: EndReason | None
     loss: float
     weights: str
+    began: float
 
     def __post_init__(self) -> None:
         train = self.recipe["train"]
@@ -342,7 +346,7 @@ class TrainingPlan:
         return events
 
     def _times(self, process: int, elapsed: float) -> dict[str, float]:
-        return {"elapsed": elapsed, "wall": BEGAN + 30 * self.scale * process + elapsed}
+        return {"elapsed": elapsed, "wall": self.began + 30 * self.scale * process + elapsed}
 
     def _counters(self, steps: int) -> dict[str, Any]:
         seconds = self.seconds(steps)
@@ -397,15 +401,15 @@ class TrainingPlan:
     def _heartbeats(
         self, process: int, begin: float, end: float
     ) -> Iterator[tuple[float, Heartbeat]]:
-        """Yield a heartbeat every two seconds with its time on the clock of both processes."""
+        """Yield a heartbeat every two seconds and at the end, each with its time on the clock of both processes."""
         earlier = 20 * self.scale * process
+        ended = [self.seconds(step) for step in range(1, self.steps + 1)]
         elapsed = begin
         while elapsed <= end:
-            times = [self.seconds(step) for step in range(1, self.steps + 1)]
-            steps = sum(seconds <= earlier + elapsed for seconds in times)
+            steps = sum(seconds <= earlier + elapsed for seconds in ended)
             event = Heartbeat(**self._times(process, elapsed), **self._counters(steps))
             yield earlier + elapsed, event
-            elapsed += 2.0
+            elapsed = end if elapsed < end < elapsed + 2.0 else elapsed + 2.0
 
     def _rows(self) -> Iterator[tuple[float, Steps | Validation]]:
         """Yield rows of steps and validations with their time."""
@@ -513,6 +517,7 @@ def _scoring(
     files: dict[str, str],
     hyperparameters: dict[str, Any],
     predictions: Callable[[Task, int], bytes] | None,
+    time: str,
 ) -> Iterator[tuple[Event, bytes | None]]:
     """Yield the events of a scoring, each with the content of the file that it names."""
     is_model = init in ("pretrained", "random")
@@ -530,7 +535,7 @@ def _scoring(
     }
     yield (
         Scoring(
-            time=_time(SCORED),
+            time=time,
             section="superglue" if suite == "superglue" else "glue",
             suite=suite,
             init=init,
@@ -557,7 +562,7 @@ def _scoring(
                 for source in task.scored
             }
             event = Finetuned(
-                time=_time(SCORED),
+                time=time,
                 task=task.name,
                 seed=seed,
                 key=keys[f"{task.name}-seed{seed}"],
@@ -568,10 +573,6 @@ def _scoring(
                 seconds=12.5,
             )
             yield event, content
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
 def _labelled_sets(suite: SuiteName) -> dict[str, LabelledSet]:
