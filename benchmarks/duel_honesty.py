@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from eval.duel.ledger import Ledger
 
 from cramming import pretrain
 from cramming.children import run_or_exit
@@ -28,7 +29,6 @@ from cramming.config import build
 from cramming.overrides import compose
 from eval.duel import main as duel_main
 from eval.duel import sides
-from eval.duel.ledger import Ledger
 from eval.duel.main import DuelConfig, Opponent
 from eval.duel.sequential_test import RULE, SequentialTest
 from eval.duel.sides import Side

@@ -6,8 +6,9 @@ python benchmarks/ladder.py --out docs/ladder.png
 import argparse
 from pathlib import Path
 
-from eval.duel import ladder
 from eval.duel.ledger import Duel, Ledger
+
+from eval.duel import ladder
 from eval.report.plots import Interval, intervals
 
 RESULTS = Path(__file__).parent / "results"

@@ -115,11 +115,18 @@ def read_run(folder: Path) -> list[Entry]:
     return entries
 
 
+def refresh_record(folder: Path) -> None:
+    """Write `record.json` where it is missing, or not what the log gives."""
+    path = folder / RECORD
+    content = _content(load_record(folder))
+    if not path.is_file() or path.read_bytes() != content.encode():
+        write_atomically(path, content)
+
+
 def write_record(folder: Path) -> dict[str, Any]:
     """Write `record.json` for people and other programs; returns the record."""
     record = load_record(folder)
-    text = json.dumps(finite(record), indent=1, allow_nan=False, ensure_ascii=False)
-    write_atomically(folder / RECORD, text + "\n")
+    write_atomically(folder / RECORD, _content(record))
     return record
 
 
@@ -356,3 +363,7 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
     return value
+
+
+def _content(record: Mapping[str, Any]) -> str:
+    return json.dumps(finite(record), indent=1, allow_nan=False, ensure_ascii=False) + "\n"

@@ -32,7 +32,6 @@ FILES = {
     "special_tokens_map.json",
     "tokenizer.json",
     "tokenizer_config.json",
-    "modeling_cramming.py",  # of exports before the model's own files went along
 }
 
 

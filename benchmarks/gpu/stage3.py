@@ -12,6 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from cramming.journal import processes_of, read_journal
 from in_process import InProcess
 from lab import Lab, Row, settings
 from run import end_with_parent
@@ -20,7 +21,6 @@ from cramming.bench import tricks
 from cramming.bench.main import Bench, BenchConfig, chosen
 from cramming.bench.tricks import Trick
 from cramming.config import build
-from cramming.journal import processes_of, read_journal
 from cramming.precision import DTYPES
 from cramming.record import load_metrics, load_record
 

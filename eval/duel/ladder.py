@@ -1,16 +1,15 @@
-"""What the ledger says: one duel in a sentence, all duels as a table, a picture and JSON."""
+"""What the log of duels says: one duel in a sentence, all duels as a table, a picture and JSON."""
 
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from cramming.files import write_atomically
 from cramming.progress import say, show_table
-from cramming.record import finite
-from eval.duel.ledger import Duel, Ledger
+from eval.duel.duel_log import Decision, Duel, DuelLog, SideResult, SideTerms
 from eval.duel.sequential_test import Look
 from eval.report.plots import Interval, Pair, against_seconds, intervals, svg
 from eval.report.wording import counted
@@ -46,33 +45,36 @@ def numbers(state: Look, first_look: int) -> str:
     more = (
         "" if state.pairs_needed is None else f", such an effect takes {state.pairs_needed} pairs"
     )
-    return f"mean difference {state.mean:+.4f} {interval_text(finite(vars(state)))}, p {p_text(state.p)}{more}"
+    return f"mean difference {state.mean:+.4f} {interval_text(state.low, state.high)}, p {p_text(state.p)}{more}"
 
 
-def p_text(p: float) -> str:
+def p_text(p: float | None) -> str:
     """The p-value; those below a thousandth are not told apart (sequential_test.py)."""
+    if p is None:
+        return "–"
     return "<=0.001" if p <= 0.001 else f"{p:.2g}"
 
 
-def interval_text(look: Mapping[str, Any]) -> str:
-    """A look's interval; dashes where there is none: after too few pairs, or where the differences have no spread."""
-    low, high = ("–" if (end := look[name]) is None else f"{end:+.4f}" for name in ("low", "high"))
-    return f"[{low}, {high}]"
+def interval_text(low: float | None, high: float | None) -> str:
+    """An interval; dashes where there is none: after too few pairs, or where the differences have no spread."""
+    ends = ("–" if end is None or not math.isfinite(end) else f"{end:+.4f}" for end in (low, high))
+    return f"[{', '.join(ends)}]"
 
 
 def summary(duel: Duel) -> dict[str, Any]:
     """A duel for programs; numbers are those of its last look, `verdict` is null while it is fought."""
-    terms, verdict = duel.terms, duel.verdict or {}
+    terms = duel.terms.model_dump()
+    decision = duel.decision.model_dump() if duel.decision else {}
     scores = duel.score_differences()
     return {
         "id": duel.id,
         "base": terms["base"],
         "candidate": terms["candidate"],
-        "verdict": verdict.get("verdict"),
-        "why": verdict.get("why"),
+        "verdict": decision.get("verdict"),
+        "why": decision.get("why"),
         "measure": terms["measure"],
         "higher_is_better": duel.test.higher_is_better,
-        **{key: verdict.get(key) for key in ("mean", "low", "high", "p")},
+        **{key: decision.get(key) for key in ("mean", "low", "high", "p")},
         "pairs_fought": len(duel.pairs),
         "pairs_planned": terms["pairs"],
         "pairs_started": duel.starts,
@@ -90,9 +92,9 @@ def reaches_base_at(duel: Duel) -> float | None:
     in most pairs. Before its last part a run's rate has not decayed, so this says less than a duel with a smaller
     budget for the candidate.
     """
-    if duel.terms["measure"] != "loss":
+    if duel.terms.measure != "loss":
         return None
-    ends = [(pair["candidate"]["curve"], pair["base"]["loss"]) for pair in duel.pairs]
+    ends = [(pair.candidate.curve, pair.base.loss) for pair in duel.pairs]
     found = [_share(curve, target) for curve, target in ends if target is not None]
     middle = statistics.median(found) if found else math.inf
     return middle if middle <= 1 else None
@@ -101,14 +103,15 @@ def reaches_base_at(duel: Duel) -> float | None:
 def seconds_and_losses(duel: Duel) -> list[Pair]:
     """Each pair's validations over the seconds that the run had spent, as if its speed had been one."""
 
-    def points(side: Mapping[str, Any]) -> list[tuple[float, float]]:
-        every = side["curve"]
-        return [(progress * side["seconds"], loss) for progress, loss in every if loss is not None]
-
-    return [Pair(points(pair["base"]), points(pair["candidate"])) for pair in duel.pairs]
+    return [Pair(_points(pair.base), _points(pair.candidate)) for pair in duel.pairs]
 
 
-def _share(curve: Sequence[Sequence[float]], target: float) -> float:
+def _points(side: SideResult) -> list[tuple[float, float]]:
+    seconds = side.seconds or 0.0
+    return [(progress * seconds, loss) for progress, loss in side.curve if loss is not None]
+
+
+def _share(curve: Sequence[tuple[float, float | None]], target: float) -> float:
     before = (0.0, float("inf"))
     for progress, loss in curve:
         if loss is not None and loss <= target:
@@ -124,48 +127,57 @@ def _share(curve: Sequence[Sequence[float]], target: float) -> float:
 
 def sentence(duel: Duel) -> str:
     """The verdict in words, with what it rests on."""
-    terms, verdict = duel.terms, duel.verdict
-    assert verdict is not None
-    measure, unit = MEASURES[terms["measure"]]
+    terms, decision = duel.terms, duel.decision
+    assert decision is not None
     name = f"{label(duel)} against {base_label(duel)}"
-    if verdict["why"]:
-        return f"{name}: {verdict['verdict']}: {verdict['why']}"
-    mean = verdict["mean"]
-    better, worse = ("higher", "lower") if duel.test.higher_is_better else ("lower", "higher")
-    said = SAID[verdict["verdict"]].format(
-        measure=measure, better=better, worse=worse, size=abs(mean), mean=mean, delta=terms["delta"]
-    )
-    clock = "CPU time, a core for each" if terms["clock"] == "cpu" else "wall clock"
+    if decision.why:
+        return f"{name}: {decision.verdict}: {decision.why}"
+    clock = "CPU time, a core for each" if terms.clock == "cpu" else "wall clock"
     parts = [
-        f"{name}: the candidate {said} {unit} {interval_text(verdict)}, p {p_text(verdict['p'])}",
-        f"{len(duel.pairs)} pairs of {budget_text(duel)} ({clock}) on {terms['device']}",
+        f"{name}: the candidate {_decision_words(duel, decision)}",
+        f"{len(duel.pairs)} pairs of {budget_text(duel)} ({clock}) on {terms.device}",
     ]
-    if (share := reaches_base_at(duel)) is not None:
+    share = reaches_base_at(duel)
+    if share is not None:
         parts.append(f"it is where the base ends after {share:.0%} of its budget")
-    if terms["measure"] != "score" and (scores := duel.score_differences()):
-        spread = (
-            f" +- {statistics.stdev(scores) / len(scores) ** 0.5:.2f} (standard error)"
-            if len(scores) > 1
-            else ""
-        )
-        parts.append(
-            f"scores differ by {statistics.fmean(scores):+.2f}{spread}, which decides nothing"
-        )
+    scores = duel.score_differences()
+    if terms.measure != "score" and scores:
+        spread = ""
+        if len(scores) > 1:
+            error = statistics.stdev(scores) / len(scores) ** 0.5
+            spread = f" +- {error:.2f} (standard error)"
+        mean = statistics.fmean(scores)
+        parts.append(f"scores differ by {mean:+.2f}{spread}, which decides nothing")
     return "; ".join(parts)
+
+
+def _decision_words(duel: Duel, decision: Decision) -> str:
+    measure, unit = MEASURES[duel.terms.measure]
+    better, worse = ("higher", "lower") if duel.test.higher_is_better else ("lower", "higher")
+    mean = decision.mean or 0.0
+    words = SAID[decision.verdict].format(
+        measure=measure,
+        better=better,
+        worse=worse,
+        size=abs(mean),
+        mean=mean,
+        delta=duel.terms.delta,
+    )
+    return f"{words} {unit} {interval_text(decision.low, decision.high)}, p {p_text(decision.p)}"
 
 
 def label(duel: Duel) -> str:
     """What only the candidate has of what was typed."""
-    return _only(duel.terms["candidate"], duel.terms["base"]) or "without what the base sets"
+    return _only(duel.terms.candidate, duel.terms.base) or "without what the base sets"
 
 
 def base_label(duel: Duel) -> str:
     """What the base has that the candidate lacks, or its settings as they were typed."""
-    return _only(duel.terms["base"], duel.terms["candidate"]) or "the same without it"
+    return _only(duel.terms.base, duel.terms.candidate) or "the same without it"
 
 
-def _only(side: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    own = [word for word in side["overrides"] if word not in other["overrides"]]
+def _only(side: SideTerms, other: SideTerms) -> str:
+    own = [word for word in side.overrides if word not in other.overrides]
     named = [word for word in own if not word.startswith("budget.")]  # which `budget_text` says
     return " ".join(
         named or [word for word in own if not word.endswith("=null")]
@@ -176,7 +188,7 @@ def budget_text(duel: Duel) -> str:
     """Both budgets where they differ."""
     found = [
         " ".join(_limit(unit, value) for unit, value in budget.items())
-        for budget in duel.terms["budgets"]
+        for budget in duel.terms.budgets
     ]
     return found[0] if found[0] == found[1] else f"{found[0]} against the candidate's {found[1]}"
 
@@ -185,76 +197,81 @@ def _limit(unit: str, value: float) -> str:
     return f"{60 * value:.3g} min" if unit == "hours" else f"{value:g} {unit}"
 
 
-def show(ledger: Ledger, as_json: bool) -> None:
-    """Every duel of the ledger, lost ones too, and what they could have been wrong about; with pictures beside it."""
-    duels = list(ledger.duels().values())
-    spent = sum(duel.terms["error"] for duel in duels)
-    pictures = draw(ledger, duels)
+def show(log: DuelLog, as_json: bool) -> None:
+    """Every duel of the log, lost ones too, and what they could have been wrong about; with pictures beside it."""
+    duels = list(log.duels().values())
+    spent = sum(duel.terms.error for duel in duels)
+    pictures = draw(log, duels)
     if as_json:
         print(json.dumps({"duels": [summary(duel) for duel in duels], "error_spent": spent}))
         return
     if not duels:
-        say(
-            f"{ledger.path}: no duel yet; cramming duel base='...' candidate='...' budget.minutes=5"
-        )
+        say(f"{log.path}: no duel yet; cramming duel base='...' candidate='...' budget.minutes=5")
         return
-    show_table(
-        f"{ledger.path}: {counted(len(duels), 'duel')}", HEADERS, [row(duel) for duel in duels]
-    )
-    wins = sum((duel.verdict or {}).get("verdict") == "win" for duel in duels)
+    show_table(f"{log.path}: {counted(len(duels), 'duel')}", HEADERS, [row(duel) for duel in duels])
+    wins = sum(duel.decision is not None and duel.decision.verdict == "win" for duel in duels)
     say(
         f"error budget spent: {spent:.2f} false verdicts by differences expected at most over"
         f" {counted(len(duels), 'duel')}, of which {wins} won; a single win is believed at its own error only if it was"
         " the only candidate"
     )
     if pictures:
-        say(f"pictures: {ledger.path.with_name('ladder.svg')}, and each duel's <id>/curves.svg")
+        say(f"pictures: {log.path.with_name('ladder.svg')}, and each duel's <id>/curves.svg")
 
 
-def draw(ledger: Ledger, duels: Sequence[Duel]) -> list[Path]:
+def draw(log: DuelLog, duels: Sequence[Duel]) -> list[Path]:
     """The pictures of those duels that losses decide, which alone have one unit: intervals, then curves."""
-    by_loss, written = [duel for duel in duels if duel.terms["measure"] == "loss"], []
-    drawn = [
-        duel
-        for duel in by_loss
-        if None not in [(duel.verdict or {}).get(end) for end in ("mean", "low", "high")]
-    ]
-    if figure := intervals(
-        [interval(duel) for duel in drawn], "candidate minus base, pinned validation loss (nats)"
-    ):
-        written.append(ledger.path.with_name("ladder.svg"))
+    by_loss = [duel for duel in duels if duel.terms.measure == "loss"]
+    written: list[Path] = []
+    lines = [line for duel in by_loss if (line := interval(duel)) is not None]
+    if figure := intervals(lines, "candidate minus base, pinned validation loss (nats)"):
+        written.append(log.path.with_name("ladder.svg"))
         write_atomically(written[-1], svg(figure, "ladder"))
     for duel in by_loss:
         if figure := against_seconds(
             seconds_and_losses(duel), f"{label(duel)} against {base_label(duel)}"
         ):
-            written.append(ledger.path.parent / duel.id / "curves.svg")
+            written.append(log.path.parent / duel.id / "curves.svg")
             write_atomically(written[-1], svg(figure, duel.id))
     return written
 
 
 def row(duel: Duel) -> list[str]:
     """A line of the ladder; dashes for a duel that is not over."""
-    verdict, share = duel.verdict, reaches_base_at(duel)
-    found = ["–", "–", "–"]
-    if verdict and not verdict["why"]:
-        unit = " points" if duel.terms["measure"] == "score" else ""
-        found = [f"{verdict['mean']:+.4f}{unit}", interval_text(verdict), p_text(verdict["p"])]
-    over = (
-        "still fought"
-        if verdict is None
-        else verdict["verdict"] + (f" ({verdict['why']})" if verdict["why"] else "")
-    )
+    decision = duel.decision
+    numbers_text = ["–", "–", "–"]
+    ending = "still fought"
+    if decision is not None:
+        ending = f"{decision.verdict} ({decision.why})" if decision.why else decision.verdict
+    if decision is not None and decision.mean is not None:
+        unit = " points" if duel.terms.measure == "score" else ""
+        numbers_text = [
+            f"{decision.mean:+.4f}{unit}",
+            interval_text(decision.low, decision.high),
+            p_text(decision.p),
+        ]
+    share = reaches_base_at(duel)
     reached = "–" if share is None else f"{share:.0%}"
-    pairs = (
-        f"{len(duel.pairs)}{f' ({duel.starts} started)' if duel.starts > len(duel.pairs) else ''}"
-    )
-    return [label(duel), base_label(duel), budget_text(duel), pairs, *found, reached, over]
+    pairs = str(len(duel.pairs))
+    if duel.starts > len(duel.pairs):
+        pairs += f" ({duel.starts} started)"
+    return [
+        label(duel),
+        base_label(duel),
+        budget_text(duel),
+        pairs,
+        *numbers_text,
+        reached,
+        ending,
+    ]
 
 
-def interval(duel: Duel) -> Interval:
-    """Of a duel with a verdict, for the picture."""
-    verdict = duel.verdict
-    assert verdict is not None
+def interval(duel: Duel) -> Interval | None:
+    """The line of the picture for a duel with a verdict; None where it has no interval."""
+    decision = duel.decision
+    if decision is None or decision.verdict == "void":
+        return None
+    if decision.mean is None or decision.low is None or decision.high is None:
+        return None
     name = f"{budget_text(duel)}: {label(duel)} against {base_label(duel)}"
-    return Interval(name, verdict["mean"], verdict["low"], verdict["high"], verdict["verdict"])
+    return Interval(name, decision.mean, decision.low, decision.high, decision.verdict)

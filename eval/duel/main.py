@@ -3,7 +3,7 @@
 Pairs of runs with one seed, data order and validation each; after each pair a sequential test (sequential_test.py) says
 whether that is enough. The pinned validation loss decides, or bits per byte where the sides have different tokenizers;
 where a side's objective has no such loss, the mean score over the tasks of `eval` does.
-Everything that was fought stands in the ledger (ledger.py), and `cramming duel ladder` shows it.
+Everything that was fought is in `duels.jsonl` (duel_log.py), and `cramming duel ladder` shows it.
 """
 
 import json
@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
+from cramming.budget import limits_of
 from cramming.children import run_or_exit
 from cramming.cli import check
 from cramming.config import NotNegative, UserError, Within, build, require, settings_hash
@@ -23,12 +24,21 @@ from cramming.data.manifest import MANIFEST, Manifest, corpus_folder
 from cramming.data.masking import OBJECTIVES
 from cramming.environment import git_state
 from cramming.files import lock
-from cramming.journal import limits_of
 from cramming.overrides import compose, given_overrides, with_implied
 from cramming.progress import say, use_stderr
 from cramming.record import finite
 from eval.duel import ladder, sides
-from eval.duel.ledger import Duel, Ledger
+from eval.duel.duel_log import (
+    Configuration,
+    Decision,
+    Duel,
+    DuelLog,
+    Measure,
+    PairResult,
+    PairStart,
+    SideTerms,
+    Terms,
+)
 from eval.duel.sequential_test import FEWEST, RULE
 from eval.duel.sides import Side
 from eval.recipe import Recipe, compared, recipe
@@ -51,7 +61,6 @@ ON_THE_CLOCK = (
     ("checkpoint", "every_steps"),
 )
 OF_A_STEP = (("train", "batch_size"), ("train", "sequence_length"))
-Measure = Literal["loss", "bits_per_byte", "score"]
 
 
 @dataclass(frozen=True)
@@ -96,9 +105,9 @@ def main(settings: dict[str, Any]) -> None:
     config = build(DuelConfig, settings["duel"], "duel")
     if config.json:
         use_stderr()
-    ledger = Ledger(config.folder)
+    log = DuelLog(config.folder)
     if config.what == "ladder":
-        ladder.show(ledger, config.json)
+        ladder.show(log, config.json)
         return
     opponents = read_opponents(config)
     cores, device = where(opponents)
@@ -114,15 +123,15 @@ def main(settings: dict[str, Any]) -> None:
     corpora = [Manifest.load(corpus_folder(side) / MANIFEST).sha256() for side in both]
     scored = [side["eval"] for side in both] if config.glue else None
     duel_id = settings_hash(hashes, corpora, judged, scored, device)
-    known = ledger.duels().get(duel_id)
+    known = log.duels().get(duel_id)
     over = (
-        known is not None and known.verdict is not None
+        known is not None and known.decision is not None
     )  # then it is only shown, also while another is fought
     with nullcontext() if over else lock(config.folder, "fighting a duel", "wait for it"):
-        if duel_id not in ledger.duels():
-            check_seeds(ledger, both, corpora, device, range(seed, seed + config.pairs))
-            begin(ledger, duel_id, opponents, hashes, {**judged, "corpora": corpora}, device)
-        fight(ledger, duel_id, cores, opponents, config, seed)
+        if duel_id not in log.duels():
+            check_seeds(log, both, corpora, device, range(seed, seed + config.pairs))
+            begin(log, duel_id, opponents, hashes, {**judged, "corpora": corpora}, device)
+        fight(log, duel_id, cores, opponents, config, seed)
 
 
 def read_opponents(config: DuelConfig) -> Opponents:
@@ -286,32 +295,34 @@ def _text_of(manifest: Manifest, same_tokenizer: bool) -> Any:
 
 
 def check_seeds(
-    ledger: Ledger,
+    log: DuelLog,
     settings: Sequence[Mapping[str, Any]],
     corpora: Sequence[str],
     device: str,
     seeds: Sequence[int],
 ) -> None:
-    """UserError where the same two recipes have met with one of these seeds: another number of pairs or first look for
-    numbers that have been seen would be chosen by them, and the ladder's sum of errors would not hold."""
-    known, now = ledger.configurations(), list(map(_recipe, settings, corpora))
-    for duel in ledger.duels().values():
+    """Raise UserError where the same two recipes have met with one of these seeds.
+
+    Another number of pairs or first look for numbers that have been seen would be chosen by them, and the ladder's sum
+    of errors would not hold.
+    """
+    known = log.configurations()
+    now = list(map(_recipe, settings, corpora))
+    for duel in log.duels().values():
         terms = duel.terms
-        met = range(terms["seed"], terms["seed"] + len(duel.pairs))
-        theirs = [known[terms[side]["hash"]] for side in ("base", "candidate")]
-        before = (
-            list(map(_recipe, theirs, terms["corpora"])) if terms["corpora"] is not None else []
-        )
-        said = f"seeds {met.start} to {met.stop - 1}" if len(met) > 1 else f"seed {met.start}"
-        other = (
-            "under another rule or fine-tuning"
-            if before == now
-            else "with base and candidate exchanged"
-        )
-        require(
-            not (set(before) == set(now) and terms["device"] == device and set(met) & set(seeds)),
-            f"duel: the same sides met in duel {duel.id} with {said}, {other}; take others, seed={met.stop}, or that"
-            " duel's own settings to see it",
+        met = range(terms.seed, terms.seed + len(duel.pairs))
+        theirs = [known[side.hash] for side in (terms.base, terms.candidate)]
+        before = list(map(_recipe, theirs, terms.corpora))
+        is_same = set(before) == set(now) and terms.device == device
+        if not is_same or not set(met) & set(seeds):
+            continue
+        words = f"seeds {met.start} to {met.stop - 1}" if len(met) > 1 else f"seed {met.start}"
+        how = "with base and candidate exchanged"
+        if before == now:
+            how = "under another rule or fine-tuning"
+        raise UserError(
+            f"duel: the same sides met in duel {duel.id} with {words}, {how}."
+            f" Take others, seed={met.stop}, or that duel's own settings to see it."
         )
 
 
@@ -320,30 +331,33 @@ def _recipe(settings: Mapping[str, Any], corpus: str) -> tuple[Recipe, str]:
 
 
 def begin(
-    ledger: Ledger,
+    log: DuelLog,
     duel_id: str,
     opponents: Opponents,
     hashes: Sequence[str],
-    judged: Mapping[str, Any],
+    rule: Mapping[str, Any],
     device: str,
 ) -> None:
-    """The ledger's lines of a new duel."""
-    for sha, side in zip(hashes, opponents):
-        if sha not in ledger.configurations():
-            ledger.write("configuration", hash=sha, settings=compared(side.settings))
-    described = [{"hash": sha, "overrides": side.overrides} for sha, side in zip(hashes, opponents)]
+    """Append the events of a new duel; `rule`: what settles its verdict, with measure, first seed and corpora."""
+    for sha256, side in zip(hashes, opponents, strict=True):
+        if sha256 not in log.configurations():
+            log.append(Configuration(hash=sha256, settings=compared(side.settings)))
+    sides = [
+        SideTerms(hash=sha256, overrides=list(side.overrides))
+        for sha256, side in zip(hashes, opponents, strict=True)
+    ]
     budgets = [side.settings["budget"] for side in opponents]
-    ledger.write(
-        "duel",
+    terms = Terms(
         id=duel_id,
-        base=described[0],
-        candidate=described[1],
-        **judged,
+        base=sides[0],
+        candidate=sides[1],
+        **rule,
         device=device,
         clock=budgets[0]["clock"],
-        budgets=list(map(limits_of, budgets)),
+        budgets=(dict(limits_of(budgets[0])), dict(limits_of(budgets[1]))),
         code=code(),
     )
+    log.append(terms)
 
 
 def code() -> dict[str, Any]:
@@ -353,7 +367,7 @@ def code() -> dict[str, Any]:
 
 
 def fight(
-    ledger: Ledger,
+    log: DuelLog,
     duel_id: str,
     cores: Sequence[int],
     opponents: Opponents,
@@ -361,55 +375,50 @@ def fight(
     seed: int,
 ) -> None:
     """Pair after pair until the test has its verdict; one that is there already is shown."""
-    duel = ledger.duels()[duel_id]
+    duel = log.duels()[duel_id]
     for count in range(1, len(duel.pairs) + 1):
         say_pair(duel, count)
-    while not decide(
-        ledger, duel
-    ):  # first what is there: a kill may have come between a pair and its verdict
+    while not decide(log, duel):  # a kill may have come between a pair and its verdict
         require(
-            duel.terms["code"] == code(),
-            f"duel {duel_id}: began with commit {duel.terms['code']['commit']} and other code is here now; check that"
+            duel.terms.code == code(),
+            f"duel {duel_id}: began with commit {duel.terms.code['commit']} and other code is here now; check that"
             " out to go on, or begin another duel with seed=<another>",
         )
-        ledger.write("start", id=duel_id, seed=seed + len(duel.pairs))
-        fight_pair(ledger, duel_id, cores, opponents, config, seed + len(duel.pairs))
-        duel = ledger.duels()[duel_id]
+        log.append(PairStart(id=duel_id, seed=seed + len(duel.pairs)))
+        fight_pair(log, duel_id, cores, opponents, config, seed + len(duel.pairs))
+        duel = log.duels()[duel_id]
         say_pair(duel, len(duel.pairs))
-    duel = ledger.duels()[duel_id]
+    duel = log.duels()[duel_id]
     say(ladder.sentence(duel))
     if config.json:
-        print(json.dumps({**ladder.summary(duel), "pairs": duel.pairs}), flush=True)
+        pairs = [pair.model_dump(mode="json") for pair in duel.pairs]
+        print(json.dumps({**ladder.summary(duel), "pairs": pairs}), flush=True)
 
 
-def decide(ledger: Ledger, duel: Duel) -> bool:
-    """Whether the duel has its verdict, which is written once its pairs give one."""
-    if duel.verdict is None and (why := failure(duel)):
-        lost = "loss" if why.startswith("the candidate") else "void"
-        ledger.write(
-            "verdict",
-            id=duel.id,
-            verdict=lost,
-            why=why,
-            **dict.fromkeys(("mean", "low", "high", "p")),
-        )
-    elif duel.verdict is None:
-        state = duel.test.look(duel.differences(duel.terms["measure"]))
-        if not state.over:
-            return False
-        ledger.write("verdict", id=duel.id, **finite(asdict(state)), why=None)
-    return True
+def decide(log: DuelLog, duel: Duel) -> bool:
+    """Return whether the duel has its verdict, which is appended once its pairs give one."""
+    if duel.decision is not None:
+        return True
+    why = failure(duel)
+    if why:
+        verdict: Literal["loss", "void"] = "loss" if why.startswith("the candidate") else "void"
+        log.append(Decision(id=duel.id, verdict=verdict, why=why))
+        return True
+    look = duel.test.look(duel.differences())
+    if look.over:
+        log.append(Decision(id=duel.id, **finite(asdict(look))))
+    return look.over
 
 
 def fight_pair(
-    ledger: Ledger,
+    log: DuelLog,
     duel_id: str,
     cores: Sequence[int],
     opponents: Opponents,
     config: DuelConfig,
     seed: int,
 ) -> None:
-    """Train, and perhaps score, both sides with this seed; then their line of the ledger."""
+    """Train, and perhaps score, both sides with this seed; then log what they gave."""
     base, candidate = (
         Side(config.folder / duel_id / f"{side}-{seed}", [*own.overrides, f"seed={seed}"])
         for side, own in zip(("base", "candidate"), opponents)
@@ -421,40 +430,45 @@ def fight_pair(
         scoring = ["eval.init=[pretrained]", "eval.baselines=false"]
         order = [replace(side, overrides=[*side.overrides, *scoring]) for side in order]
         sides.score(order, cores, f"duel {duel_id}, seed {seed}: fine-tuning")
-    results = {"base": base.result(), "candidate": candidate.result()}
-    if (
-        not config.keep
-    ):  # before the line of the ledger, behind which no call looks at this pair's runs again
+    result = PairResult(
+        id=duel_id,
+        seed=seed,
+        turned=turned,
+        code=code(),
+        base=base.result(),
+        candidate=candidate.result(),
+    )
+    if not config.keep:  # before the event, after which no call looks at this pair's runs again
         base.drop_weights()
         candidate.drop_weights()
-    ledger.write("pair", id=duel_id, seed=seed, turned=turned, code=code(), **results)
+    log.append(result)
 
 
 def failure(duel: Duel) -> str | None:
-    """Which side has no loss or score, and why: it diverged, or had no time for a step (`exhausted`), or a task has no
-    score. The base's comes first."""
-    for side in ("base", "candidate"):
+    """Return which side has no result, and why; the base's comes first.
+
+    It diverged, had no time for a step (`exhausted`), or a task has no score.
+    """
+    for name in ("base", "candidate"):
         for pair in duel.pairs:
-            if pair[side][duel.terms["measure"]] is None:
-                status = pair[side]["status"]
-                what = "has a task without a score" if status == "finished" else f"is {status}"
-                return f"the {side} {what} with seed {pair['seed']}"
+            side = pair.base if name == "base" else pair.candidate
+            if side.value(duel.terms.measure) is None:
+                is_finished = side.status == "finished"
+                what = "has a task without a score" if is_finished else f"is {side.status}"
+                return f"the {name} {what} with seed {pair.seed}"
     return None
 
 
 def say_pair(duel: Duel, count: int) -> None:
-    """The test's state after `count` pairs, as a line."""
-    terms, measure = duel.terms, duel.terms["measure"]
+    """Print the test's state after `count` pairs, as a line."""
+    terms = duel.terms
     seen = replace(duel, pairs=duel.pairs[:count])
     pair = duel.pairs[count - 1]
-    losses = ", ".join(
-        f"{side} {pair[side][measure]:.4f}"
-        for side in ("base", "candidate")
-        if pair[side][measure] is not None
-    )
-    said = failure(seen) or ladder.numbers(
-        duel.test.look(seen.differences(measure)), duel.test.first_look
-    )
-    say(
-        f"pair {count} of {terms['pairs']} (seed {pair['seed']}): {losses} {ladder.MEASURES[measure][1]}; {said}"
-    )
+    results = {"base": pair.base, "candidate": pair.candidate}
+    values = {name: side.value(terms.measure) for name, side in results.items()}
+    shown = ", ".join(f"{name} {value:.4f}" for name, value in values.items() if value is not None)
+    state = failure(seen)
+    if state is None:
+        state = ladder.numbers(duel.test.look(seen.differences()), duel.test.first_look)
+    unit = ladder.MEASURES[terms.measure][1]
+    say(f"pair {count} of {terms.pairs} (seed {pair.seed}): {shown} {unit}; {state}")

@@ -14,7 +14,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cramming.children import environment_as_given
 from cramming.config import UserError
@@ -23,11 +22,13 @@ from cramming.overrides import literal
 from cramming.progress import Progress, say
 from cramming.record import WITHOUT_MODEL, is_run, load_metrics, load_record
 from cramming.record_schema import read_record
+from cramming.runlog import RUN_LOG
 from cramming.scores import mean_of
+from eval.duel.duel_log import SideResult
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 OVER = ("finished", *WITHOUT_MODEL)  # states of a run that trains no more
-PROGRESS = re.compile(rb'"progress": ([0-9.e-]+)[,}]')
+PROGRESS = re.compile(rb'"progress":([0-9.e-]+)[,}]')
 POLL_SECONDS = 0.5
 
 
@@ -59,7 +60,7 @@ class Side:
 
     def progress(self) -> float:
         """Share of the budget spent, by the end of its log, which is read twice a second."""
-        log = self.folder / "metrics.jsonl"
+        log = self.folder / RUN_LOG
         if not log.exists():
             return 0.0
         with log.open("rb") as file:
@@ -67,32 +68,31 @@ class Side:
             found = PROGRESS.findall(file.read())
         return float(found[-1]) if found else 0.0
 
-    def result(self) -> dict[str, Any]:
-        """What the ledger keeps of it: losses in nats per target, `seconds` on the clock, validations by progress, and
-        `score`, the mean over its tasks if it has all of them."""
+    def result(self) -> SideResult:
+        """Return what the log of duels keeps of the run."""
         record = read_record(load_record(self.folder))
         training, scored = record.training, record.trained
         rows = load_metrics(self.folder)
         scores = {name: task.score for name, task in scored.tasks.items()} if scored else None
-        return {
-            "status": training.status,
-            "loss": training.validation.loss,
-            "all_mask_loss": training.validation.all_mask_loss,
-            "bits_per_byte": training.validation.bits_per_byte,
-            "steps": training.steps,
-            "tokens": training.tokens,
-            "seconds": training.budget.spent_seconds,
-            "curve": [
-                [row["progress"], row["validation_loss"]]
+        return SideResult(
+            status=training.status or "unknown",
+            loss=training.validation.loss,
+            all_mask_loss=training.validation.all_mask_loss,
+            bits_per_byte=training.validation.bits_per_byte,
+            steps=training.steps,
+            tokens=training.tokens,
+            seconds=training.budget.spent_seconds,
+            curve=[
+                (row["progress"], row["validation_loss"])
                 for row in rows
                 if "validation_loss" in row
             ],
-            "scores": scores,
-            "score": mean_of(list((scores or {}).values())),
-        }
+            scores=scores,
+            score=mean_of(list((scores or {}).values())),
+        )
 
     def drop_weights(self) -> None:
-        """Remove the weights, which take room and are no result. What else the rules ask for stays."""
+        """Remove the weights, which take room and are no result. The log and the predictions stay."""
         for name in ("checkpoints", "final"):
             remove(self.folder / name)
 

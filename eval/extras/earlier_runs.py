@@ -5,13 +5,13 @@ the same, and where scores are compared, what decides them. A corpus may lie els
 """
 
 from collections.abc import Iterator, Mapping
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from cramming.config import UserError, expand_home, shown
 from cramming.data.manifest import MANIFEST, Manifest, corpus_folder
 from cramming.record import is_run, load_record
+from cramming.resume import changed_settings
 
 # A setting that decides scores -> what a record's scores call it.
 OF_SCORES = {"precision": "precision", "threads": "threads_per_run"}
@@ -22,43 +22,41 @@ Difference = tuple[str, Any, Any]  # a setting, its value in the earlier run, an
 def refuse_other(
     folders: Mapping[int, Path], settings: Mapping[str, Any], fine_tunes: bool
 ) -> None:
-    """UserError for the first of a variant's runs, by seed, that was made with other settings than these."""
-    found = {seed: load_record(folder) for seed, folder in folders.items() if is_run(folder)}
-    for seed, record in found.items():
-        if not record.get("config"):
+    """Raise UserError for the first of a variant's runs, by seed, that was made with other settings than these."""
+    for seed, folder in folders.items():
+        if not is_run(folder):
             continue
-        folder = folders[seed]
+        record = load_record(folder)
         now = {**settings, "name": folder.name, "seed": seed}
-        for name, before, wanted in chain(
-            _of_training(record, now), _of_scores(record, now) if fine_tunes else ()
-        ):
+        differences = list(_of_training(record, now))
+        if fine_tunes:
+            differences += _of_scores(record, now)
+        for name, before, wanted in differences:
             raise UserError(
-                f"{folder}: this run was made with {name}={shown(before)}, and the study has {name}={shown(wanted)};"
-                " give the study another name=, or remove the run"
+                f"{folder}: this run was made with {name}={shown(before)}, and the study has"
+                f" {name}={shown(wanted)}. Give the study another name=, or remove the run."
             )
 
 
 def _of_training(record: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[Difference]:
-    """Settings, then the corpora themselves. Where a corpus is the same, its settings may be in other words."""
-    from cramming.resume import other_settings
-
-    read, validation = record.get("corpus", {}), settings["train"]["validation_corpus"]
-    corpora = [("corpus", ["data.", "tokenizer."], read, corpus_folder(settings))]
+    """Yield settings, then the corpora themselves. Where a corpus is the same, its settings may be in other words."""
+    corpus, validation = record.get("corpus", {}), settings["train"]["validation_corpus"]
+    corpora = [("corpus", ["data.", "tokenizer."], corpus, corpus_folder(settings))]
     if validation:
         name = "train.validation_corpus"
-        corpora.append(
-            ("validation corpus", [name], read.get("validation", {}), expand_home(validation, name))
-        )
-    same, other = list[str](), list[Difference]()
-    for title, about, recorded, folder in corpora:
+        folder = expand_home(validation, name)
+        corpora.append(("validation corpus", [name], corpus.get("validation", {}), folder))
+    same: list[str] = []
+    other: list[Difference] = []
+    for title, names, recorded, folder in corpora:
         before, now = recorded.get("manifest_sha256"), _manifest_sha256(folder)
         if now and before == now:
-            same += about
+            same += names
         elif now and before:
             other.append((f"{title} manifest_sha256", before, now))
-    yield from (
-        found for found in other_settings(record, settings) if not found[0].startswith(tuple(same))
-    )
+    for difference in changed_settings(record["config"], settings):
+        if not difference[0].startswith(tuple(same)):
+            yield difference
     yield from other
 
 
@@ -68,7 +66,7 @@ def _manifest_sha256(corpus: Path) -> str | None:
 
 
 def _of_scores(record: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[Difference]:
-    """What scores were made with. Other seeds and tasks are no difference: `glue` does what is missing of every run."""
+    """Yield what scores were made with. Other seeds and tasks are no difference: `glue` does what a run lacks."""
     scored, wanted = record.get("glue", {}).get("pretrained", {}), settings["eval"]
     before = {
         f"hyperparameters.{name}": value

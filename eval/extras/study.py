@@ -26,7 +26,7 @@ from cramming.data.task_files import ENTRIES
 from cramming.files import write_atomically
 from cramming.overrides import CHECK, compose, given_overrides
 from cramming.progress import say
-from cramming.record import WITHOUT_MODEL
+from cramming.record import WITHOUT_MODEL, is_run
 from eval.extras.earlier_runs import refuse_other
 from eval.report import plots
 from eval.report.ranking import columns_of, trained_row
@@ -202,7 +202,7 @@ def _run(folder: Path, overrides: list[str], seed: int, glue: bool) -> None:
     for verb in _missing(folder, glue):
         if verb not in _missing(folder, glue):
             return
-        resume = ["resume=true"] if verb == "pretrain" and (folder / "record.json").exists() else []
+        resume = ["resume=true"] if verb == "pretrain" and is_run(folder) else []
         _verb(verb, [*overrides, f"name={folder.name}", f"seed={seed}", *resume], folder)
 
 

@@ -15,14 +15,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from cramming.config import settings_hash
 from cramming.scores import mean_of
+from eval.duel.duel_log import Duel, DuelLog
 from eval.duel.ladder import MEASURES
-from eval.duel.ledger import Ledger
 from eval.duel.sequential_test import ROUNDING
 from eval.recipe import Recipe, recipe, recipe_of
 from eval.report.noise import NOISE, adjusted, interval, p_values, seeds_needed
@@ -168,7 +168,7 @@ def ranked_entries(
     rows: Iterable[Row], runs: Sequence[Run], verdicts: Mapping[tuple[Identity, Identity], str]
 ) -> dict[Track | None, list[RankedEntry]]:
     """The entries of each track, best first. `rows`: those of one suite that compete with each other; `runs`: all of
-    the report; `verdicts`: of duels, as `fought` has them.
+    the report; `verdicts`: of duels, as `verdicts_of` has them.
     """
     of_recipe: dict[Identity, list[Run]] = {}
     for run in runs:
@@ -241,34 +241,38 @@ def _seeds_needed(one: Entry, other: Entry, comparisons: int) -> int | None:
     return seeds_needed((one.main - other.main) / spread, NOISE / comparisons)
 
 
-def fought(ledger: Ledger) -> dict[tuple[Identity, Identity], str]:
-    """What the ledger's verdicts say of one recipe against another, from both sides: `won by pinned validation loss`;
-    of several duels `1 of 4 won by ...; 3 of 4 undecided by ...`. Duels of before the ledger had corpora are left out.
+def verdicts_of(log: DuelLog) -> dict[tuple[Identity, Identity], str]:
+    """Return what duels say of one recipe against another, from both sides: `won by pinned validation loss`.
+
+    Of several duels `1 of 4 won by ...; 3 of 4 undecided by ...`.
     """
-    settings = ledger.configurations()
-    found: dict[tuple[Identity, Identity], list[str]] = {}
-    for duel in ledger.duels().values():
-        terms, verdict = duel.terms, (duel.verdict or {}).get("verdict")
-        if terms["corpora"] is None or verdict not in FROM_BOTH_SIDES:
+    settings = log.configurations()
+    words: dict[tuple[Identity, Identity], list[str]] = {}
+    for duel in log.duels().values():
+        decision = duel.decision
+        if decision is None or decision.verdict not in FROM_BOTH_SIDES:
             continue
-        hashes = (terms["base"]["hash"], terms["candidate"]["hash"])
-        base, candidate = (
-            Identity(
-                track_for(unit, limit, terms["clock"], terms["device"]),
-                recipe(settings[sha256], corpus),
-            )
-            for sha256, ((unit, limit),), corpus in zip(
-                hashes, map(dict.items, terms["budgets"]), terms["corpora"]
-            )
-        )
-        by = [f" by {MEASURES[terms['measure']][0]}"] * 2
-        if (duel.verdict or {}).get("why"):  # of a loss: else the duel is void
+        base, candidate = _sides_of(duel, settings)
+        by = [f" by {MEASURES[duel.terms.measure][0]}"] * 2
+        if decision.why:  # of a loss: else the duel is void
             by = [" as a run of its own failed", " as a run of the other failed"]
-        for pair, words, how in zip(
-            ((candidate, base), (base, candidate)), FROM_BOTH_SIDES[verdict], by
-        ):
-            found.setdefault(pair, []).append(words + how)
-    return {pair: _of_several(said) for pair, said in found.items()}
+        of_candidate, of_base = FROM_BOTH_SIDES[decision.verdict]
+        words.setdefault((candidate, base), []).append(of_candidate + by[0])
+        words.setdefault((base, candidate), []).append(of_base + by[1])
+    return {pair: _of_several(said) for pair, said in words.items()}
+
+
+def _sides_of(duel: Duel, settings: Mapping[str, Mapping[str, Any]]) -> list[Identity]:
+    """Return what base and candidate are known by."""
+    terms = duel.terms
+    sides = []
+    for side, limits, corpus in zip(
+        (terms.base, terms.candidate), terms.budgets, terms.corpora, strict=True
+    ):
+        ((unit, limit),) = limits.items()
+        track = track_for(unit, limit, terms.clock, terms.device)
+        sides.append(Identity(track, recipe(settings[side.hash], corpus)))
+    return sides
 
 
 def _of_several(said: Sequence[str]) -> str:

@@ -2,8 +2,9 @@
 
 Entries of the closed division on the full official data are ranked by the suite's first average, track by track
 (entries.py); where runs with other objectives competed by the same clock, all of that track are ranked once more
-together. Those of the open division, then rows on marked subsets or with an average that cannot be printed, then
-invalid records, then the rows without pretraining stand in groups of their own and have no rank. Published rows of the
+together. Those of the open division, then rows on marked subsets or with an average that cannot be printed, then runs
+that are not finished, then invalid ones, then the rows without pretraining stand in groups of their own and have no
+rank. Published rows of the
 same protocol hang beneath the GLUE table. A number that is missing stays a dash, and the reason stands below the table.
 """
 
@@ -11,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from cramming.data.suites import AVERAGES
 from cramming.data.task_files import ENTRIES
 from eval.report.entries import Entry, Identity, RankedEntry, ranked_entries
 from eval.report.ranking import BASELINES, Row, columns_of, distinct, gain_words
@@ -33,24 +35,26 @@ from eval.report.wording import (
 from eval.rules.evidence import few, swept
 from eval.rules.fine_tuning import MIN_SEEDS
 from eval.rules.load import Run
-from cramming.data.suites import AVERAGES
 
 CLOSED, UNTRAINED = "Closed division", "Baselines: without pretraining, not ranked"
 ANY_OBJECTIVE = "Any objective, same clock"
 AGAIN, OPEN = "Not ranked: the weights of a row above", "Open division, not ranked"
 PARTS = f"Not ranked: parts of the official data ({SUBSET}), or tasks missing"
-INVALID = "Not ranked: invalid records (a rule for both divisions is broken)"
-GROUPS = (AGAIN, OPEN, PARTS, INVALID, UNTRAINED)
+UNFINISHED = "Not ranked: not finished"
+INVALID = "Not ranked: invalid (a rule for both divisions is broken)"
+GROUPS = (AGAIN, OPEN, PARTS, UNFINISHED, INVALID, UNTRAINED)
 
 
 def _group_of(row: Row) -> str | None:
-    """Of a row without a place; None for those that have one."""
+    """Return the group heading of an unranked row, or None for a ranked row."""
     if row.competes:
         return None
     if row.verdict.division == "invalid":
         return INVALID
     if row.baseline:
         return UNTRAINED
+    if row.verdict.division == "unfinished":
+        return UNFINISHED
     if row.main is None or row.subset:
         return PARTS
     return AGAIN if row.again else OPEN

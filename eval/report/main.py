@@ -4,9 +4,10 @@
     <out>/leaderboard.md, .csv, .tex    the tables for a repository, for a spreadsheet, for a paper
     <out>/plots/*.svg            scores, and curves of the best runs
     <runs>/<name>/report/        report.md, report.html, and submission.zip where all test predictions exist
+    <runs>/<name>/record.json    where it is missing, or not what the run log gives
 
-It only reads run folders, so it works on another machine, on runs still in progress and on records that came by mail.
-A run that cannot be read is listed with what is wrong; it hides no other run. Same records, same bytes.
+It needs the run logs alone, so it works on another machine, on runs still in progress and on archives. A run that
+cannot be read is listed with what is wrong; it hides no other run. Same logs, same bytes.
 """
 
 import os
@@ -22,11 +23,13 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from cramming.config import UserError, build, expand_home, printable, require
+from cramming.data.suites import AVERAGES
 from cramming.files import overwrite_atomically, sweep
 from cramming.progress import say
-from eval.duel.ledger import Ledger
+from cramming.record import refresh_record
+from eval.duel.duel_log import DuelLog
 from eval.report import plots, render, submission
-from eval.report.entries import fought
+from eval.report.entries import verdicts_of
 from eval.report.leaderboard import Board, board_of
 from eval.report.leaderboard_csv import comma_separated
 from eval.report.leaderboard_latex import latex
@@ -37,7 +40,6 @@ from eval.report.run_page import RunPage, links
 from eval.report.wording import DASH, breaks, counted, title_of
 from eval.rules.evidence import few
 from eval.rules.load import Run, load_runs, readers
-from cramming.data.suites import AVERAGES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -47,11 +49,11 @@ MOST_BARS = 40  # of the plot of scores
 
 @dataclass(frozen=True)
 class ReportConfig:
-    """Where the report goes; `ledger`: the folder of duels; `repository`: the web address of the code, for links."""
+    """Where the report goes; `duels`: the folder of duels; `repository`: the web address of the code, for links."""
 
     out: Path | None
     each_run: bool
-    ledger: Path
+    duels: Path
     repository: str | None
 
     def __post_init__(self) -> None:
@@ -75,7 +77,7 @@ def main(config: dict[str, Any]) -> None:
     found = [run for run in runs if settings.each_run and not run.problem and run.folder.is_dir()]
     if closed := [run.label for run in found if not _takes_pages(run)]:
         say(f"{few(closed, 4)}: these folders can only be read, so they get no report of their own")
-    verdicts = fought(Ledger(settings.ledger))
+    verdicts = verdicts_of(DuelLog(settings.duels))
     suites = {suite: [row for row in rows if row.suite == suite] for suite in AVERAGES}
     boards = [
         board_of(mine, runs, verdicts, _score_figure(mine, suite, out))
@@ -96,6 +98,8 @@ def _section(one: tuple[Run, Sequence[Row]], settings: ReportConfig, out: Path) 
     """The part of the leaderboard of a run with these rows; writes its own report, with the same content."""
     run, rows = one
     own = run.folder / "report" if settings.each_run and _takes_pages(run) else None
+    if own is not None:
+        refresh_record(run.folder)
     lines, line = submission_lines(run, own), curve(run.metrics, run.record)
     page = RunPage(run, rows, lines, links(run, out, settings.repository, own))
     html = render.fragment("html", "body.j2", one=page)
@@ -153,26 +157,28 @@ def _training_figure(rows: Sequence[Row], runs: Sequence[Run], out: Path) -> Fig
 
 
 def submission_lines(run: Run, out: Path | None) -> list[str]:
-    """Write the run's submission.zip into `out` where all test predictions are there; what there is to say of it."""
-    section, predictions = run.record.trained, run.folder / "glue" / "pretrained" / "predictions"
-    if not section or section.suite != "glue" or not section.seeds or not predictions.is_dir():
+    """Write the run's submission.zip into `out` where all test predictions are there; return what there is to say."""
+    section = run.record.trained
+    folder = run.folder / "predictions"
+    if section is None or section.suite != "glue" or not folder.is_dir():
         return []
-    found, missing = submission.collect(predictions, run.record, section.seeds[0])
+    seed = section.seeds[0]
+    predictions, missing = submission.collect(folder, section, seed)
     if out:
         (out / "submission.zip").unlink(missing_ok=True)  # an earlier one is of other predictions
     if missing:
-        reasons = [
-            f"{', '.join(file for file, why in missing.items() if why == reason)} ({reason})"
-            for reason in dict.fromkeys(missing.values())
-        ]
+        reasons = []
+        for reason in dict.fromkeys(missing.values()):
+            files = ", ".join(file for file, why in missing.items() if why == reason)
+            reasons.append(f"{files} ({reason})")
         return [
             f"No submission to the GLUE server, for want of test predictions: {'; '.join(reasons)}."
         ]
     if not out:
         return []
-    _write(out / "submission.zip", submission.archive(found), synced=True)
+    _write(out / "submission.zip", submission.archive(predictions), synced=True)
     return [
-        f"Submission to the GLUE server: report/submission.zip in the run folder (seed {section.seeds[0]})."
+        f"Submission to the GLUE server: report/submission.zip in the run folder (seed {seed})."
     ]
 
 
@@ -190,17 +196,11 @@ def _write_board(
     """The leaderboard, from the tables down to the rules."""
     rows = [row for board in boards for row in board.rows]
     trained = [run for run in runs if run.record.pretrain]
-    problems = {
-        "Not readable": {run.folder.name: run.problem for run in runs if run.problem},
-        "Odd values in records": {
-            run.folder.name: few(run.record.problems, 12, "; ") for run in _odd(runs)
-        },
-    }
     ranked = sum(row.ranked for row in rows)
     values = {
         "counts": f"{counted(len(runs), 'run')}, {counted(len(rows), 'scored row')}, {ranked} ranked",
         "boards": boards,
-        "problems": problems,
+        "unreadable": {run.folder.name: run.problem for run in runs if run.problem},
         "trained": trained,
         "figure": _training_figure(rows, trained, out),
         "pages": [section.page for section in sections],
@@ -210,11 +210,6 @@ def _write_board(
     _write(
         out / "leaderboard.html", render.html(title, "leaderboard.j2", data_of(sections), **values)
     )
-
-
-def _odd(runs: Sequence[Run]) -> list[Run]:
-    """Readable records with values of the wrong kind."""
-    return [run for run in runs if not run.problem and run.record.problems]
 
 
 def _write(path: Path, content: str | bytes, *, synced: bool = False) -> None:
@@ -230,14 +225,12 @@ def _write(path: Path, content: str | bytes, *, synced: bool = False) -> None:
 
 
 def _print(boards: Sequence[Board], runs: Sequence[Run]) -> None:
-    """The leaderboard in short, on the terminal, and which records are not in order."""
+    """The leaderboard in short, on the terminal, and which runs cannot be read."""
     for board in boards:
         _print_board(board)
     for run in runs:
         if run.problem:
             say(f"not readable: {run.problem}")
-    for run in _odd(runs):
-        say(f"{run.folder / 'record.json'}: {few(run.record.problems, 4, '; ')}")
 
 
 def _print_board(board: Board) -> None:

@@ -14,8 +14,9 @@ from typing import Any, Literal
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from cramming.budget import RULES_VERSION
+from cramming.data.suites import AVERAGES
 from cramming.progress import duration
-from cramming.record import RULES_VERSION
 from cramming.record_schema import Scores
 from eval.report.noise import NOISE, POWER
 from eval.report.ranking import BAG_OF_WORDS, CONSTANT, columns_of
@@ -35,10 +36,15 @@ from eval.report.wording import (
     title_of,
 )
 from eval.rules.evidence import names_of
-from eval.rules.table import RULES
-from cramming.data.suites import AVERAGES
+from eval.rules.table import RULES, Kind
 
 Form = Literal["html", "md"]
+CONSEQUENCES: dict[Kind, str] = {
+    "finished": "is not finished",
+    "both": "is invalid",
+    "closed": "is in the open division",
+    "remark": "is remarked on",
+}
 TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -137,6 +143,7 @@ def _environment(form: Form) -> Environment:
         "NOT_OFFICIAL": NOT_OFFICIAL,
         "NOISE": NOISE,
         "RULES": RULES,
+        "CONSEQUENCES": CONSEQUENCES,
         "AVERAGES": AVERAGES,
         "BAG_OF_WORDS": BAG_OF_WORDS,
         "CONSTANT": CONSTANT,

@@ -8,7 +8,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 from cramming.data.task_files import ENTRIES
+from cramming.record import RECORD
 from cramming.record_schema import Metric, TaskScore
+from cramming.runlog import RUN_LOG
 from eval.report.ranking import BAG_OF_WORDS, BASELINES, CONSTANT, Row, gain_words
 from eval.report.render import Cell
 from eval.report.settings import recipe
@@ -168,13 +170,7 @@ class RunPage:
         return list(zip(RULES, self.run.verdict.findings))
 
 
-FILES = {
-    "record": "record.json",
-    "configuration": "config.yaml",
-    "metrics": "metrics.jsonl",
-    "journal": "budget.jsonl",
-    "logs": "logs",
-}
+FILES = {"record": RECORD, "run log": RUN_LOG}
 
 
 def links(run: Run, place: Path, repository: str | None, own: Path | None = None) -> dict[str, str]:
@@ -209,10 +205,10 @@ def average_cell(row: Row, name: str) -> Cell:
 
 def _mean_cell(metric: Metric) -> Cell:
     """`83.7`, with `83.1 to 84.3` beside it; a dash where it is not on record."""
-    ends = [f"{100 * end:.1f}" for end in metric.mean_ci95 if end is not None]
     if metric.mean is None:
         return Cell(DASH)
-    return Cell(f"{100 * metric.mean:.1f}", " to ".join(ends) if len(ends) == 2 else "")
+    ends = [f"{100 * end:.1f}" for end in metric.mean_ci95 or []]
+    return Cell(f"{100 * metric.mean:.1f}", " to ".join(ends))
 
 
 def _examples(have: float | None, official: float | None) -> str:

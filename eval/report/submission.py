@@ -16,9 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
+from cramming.config import file_sha256
 from cramming.data.task_files import GLUE, ExampleFile, Task
-from cramming.record_schema import Record
-from eval.rules.evidence import kept, predicted
+from cramming.record_schema import Scores
+from cramming.scores import run_name
+from eval.rules.evidence import predicted
 
 # File name in the zip -> the task whose labels it uses, and the test set.
 FILES: dict[str, tuple[Task, ExampleFile]] = {
@@ -28,48 +30,50 @@ HEADER = "index\tprediction"
 
 
 def collect(
-    predictions: Path, record: Record, seed: int
+    folder: Path, scores: Scores, seed: int
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The trained model's test predictions of one seed: by file, and why others are missing.
+    """Return the trained model's test predictions of one seed by file, and why others are missing.
 
-    A test set counts only in full and in the official order (`test_ids` 0, 1, 2, ...), and only where its predictions
-    are, by SHA-256, those of the recorded scores.
+    `folder`: that of the run's predictions. A test set counts only in full and in the official order (`test_ids` 0, 1,
+    2, ...), and only where its predictions are, by SHA-256, those of the recorded scores.
     """
-    named = {
-        f"{line.task}-seed{line.seed}.npz": line.predictions_sha256
-        for line in kept(record, "pretrained")
-    }
-    found: dict[str, np.ndarray] = {}
+    predictions: dict[str, np.ndarray] = {}
     missing: dict[str, str] = {}
     for file, (task, source) in FILES.items():
-        name = f"{task.name}-seed{seed}.npz"
-        if name not in named:
-            missing[file] = "no scores of this seed in the history"
+        sha256 = scores.predictions.get(run_name(task.name, seed))
+        if sha256 is None:
+            missing[file] = "no scores of this seed"
             continue
-        if record.beside.predictions.get(name) != named[name]:
-            missing[file] = "the stored predictions are not those of the history"
+        path = folder / f"{sha256}.npz"
+        if not path.is_file() or file_sha256(path) != sha256:
+            missing[file] = "the stored predictions are not those of the run log"
             continue
         try:
-            values, ids = (
-                predicted(predictions / name, f"{kind}.{source.entry}")
-                for kind in ("test", "test_ids")
-            )
+            values = predicted(path, f"test.{source.entry}")
+            ids = predicted(path, f"test_ids.{source.entry}")
         except ValueError:
             missing[file] = "the stored predictions are damaged"
             continue
-        if not len(values):
-            missing[file] = "no test set in the data"
-        elif len(values) != source.examples:
-            missing[file] = f"{len(values)} of {source.examples} test examples"
-        elif len(ids) and not np.array_equal(ids, np.arange(len(values))):
-            missing[file] = "the test file is not in the official order"
-        elif not (
-            np.isfinite(values) if task.score_range else np.isin(values, range(len(task.labels)))
-        ).all():
-            missing[file] = "a prediction is no label of the task"
+        problem = _problem(values, ids, task, source)
+        if problem:
+            missing[file] = problem
         else:
-            found[file] = values
-    return found, missing
+            predictions[file] = values
+    return predictions, missing
+
+
+def _problem(values: np.ndarray, ids: np.ndarray, task: Task, source: ExampleFile) -> str | None:
+    """Return why the server would refuse the predictions of a test set, or None."""
+    if not len(values):
+        return "no test set in the data"
+    if len(values) != source.examples:
+        return f"{len(values)} of {source.examples} test examples"
+    if len(ids) and not np.array_equal(ids, np.arange(len(values))):
+        return "the test file is not in the official order"
+    labels = np.isfinite(values)
+    if task.score_range is None:
+        labels = np.isin(values, range(len(task.labels)))
+    return None if labels.all() else "a prediction is no label of the task"
 
 
 def to_tsv(file: str, values: Sequence[float] | np.ndarray) -> str:

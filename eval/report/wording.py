@@ -6,7 +6,6 @@ from typing import Any
 from cramming.data.task_files import ENTRIES, GLUE
 from cramming.record_schema import Record
 from eval.rules.load import Run
-from eval.rules.table import RULES
 
 DASH = "–"
 SUBSET = "†"
@@ -14,7 +13,6 @@ NOT_OFFICIAL = (
     f"{SUBSET} not the official number of examples; not comparable with full-task numbers"
 )
 TITLES = {"avg9": "avg-9", "avg8": "avg-8", "embedded": "average"}
-OF_SCORES = ("R6", "R7", "R8", "R9")
 SUITE_TITLES = {"glue": "GLUE", "embedded": "Embedded tasks"}
 
 
@@ -95,14 +93,8 @@ def not_comparable(record: Record) -> str:
 
 
 def breaks(run: Run) -> str:
-    """Such as `breaks R5, R27`: rules of both divisions that a finished run breaks; those of scores once it has any."""
-    if run.record.training.status != "finished":
-        return ""
-    binding = [rule.number for rule in RULES if rule.division == "both"]
-    asked = (
-        binding if run.record.trained else [number for number in binding if number not in OF_SCORES]
-    )
-    numbers = [finding.rule for finding in run.verdict.broken if finding.rule in asked]
+    """Return words such as `breaks R4, P7`: the broken rules of both divisions."""
+    numbers = [finding.rule for finding in run.verdict.broken_of("both")]
     return f"breaks {', '.join(numbers)}" if numbers else ""
 
 

@@ -3,7 +3,6 @@
 import shutil
 import statistics
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,75 +10,58 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from cramming.record_schema import read_record
-from eval.duel.ledger import TERMS, Ledger
-from eval.recipe import BESIDE, SECTIONS, recipe_of
-from eval.report.entries import RankedEntry, _apart_by_fine_tuning, fought
+from eval.duel.duel_log import Configuration, Decision, DuelLog, SideTerms, Terms
+from eval.recipe import BESIDE, SECTIONS, compared, recipe_of
+from eval.report.entries import RankedEntry, _apart_by_fine_tuning, verdicts_of
 from eval.report.leaderboard import Board, board_of
 from eval.report.leaderboard_csv import PLACE_COLUMNS
 from eval.report.noise import adjusted, p_values
 from eval.report.ranking import rows_of
 from eval.report.tracks import Track, in_order, track_for
-from eval.rules.load import load_runs
+from eval.rules.load import load_run, load_runs
+from tests.eval.runs import CORPUS_SHA256, write_external, write_run
 
-pytestmark = pytest.mark.usefixtures("records_only")
-
-Write = Callable[..., None]
+Write = Callable[..., Path]
 
 
 @pytest.fixture
-def write(tmp_path: Path, make_record: Any, make_section: Any, write_run: Any) -> Write:
-    """`write(name, base, recipe, seed, change)`: a run whose scores are around `base`."""
+def write(tmp_path: Path) -> Write:
+    """`write(name, base, recipe, seed, ...)`: a run whose scores are around `base`."""
 
-    def run(
-        name: str,
-        base: float,
-        recipe: int = 0,
-        seed: int = 0,
-        change: Callable[..., None] = lambda r: None,
-    ) -> None:
-        record = make_record() | {
-            "name": name,
-            "config": {section: {"a": recipe} for section in SECTIONS} | {"seed": seed},
-        }
-        record["glue"] = {"pretrained": make_section("pretrained", base=base)}
-        record["pretrain"]["seed"] = seed
-        change(record)
-        write_run(tmp_path / name, record)
+    def run(name: str, base: float, recipe: int = 0, seed: int = 0, **facts: Any) -> Path:
+        facts = {"scores": {"pretrained": base}, **facts}
+        return write_run(tmp_path / name, seed=seed, learning_rate=1e-3 * (1 + recipe), **facts)
 
     return run
 
 
 def _board(runs: Path, duels: Path | None = None) -> Board:
     found = load_runs(runs)
-    return board_of(rows_of(found), found, fought(Ledger(duels or runs / "duels")), None)
+    verdicts = verdicts_of(DuelLog(duels or runs / "duels"))
+    return board_of(rows_of(found), found, verdicts, None)
 
 
-def _unscored(record: dict[str, Any], status: str) -> None:
-    record["glue"] = {}
-    record["pretrain"]["status"] = status
-
-
-def _on(record: dict[str, Any], device: str) -> None:
-    for process in (record["environment"], *record["resumed"]):
-        process["device"]["name"] = device
+def _on(device: str) -> dict[str, Any]:
+    return {"change": {"setup": {"environment": {"device": {"name": device}}}}}
 
 
 def _ranked_entries(runs: Path) -> list[RankedEntry]:
     return _board(runs).ranked_entries
 
 
-def test_a_recipe_is_its_settings_and_its_corpus(make_record: Any) -> None:
-    """Whatever seed, name, budget and device are, and wherever the corpus lies."""
-    record = make_record() | {"config": {section: {"a": 1} for section in SECTIONS}}
-    first = recipe_of(read_record(record))
+def test_a_recipe_is_its_settings_and_its_corpus(write: Write, tmp_path: Path) -> None:
+    """Seed, name, budget, device and the place of the corpus are no part of it."""
+    record = load_run(write("a", 0.7)).record
+    first = recipe_of(record)
+    assert first is not None
     for section in SECTIONS:
-        other = record | {
-            "config": record["config"] | {section: {"a": 2}, "seed": 7, "name": "other"}
-        }
-        assert (recipe_of(read_record(other)) == first) == (section in BESIDE)
-    assert recipe_of(read_record(record | {"corpus": {"manifest_sha256": "0" * 64}})) != first
-    assert recipe_of(read_record(make_record())) is None  # settings that are not all on record
+        changed = {section: {**record.config, "new": 2} if section == "train" else {"new": 2}}
+        config = {**record.config, **changed, "seed": 7, "name": "other"}
+        other = recipe_of(record.model_copy(update={"config": config}))
+        assert (other == first) == (section in BESIDE)
+    corpus = record.corpus.model_copy(update={"manifest_sha256": "0" * 64})
+    assert recipe_of(record.model_copy(update={"corpus": corpus})) != first
+    assert recipe_of(load_run(write_external(tmp_path / "bert")).record) is None
 
 
 def test_an_entry_is_the_mean_of_its_seeds_with_their_noise(write: Write, tmp_path: Path) -> None:
@@ -138,9 +120,11 @@ def test_single_runs_look_as_simple_as_they_are(write: Write, tmp_path: Path) ->
 def test_what_could_be_a_selection_is_said(write: Write, tmp_path: Path) -> None:
     write("a-1", 0.7, seed=1)
     write("a-4", 0.7, seed=4)
-    for status in ("diverged", "interrupted", "finished"):
-        write(f"a-{status}", 0.0, change=partial(_unscored, status=status))
-    write("other", 0.6, recipe=1, change=lambda r: r["environment"]["git"].update(commit="f" * 20))
+    write("a-diverged", 0.0, ended="diverged")
+    write("a-interrupted", 0.0, ended="stopped")
+    write("a-finished", 0.0, scores={})
+    commit = {"environment": {"git": {"commit": "f" * 20}}}
+    write("other", 0.6, recipe=1, change={"setup": commit, "scoring": commit})
     write("other1", 0.6, recipe=1, seed=1)
     chosen, other = _ranked_entries(tmp_path)
     assert chosen.entry.remarks == [
@@ -155,7 +139,7 @@ def test_runs_compete_within_their_track(
 ) -> None:
     write("cpu", 0.6)
     for name, device in (("a6000", "NVIDIA RTX A6000"), ("a6000-too", "RTX A6000")):
-        write(name, 0.7, ord(device[0]), change=partial(_on, device=device))
+        write(name, 0.7, ord(device[0]), **_on(device))
     board = _board(tmp_path)
     titles = [group.title for group in board.groups if group.rows]
     assert titles == ["Closed division, 1 min on RTX A6000", "Closed division, 1 min on Test CPU"]
@@ -197,17 +181,9 @@ def test_another_objective_competes_by_the_same_clock_in_a_table_of_its_own(
     write: Write, tmp_path: Path
 ) -> None:
     write("masked", 0.6)
-
-    def replaced(record: dict[str, Any]) -> None:
-        record["pretrain"].update(objective="rtd", validation={"replaced_token_loss": 0.3})
-
-    write("electra", 0.7, recipe=1, change=replaced)
-    write(
-        "dirty",
-        0.8,
-        recipe=2,
-        change=lambda r: replaced(r) or r["environment"]["git"].update(dirty=True),
-    )
+    write("electra", 0.7, recipe=1, overrides=["objective=rtd"])
+    dirty = {"setup": {"environment": {"git": {"dirty": True}}}}
+    write("dirty", 0.8, recipe=2, overrides=["objective=rtd"], change=dirty)
     board = _board(tmp_path)
     found = {
         group.title: [row[1].text for row in group.rows] for group in board.groups if group.rows
@@ -226,40 +202,40 @@ def test_the_verdict_of_a_duel_stands_beside_the_recipes_that_fought(
     write("new", 0.7, recipe=1)
     write("new1", 0.702, recipe=1, seed=1)
     write("old", 0.699, recipe=0)
-    ledger = Ledger(tmp_path / "duels")
-    for recipe in (0, 1):
-        ledger.write(
-            "configuration",
-            hash=f"h{recipe}",
-            settings={section: {"a": recipe} for section in SECTIONS},
+    log = DuelLog(tmp_path / "duels")
+    for name in ("old", "new"):
+        settings = load_run(tmp_path / name).record.config
+        log.append(Configuration(hash=name, settings=compared(settings)))
+
+    def decide(name: str, verdict: str, why: str | None = None) -> None:
+        terms = Terms(
+            id=name,
+            base=SideTerms(hash="old", overrides=[]),
+            candidate=SideTerms(hash="new", overrides=[]),
+            pairs=4,
+            error=0.05,
+            delta=0.01,
+            first_look=3,
+            measure="loss",
+            seed=0,
+            corpora=(CORPUS_SHA256, CORPUS_SHA256),
+            device="Test CPU",
+            clock="wall",
+            budgets=({"hours": 1 / 60}, {"hours": 1 / 60}),
+            code={},
         )
-    terms = dict.fromkeys(TERMS, 1) | {
-        "base": {"hash": "h0"},
-        "candidate": {"hash": "h1"},
-        "measure": "loss",
-        "device": "Test CPU",
-        "clock": "wall",
-        "budgets": [{"hours": 60 / 3600}] * 2,
-        "corpora": ["cd" * 32] * 2,
-    }
-    ledger.write(
-        "duel", id="older", **{name: value for name, value in terms.items() if name != "corpora"}
-    )
-    ledger.write("duel", id="d", **terms)
-    for name in ("older", "d"):
-        ledger.write("verdict", id=name, verdict="win")
+        log.append(terms)
+        log.append(Decision(id=name, verdict=verdict, why=why))  # type: ignore[arg-type]
+
+    decide("d", "win")
     board = _board(tmp_path)
     assert board.ranked_entries[1].duel == "lost by pinned validation loss"
     assert board.groups[0].rows[1][7].text == "lost by pinned validation loss"
-    for name, verdict, why in (
-        ("e", "undecided", None),
-        ("f", "loss", "the candidate is diverged with seed 1"),
-    ):
-        ledger.write("duel", id=name, **terms)
-        ledger.write("verdict", id=name, verdict=verdict, why=why)
+    decide("e", "undecided")
+    decide("f", "loss", "the candidate is diverged with seed 1")
     assert _ranked_entries(tmp_path)[1].duel == (
         "1 of 3 lost by pinned validation loss; 1 of 3 undecided by pinned validation loss;"
         " 1 of 3 won as a run of the other failed"
     )
-    write("old", 0.699, recipe=0, change=partial(_on, device="Other CPU"))
+    write("old", 0.699, recipe=0, **_on("Other CPU"))
     assert not any(one.duel for one in _ranked_entries(tmp_path))

@@ -1,31 +1,36 @@
 """The two forms of a page: the same content, nothing lost, nothing unescaped, nothing from outside."""
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cramming.record_schema import read_record
+from cramming.data.task_files import ENTRIES
+from cramming.record_schema import Pretraining, Record
 from eval.report.ranking import rows_of
 from eval.report.render import html, markdown
 from eval.report.run_page import RunPage
-from eval.rules.load import Run
+from eval.rules.load import Run, load_run
+from tests.eval.runs import write_run
 
 NASTY = 'a|b \\| <script>alert("x")</script> & "q"\nnext'
 
 
 @pytest.fixture
-def one(make_record: Any) -> RunPage:
-    """A page with nasty words wherever a record, a folder or a file has words."""
-    record = make_record()
-    record["glue"]["pretrained"]["tasks"]["rte"].update(
-        score=None, problem=NASTY, metrics={}, train_examples=None
-    )
-    record["environment"]["device"]["name"] = record["corpus"]["sources"][0]["name"] = NASTY
-    record["glue"]["pretrained"]["selection"] = record["pretrain"]["status"] = NASTY
-    run = Run(Path("runs/a"), NASTY, read_record(record))
+def one(tmp_path: Path) -> RunPage:
+    """A page with nasty words wherever a log, a folder or a file has words."""
+    values = {name: [0.70, 0.702, 0.704] for name in ENTRIES if name != "rte"}
+    change = {
+        "setup": {
+            "environment": {"device": {"name": NASTY}},
+            "corpus": {"sources": [{"name": NASTY, "license": NASTY}]},
+        },
+        "scoring": {"selection": NASTY, "entries": {"rte": {"title": NASTY}}},
+    }
+    write_run(tmp_path / "a", scores={"pretrained": values, "random": 0.5}, change=change)
+    run = replace(load_run(tmp_path / "a"), label=NASTY)
     return RunPage(run, rows_of([run]), [NASTY], {NASTY: "../record.json"})
 
 
@@ -80,9 +85,8 @@ def test_page_is_well_formed_escaped_and_self_contained(one: RunPage) -> None:
 
 
 def test_energy_that_was_measured_is_a_fact_and_what_was_not_is_none() -> None:
-    known = {"energy_kwh": 9.5, "energy_source": "NVML energy counter"}
-    for found, shown in ((known, True), (dict.fromkeys(known), False)):
-        page = markdown(
-            "report.j2", one=RunPage(Run(Path("a"), "a", read_record({"pretrain": found})), [])
-        )
-        assert ("| Energy of the GPU | 9.5 kWh, NVML energy counter |" in page) == shown
+    known = Pretraining(energy_kwh=9.5, energy_source="NVML energy counter")
+    for training, is_shown in ((known, True), (Pretraining(), False)):
+        run = Run(Path("a"), "a", Record(pretrain=training))
+        page = markdown("report.j2", one=RunPage(run, []))
+        assert ("| Energy of the GPU | 9.5 kWh, NVML energy counter |" in page) == is_shown

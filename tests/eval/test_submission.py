@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cramming.config import file_sha256
-from cramming.data.task_files import ExampleFile
-from cramming.record_schema import Record, read_record
+from cramming.data.task_files import ExampleFile, Task
+from cramming.record_schema import Scores
 from eval.report import submission
 from eval.report.submission import FILES, archive, collect, to_tsv
+from eval.rules.load import load_run
+from tests.eval.runs import write_run
 
 
 @pytest.fixture(autouse=True)
@@ -59,43 +60,34 @@ def test_scores_are_clipped_and_have_three_decimals() -> None:
     assert text.splitlines()[1:4] == ["0\t0.000", "1\t5.000", "2\t2.346"]
 
 
-def store(folder: Path, predictions: dict[str, np.ndarray], **changed: dict[str, Any]) -> Record:
-    """As eval.finetune.store leaves them, one file per task and seed, and the record of it."""
+def store(folder: Path, predictions: dict[str, np.ndarray], **changed: dict[str, Any]) -> Scores:
+    """Write predictions as fine-tuning does, one file per task for seed 3; return the scores that name them."""
     by_task: dict[str, dict[str, Any]] = {}
     for name, (task, source) in FILES.items():
         arrays = by_task.setdefault(task.name, {})
         arrays[f"test.{source.entry}"] = predictions[name]
         arrays[f"test_ids.{source.entry}"] = np.arange(10)
-    lines = []
-    for task_name, arrays in by_task.items():
-        path = folder / f"{task_name}-seed3.npz"
-        whole = arrays | changed.get(task_name, {})
-        np.savez_compressed(
-            path, **{name: values for name, values in whole.items() if values is not None}
-        )
-        line = {"suite": "glue", "init": "pretrained", "task": task_name, "seed": 3}
-        lines.append(line | {"predictions_sha256": file_sha256(path)})
-    return read_record(
-        {
-            "glue": {"pretrained": {"suite": "glue", "seeds": [1, 3], "history_entries": 99}},
-            "history": {"entries": 99},
-            "history_file": {"entries": lines},
-            "beside": {
-                "predictions": {
-                    line["task"] + "-seed3.npz": line["predictions_sha256"] for line in lines
-                }
-            },
-        }
-    )
+
+    def content(task: Task, seed: int) -> bytes:
+        arrays = by_task[task.name] | changed.get(task.name, {})
+        buffer = io.BytesIO()
+        kept = {name: values for name, values in arrays.items() if values is not None}
+        np.savez_compressed(buffer, **kept)
+        return buffer.getvalue()
+
+    write_run(folder, scores={"pretrained": 0.7}, seeds=[3], predictions=content)
+    scores = load_run(folder).record.trained
+    assert scores is not None
+    return scores
 
 
 def test_collects_what_fine_tuning_left(tmp_path: Path) -> None:
     predictions = _predictions()
-    record = store(tmp_path, predictions)
-    found, missing = collect(tmp_path, record, 3)
+    scores = store(tmp_path, predictions)
+    found, missing = collect(tmp_path / "predictions", scores, 3)
     assert missing == {} and archive(found) == archive(predictions)
-    found, missing = collect(tmp_path, record, 1)
-    assert not found and set(missing.values()) == {"no scores of this seed in the history"}
+    found, missing = collect(tmp_path / "predictions", scores, 1)
+    assert not found and set(missing) == set(FILES)
 
 
 @pytest.mark.parametrize(
@@ -123,15 +115,16 @@ def test_collects_what_fine_tuning_left(tmp_path: Path) -> None:
 def test_what_the_server_would_refuse_is_missing(
     tmp_path: Path, task: str, arrays: dict[str, Any], file: str, reason: str
 ) -> None:
-    record = store(tmp_path, _predictions(), **{task: arrays})
-    assert collect(tmp_path, record, 3)[1] == {f"{file}.tsv": reason}
+    scores = store(tmp_path, _predictions(), **{task: arrays})
+    assert collect(tmp_path / "predictions", scores, 3)[1] == {f"{file}.tsv": reason}
 
 
 def test_takes_only_what_the_recorded_scores_are_made_of(tmp_path: Path) -> None:
-    record = store(tmp_path, _predictions())
-    record.beside.predictions["rte-seed3.npz"] = "0" * 64
-    del record.beside.predictions["wnli-seed3.npz"]
-    _, missing = collect(tmp_path, record, 3)
-    assert missing == dict.fromkeys(
-        ("RTE.tsv", "WNLI.tsv"), "the stored predictions are not those of the history"
+    scores = store(tmp_path, _predictions())
+    rte, wnli = (
+        tmp_path / "predictions" / f"{scores.predictions[name]}.npz"
+        for name in ("rte-seed3", "wnli-seed3")
     )
+    rte.write_bytes(wnli.read_bytes())
+    wnli.unlink()
+    assert set(collect(tmp_path / "predictions", scores, 3)[1]) == {"RTE.tsv", "WNLI.tsv"}

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from cramming.config import UserError
+from cramming.data.suites import AVERAGES
 from cramming.data.task_files import AX, ENTRIES, GLUE, OFFICIAL_SHA256, SUPERGLUE
 from eval.tasks.datasets import Split, examples_sha256
 from eval.tasks.locate import find_tasks, read_task, tasks_in_folder
-from cramming.data.suites import AVERAGES
 
 # Folder and splits of nyu-mll/glue: (train, each dev set, each test set); and of SuperGLUE: (train, val).
 SIZES = {

@@ -112,7 +112,7 @@ async function drawCurves(root, facts) {
 
 // Score against cost: a point for each run that has both; a click opens the run.
 function costPanel(place, facts, open) {
-  const suite = place.dataset.suite, plot = element("div", { class: "plot" }), divisions = ["closed", "open", "invalid"];
+  const suite = place.dataset.suite, plot = element("div", { class: "plot" }), divisions = ["closed", "open", "invalid", "unfinished"];
   const redraw = () => {
     const known = Object.entries(facts).filter(([, run]) => run.visible && run.cost[cost.value] > 0 && run.scores[suite] != null);
     known.sort(([, a], [, b]) => a.cost[cost.value] - b.cost[cost.value]);

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cramming.journal import limits_of
+from eval.duel.ledger import TERMS, Duel, Ledger
 
 from cramming.config import UserError, build
 from cramming.files import lock
-from cramming.journal import limits_of
 from cramming.overrides import compose as compose_settings
 from cramming.overrides import with_implied, with_quotes
 from eval.duel import ladder, main, sides
-from eval.duel.ledger import TERMS, Duel, Ledger
 from eval.duel.main import DuelConfig, Opponent, fight, measure_of, needs_scores, on_the_clock
 from eval.duel.sequential_test import SequentialTest
 from eval.duel.sides import Side
