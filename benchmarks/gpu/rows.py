@@ -44,7 +44,7 @@ def rows(lab: Lab) -> list[Row]:
         _predecessor("predecessor", 43, 65),
         *first_levers,
         _ours(best, 75, 50),
-        Row("costly tests", 90, 40, run_rows.costly_tests, shards.tell_tests),
+        Row("remaining tests", 90, 40, run_rows.remaining_tests, shards.tell_tests),
         _hugging_face("modern", "modernbert loop", 55, 38),
         max_autotune,
         Row("bert-base in 11 GiB", 30, 34, capped, step_rows.tell_capped),

@@ -15,7 +15,7 @@ from cramming.journal import processes_of, read_journal
 from cramming.record import load_metrics, load_record
 
 NAME = "killed-and-resumed"
-COSTLY, COSTLY_SECONDS = "flex or descent or autotune", 90.0  # tests that compile for long
+REMAINING_SECONDS = 90.0
 KEPT = ("status", "steps", "tokens", "train_loss", "validation", "micro_batch", "energy_kwh")
 POLL_SECONDS = 0.2
 
@@ -29,12 +29,12 @@ def tests_and_warm_up(lab: Lab) -> Result:
     return {"warmed": warm_ups.outcomes, **shards.summary()}
 
 
-def costly_tests(lab: Lab) -> Result:
-    """Run the tests that compile for long."""
+def remaining_tests(lab: Lab) -> Result:
+    """Run the tests that compile for long, and those that were cut off."""
     if lab.device.type == "cpu":
         raise UserError("--device cpu: these tests compile for a GPU. Use --device cuda.")
-    shards = Shards(lab.work, lab.device.type, COSTLY, 2)
-    _run([shards], COSTLY_SECONDS)
+    shards = Shards(lab.work, lab.device.type, "", lab.scale.shards)
+    _run([shards], REMAINING_SECONDS)
     return shards.summary()
 
 
