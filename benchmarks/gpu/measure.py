@@ -20,7 +20,7 @@ from typing import Any
 import lab as laboratory
 import torch
 from in_process import clean
-from lab import SCALES, TOLD, Lab, Row, Spec
+from lab import SCALES, TOLD, Lab, Result, Row, Spec
 from record import MEASURED, Record, State
 from warm import warm_up_jobs
 
@@ -39,7 +39,7 @@ def measured_ratio(rows: Sequence[Row], states: dict[str, State], factor: float)
     estimated = measured = PRIOR_SECONDS * factor
     for row in rows:
         state = states.get(row.name, {})
-        if "result" in state and "seconds" in state:
+        if "result" in state and "refused" not in state["result"]:
             estimated += row.seconds * factor
             measured += state["seconds"]
     return measured / estimated
@@ -80,12 +80,10 @@ def measure_row(lab: Lab, row: Row, ratio: float) -> None:
     """Measure a row and write down how it ended."""
     lab.row, began = row.name, time.time()
     lab.record.add(row=row.name, begun=began, at_most=row.limit(row.seconds * ratio))
-    ended: dict[str, Any]
     try:
         with clean(lab.device, lab.kept):
-            result = dict(row.measure(lab))
-        ended = {"result": result}
-        ended["told"] = told(row.tell({**lab.record.result(row.name), **result}))
+            result = row.measure(lab)
+        ended = {"result": result, "told": told(row, {**lab.record.result(row.name), **result})}
     except Exception as error:
         ended = {"error": traceback.format_exc()}
         if is_refusal(error):  # what this device cannot do is said in a line
@@ -100,8 +98,12 @@ def is_refusal(error: Exception) -> bool:
     return isinstance(error, UserError) or str(error).startswith("attention.kernel=")
 
 
-def told(text: str) -> str:
+def told(row: Row, result: Result) -> str:
     """Return a row's line and its details, each cut."""
+    try:
+        text = row.tell(result)
+    except Exception as error:  # the numbers are worth more than their sentence
+        text = f"measured; its line failed: {error!r}"
     lines = [line[:TOLD] for line in text.splitlines() if line]
     return "\n".join(lines[: 1 + DETAILS])
 

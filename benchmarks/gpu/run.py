@@ -21,7 +21,6 @@ import sys
 import threading
 import time
 import zipfile
-from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -37,7 +36,6 @@ LAST_SECONDS = 3.0  # kept free at the end of a call: to end processes and print
 START_SECONDS = 100.0  # from one row to the next
 STARTS_WITHOUT_A_ROW = 2
 SUMMARY_LINES, SUMMARY_WIDTH = 60, 150
-READERS, READ_BYTES = 8, 2**24
 LOG_BYTES = 2**20  # of its end that is sent back
 LOG = "measure.log"
 
@@ -51,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     record.restore_copy()
     if args.device == "cuda":
-        threading.Thread(target=read_libraries, daemon=True).start()
+        read_libraries(args.work / LOG)
     forget_rows_under_way(record, args.only)
     watcher = Watcher(args, record, began)
     samples = sampler.start_sampler(args.work)
@@ -259,22 +257,13 @@ def extract(wheel: Path, site: Path) -> None:
     done.touch()
 
 
-def read_libraries() -> None:
-    """Read torch's and NVIDIA's libraries beside each other: the first import then waits for no disk."""
+def read_libraries(log: Path) -> None:
+    """Read torch's and NVIDIA's libraries, eight at a time: the first import then waits for no disk."""
     spec = importlib.util.find_spec("torch")
-    if spec is None or not spec.origin:
-        return
-    packages = Path(spec.origin).parents[1]
-    libraries = [*packages.glob("torch/lib/*.so*"), *packages.glob("nvidia/**/*.so*")]
-    with ThreadPoolExecutor(READERS) as pool:
-        list(pool.map(read_through, libraries))
-
-
-def read_through(file: Path) -> None:
-    """Read a file and forget it."""
-    with file.open("rb", buffering=0) as stream:
-        while stream.read(READ_BYTES):
-            pass
+    assert spec and spec.origin
+    folders = [Path(spec.origin).parents[1] / name for name in ("torch/lib", "nvidia")]
+    find = f"find {folders[0]} {folders[1]} -name '*.so*'"
+    start(["sh", "-c", f"{find} | xargs -P 8 -n 1 cat > /dev/null"], log)
 
 
 if __name__ == "__main__":

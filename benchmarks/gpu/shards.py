@@ -120,7 +120,9 @@ def pytest_runtest_logreport(report: Any) -> None:
     file = shard_of_this_process()[0]
     is_begun = rows_of(file)[report.nodeid]["outcome"] == "begun"
     if report.outcome != "passed":
-        note(file, report.nodeid, report.outcome, report.longreprtext[-1500:])
+        lines = report.longreprtext.splitlines()
+        reasons = [line for line in lines if line.startswith("E ")] or lines
+        note(file, report.nodeid, report.outcome, "\n".join([*lines[-20:], *reasons[-1:]]))
     elif report.when == "teardown" and is_begun:
         note(file, report.nodeid, "passed")
     if report.failed and not device_answers():

@@ -9,11 +9,11 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import NamedTuple
 
+import predict
 import sampler
 import torch
 from in_process import InProcess, cache_hits
 from lab import Lab, Result, Spec
-from predict import expected_bytes, planned
 
 from cramming import device as devices
 from cramming.bench.worker import Worker, warm_up
@@ -103,7 +103,7 @@ def speed(lab: Lab, name: str, keep: bool = False) -> Result:
         stats, _ = ours.step(0)
         first = {"loss": stats.loss, "norm": stats.grad_norm}
         first |= {"seconds": time.perf_counter() - began, "cache_hits": cache_hits()}
-        lab.note(first=first, plan=planned(lab), **ours.facts)
+        lab.note(first=first, plan=predict.planned(lab), **ours.facts)
         lab.note(**_timed(lab, ours))
         with suppress(RuntimeError, AssertionError):  # a profiler that does not work
             lab.note(profile=profile_of(partial(ours.run, 2, 1), lab.device))
@@ -185,7 +185,7 @@ def _shares(result: Result) -> dict[str, float]:
 
 def _furthest_from_bytes(lab: Lab, result: Result) -> list[str]:
     """Return the kernels that take longest beyond what their bytes would take; without predictions the slowest."""
-    sizes = expected_bytes(lab)
+    sizes = predict.read(lab.bundle)["kernels"].get(lab.row, {})
     bytes_per_us = lab.record.result("ceilings").get("copy_gb_per_second", 0.0) * 1e3
     losses = Counter[str]()
     for name, launches, taken in result.get("profile", []):
