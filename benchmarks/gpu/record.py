@@ -81,20 +81,15 @@ def lines_of(file: Path) -> list[dict[str, Any]]:
 
 
 def rows_of(file: Path) -> dict[str, State]:
-    """Return each row's last state: `begun` and `partial`, and how it ended. A row that begins anew forgets."""
+    """Return each row's last state: `begun`, how it ended, and `partial`, which outlives a new beginning."""
     rows: dict[str, State] = {}
     for line in lines_of(file):
         if "row" not in line:
             continue
         name = line.pop("row")
         state = rows.get(name, {})
-        if "begun" in line:
-            rows[name] = line
-        elif "partial" in line:
-            state.setdefault("partial", {}).update(line["partial"])
-            rows[name] = state
-        else:
-            rows[name] = {**state, **line}
+        partial = {**state.get("partial", {}), **line.pop("partial", {})}
+        rows[name] = {**({} if "begun" in line else state), **line, "partial": partial}
     return rows
 
 

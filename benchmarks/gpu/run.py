@@ -189,8 +189,8 @@ def outcome(state: State) -> str:
     """Return what a row has to say; the first line says most."""
     if "result" in state:
         return state.get("told") or "measured"
-    partial = ", ".join(state.get("partial", {}))
-    measured = f" (measured: {partial})" if partial else ""
+    partial = state.get("partial", {})
+    measured = f" (measured: {partial.get('told') or ', '.join(partial)})" if partial else ""
     if "error" in state:
         return f"FAILED: {last_line(state['error'])}{measured}"
     return f"not measured: {state.get('skipped', 'not begun')}{measured}"

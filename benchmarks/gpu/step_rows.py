@@ -105,12 +105,13 @@ def speed(lab: Lab, name: str, keep: bool = False) -> Result:
         first |= {"seconds": time.perf_counter() - began, "cache_hits": cache_hits()}
         lab.note(first=first, plan=predict.planned(lab), **ours.facts)
         lab.note(**_timed(lab, ours))
+        lab.note(told=tell_speed(lab.record.result(name)).strip())
         with suppress(RuntimeError, AssertionError):  # a profiler that does not work
             lab.note(profile=profile_of(partial(ours.run, 2, 1), lab.device))
         if keep:
             stack.pop_all()
             lab.kept[name] = ours
-    result = lab.record.result(lab.row)
+    result = lab.record.result(name)
     return {"shares": _shares(result), "furthest": _furthest_from_bytes(lab, result)}
 
 
@@ -150,8 +151,8 @@ def tell_speed(result: Result) -> str:
     parts += [memory, f"first {first['seconds']:.0f} s", f"loss {first['loss']:.2f} {loss}"]
     if clocks := result["clocks"]:
         parts.append(f"{clocks['mhz']:.0f} MHz {clocks['watts']:.0f} W")
-    shares = " / ".join(f"{name} {share:.0%}" for name, share in result["shares"].items())
-    return "\n".join([", ".join(parts), shares, *result["furthest"]])
+    profile = [f"{name} {share:.0%}" for name, share in result.get("shares", {}).items()]
+    return "\n".join([", ".join(parts), " / ".join(profile), *result.get("furthest", [])])
 
 
 def profile_of(work: Callable[[], object], device: torch.device) -> list[tuple[str, int, float]]:
@@ -232,9 +233,11 @@ def interleaved(lab: Lab, base: InProcess | Worker, other: InProcess, turns: int
                 / statistics.median(result["step_seconds"])
             )
             result["peak_bytes"], result["loss"] = found.peak_bytes, found.losses[-1]
-        lab.note(**{name: result for name, (_, _, result) in sides.items()})
-    rates = {name: result["tokens_per_second"] for name, (_, _, result) in sides.items()}
-    return {"ratio": rates["other"] / rates["base"]}
+        measured: Result = {name: result for name, (_, _, result) in sides.items()}
+        rates = {name: result["tokens_per_second"] for name, result in measured.items()}
+        measured["ratio"] = rates["other"] / rates["base"]
+        lab.note(**measured, told=tell_pair(measured))
+    return {"ratio": measured["ratio"]}
 
 
 def tell_pair(result: Result) -> str:

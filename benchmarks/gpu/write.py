@@ -61,8 +61,8 @@ def report(abouts: list[Result], rows: dict[str, Result]) -> list[str]:
     measured = {}
     for name, row in rows.items():
         result = {**row.get("partial", {}), **row.get("result", {})}
-        if "result" in row and "refused" not in result:
-            measured[name] = result
+        if "refused" not in result and ("result" in row or "told" in result):
+            measured[name] = result  # a row that was cut off may have its numbers
     for name, result in measured.items():
         is_in_table = name.startswith("ours ") or "ratio" in result
         text += [] if is_in_table else told(name, rows[name])
@@ -106,7 +106,7 @@ def speeds(measured: dict[str, Result]) -> list[str]:
         for size in (row["peak_bytes"], row["eager"].get("peak_bytes"), plan.get("peak_bytes")):
             cells.append(f"{size / GB:.2f}" if size else "–")
         cells.append(f"{row['first']['seconds']:.0f}")
-        cells += [f"{part:.0%}" for part in row["shares"].values()]
+        cells += [f"{part:.0%}" for part in row.get("shares", {}).values()]
         cells.append(f"{clocks['mhz']:.0f} MHz, {clocks['watts']:.0f} W" if clocks else "–")
         lines.append(cells)
     headers = ["model, length", "tokens/s", "of a burst", "of products under load"]
