@@ -95,15 +95,15 @@ def is_like(norm: float, right_norm: float) -> bool:
 
 
 def parity(lab: Lab) -> Result:
-    """Compare gradients of a whole micro-batch: fp32 in eight parts, the 16-bit format in two.
+    """Compare gradients of a whole micro-batch: fp32 in eight parts, the 16-bit format in four.
 
-    A step does not depend on how it is cut; two parts leave memory to the processes that compile meanwhile.
+    A step does not depend on how it is cut; four parts leave memory to the processes that compile meanwhile.
     """
     length = lab.scale.lengths[0]
     rows = lab.scale.micro // length
     for model in MODELS[:3]:
         exact = _gradients(lab, model, "precision=fp32", "precision.tf32=false", rows=rows // 8)
-        rounded = _gradients(lab, model, rows=rows // 2)
+        rounded = _gradients(lab, model, rows=rows // 4)
         cosines = {}
         for name, gradient in exact["gradients"].items():
             other = rounded["gradients"][name].to(gradient.device)

@@ -30,7 +30,7 @@ def facts(lab: Lab) -> Result:
     choices = {}
     for length, dtype, share in product(lab.scale.lengths, (torch.bfloat16, torch.float32), (1, 4)):
         query, key = (
-            torch.zeros(8, HEADS, size, HEAD_SIZE, device=device, dtype=dtype)
+            torch.zeros((8, HEADS, size, HEAD_SIZE), device=device, dtype=dtype, requires_grad=True)
             for size in (length // share, length)
         )
         name = f"{length // share} queries, {length} keys, {dtype}"

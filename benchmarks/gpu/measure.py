@@ -94,8 +94,13 @@ def measure_row(lab: Lab, row: Row, ratio: float) -> None:
 
 
 def is_refusal(error: Exception) -> bool:
-    """Return whether a setting cannot be had here; cramming/model knows no UserError and names the setting."""
-    return isinstance(error, UserError) or str(error).startswith("attention.kernel=")
+    """Return whether a setting cannot be had here; cramming/model knows no UserError and names the setting.
+
+    A process of `cramming bench` that died is a UserError as well, but a failure.
+    """
+    is_dead_process = str(error).startswith("bench: ")
+    is_named = isinstance(error, UserError) or str(error).startswith("attention.kernel=")
+    return is_named and not is_dead_process
 
 
 def told(row: Row, result: Result) -> str:

@@ -28,7 +28,7 @@ CLOSE_NATS = 0.02  # of a compiled step's loss to an eager one's
 FURTHEST = 3
 KINDS = (  # the first that a kernel's name has; what has none is elementwise
     ("attention", r"fmha|flash|attention|cudnn.*sdp"),
-    ("products", r"gemm|cutlass|nvjet|xmma|cublas|aten::(mm|bmm|addmm)"),
+    ("products", r"gemm|cutlass|nvjet|xmma|cublas|triton_tem|aten::(mm|bmm|addmm)"),
 )
 
 
@@ -200,16 +200,24 @@ def _furthest_from_bytes(lab: Lab, result: Result) -> list[str]:
 def pair(lab: Lab, base: Spec, other: Spec, turns: int = TURNS, kept: str = "") -> Result:
     """Measure two candidates in turns; `other` may have been kept by an earlier row."""
     with ExitStack() as stack:
-        ours = lab.kept.pop(kept, None) or InProcess(other)
+        ours = lab.kept.pop(kept, None)
+        if ours:
+            ours.cut_step(other)
+        for (
+            unused
+        ) in lab.kept.values():  # compiled code of many candidates meets the compiler's limit
+            unused.close()
+        lab.kept.clear()
+        ours = ours or InProcess(other)
         stack.callback(ours.close)
         return interleaved(lab, stack.enter_context(InProcess(base)), ours, turns)
 
 
 def against_loop(lab: Lab, model: str, peer: str, turns: int) -> Result:
-    """Measure Hugging Face's compiled loop in turns with our step, which an earlier row may have kept."""
-    length, count = lab.scale.lengths[0], lab.scale.batch // lab.scale.micro
-    ours = lab.spec(model, length, micro_batches=count)
-    return pair(lab, lab.spec(model, length, peer=peer), ours, turns, f"ours {model} {length}")
+    """Measure Hugging Face's compiled loop in turns with ours, both with one micro-batch a step."""
+    length = lab.scale.lengths[0]
+    theirs, ours = lab.spec(model, length, peer=peer), lab.spec(model, length)
+    return pair(lab, theirs, ours, turns, kept=f"ours {model} {length}")
 
 
 def interleaved(lab: Lab, base: InProcess | Worker, other: InProcess, turns: int) -> Result:
@@ -308,7 +316,10 @@ def against_predecessor(lab: Lab, peer: str) -> Result:
     rows = min(PREDECESSOR_ROWS, scale.micro // length)
     theirs = lab.spec("crammed-bert", length, peer=peer, rows=rows)
     checkout = Checkout(lab.bundle / "predecessor", path=[lab.work / "predecessor_site"])
-    with worker_of(predecessor_spec(theirs, checkout), shares_code=True) as base:
+    spec = predecessor_spec(theirs, checkout)
+    if scale.compiled == "off":
+        spec["overrides"].append("impl.compile_torch=False")
+    with worker_of(spec, shares_code=True) as base:
         lab.note(peer_versions=base.facts.get("versions"))
         with InProcess(lab.spec("crammed-bert", length, blocks(lab), rows=rows)) as ours:
             return interleaved(lab, base, ours, TURNS)

@@ -429,7 +429,12 @@ def test_a_speed_row_tells_both_ceilings_and_the_kernels_furthest_from_their_byt
     tiny_lab.record.add(row=name, begun=1.0)
     result = {**gpu.step_rows.speed(tiny_lab, name, keep=True)}
     result |= tiny_lab.record.result(name)
-    assert name in tiny_lab.kept
+    assert result["micro_batches"] == 2
+    small = tiny_lab.spec("bert-base", 16)
+    kept = tiny_lab.kept[name]
+    ratio = gpu.step_rows.pair(tiny_lab, small, small, turns=1, kept=name)["ratio"]
+    assert ratio > 0 and not tiny_lab.kept and kept.candidate is None
+    assert tiny_lab.record.result(name)["other"]["micro_batches"] == 1
     assert result["furthest"][0].startswith("aten::mm: ") and len(result["furthest"]) == 1
     assert sum(result["shares"].values()) == pytest.approx(1, abs=0.5)
     result |= {"eager": {"loss": result["first"]["loss"], "peak_bytes": 2e9}, "peak_bytes": 1e9}
