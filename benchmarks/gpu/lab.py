@@ -15,7 +15,7 @@ from cramming import device as devices
 from cramming.overrides import compose
 
 LEAST_LIMIT = 40.0  # seconds that a row may take, whatever its estimate
-LAST_SECONDS = 6.0  # kept free at the end of a call: to end processes and print the summary
+LAST_SECONDS = 8.0  # kept free at the end of a call: to end processes and print the summary
 ANSWER_SECONDS = 10.0
 TOLD = 150  # characters of a line
 
