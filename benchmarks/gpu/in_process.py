@@ -1,9 +1,8 @@
 """A candidate of a comparison in this process, in place of one of its own (cramming.bench.worker).
 
-Starting a process and importing torch takes seconds, of which a stage has few. What processes keep apart is kept apart
-here: the precision of fp32 products, which is the process's, is set before each turn, and what other candidates
-hold meanwhile is no part of the peak. What is compiled, and the compiler's settings, are put back by `clean`, once no
-candidate lives.
+Starting a process and importing torch takes seconds. What processes keep apart is kept apart here: the precision of
+fp32 products is set before each turn, and what other candidates hold is no part of the peak. `clean` puts the
+compiler's state and settings back.
 """
 
 import gc
@@ -11,28 +10,32 @@ import importlib
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from cramming import device as devices
-from cramming.bench.worker import Steps, facts_of
+from cramming.bench.worker import Candidate, Steps, facts_of
 from cramming.device import compile_seconds
+from cramming.engine import StepStats
 
 sys.path.append(str(Path(__file__).parents[1]))
 COMPILER = ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.config")
 
 
 class InProcess:
-    """As `Worker`: `facts`, `run`, `rebuild`; a context manager."""
+    """Candidate with the interface of `Worker`: `facts`, `run`, `rebuild`; a context manager."""
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
         self.rebuild(spec)
 
     def rebuild(self, spec: Mapping[str, Any]) -> None:
+        """Build another candidate in place of this one."""
         from peers import candidate_of
 
+        self.spec = spec
         self.candidate: Any = None
         self.device = devices.select(spec["device"])
         release(self.device)
@@ -43,47 +46,88 @@ class InProcess:
         self.facts = facts_of(self.candidate)
 
     def run(self, first: int, count: int) -> Steps:
+        """Train the steps from `first` on."""
+        with self._measuring() as peak:
+            seconds, losses = self.candidate.run(first, count)
+        return Steps(seconds, losses, peak[0], compile_seconds() - self._compiled_before)
+
+    def step(self, index: int) -> tuple[StepStats, int]:
+        """Train one step of ours; return its numbers and the peak of memory in bytes."""
+        with self._measuring() as peak:
+            stats = train_step(self.candidate, index)
+        return stats, peak[0]
+
+    def cut_step(self, spec: Mapping[str, Any]) -> None:
+        """Train one micro-batch a step from now on, which is what `spec` says; what is compiled serves on."""
+        rows = self.candidate.train.batch_size // self.candidate.micro_batches
+        self.candidate.train = replace(self.candidate.train, batch_size=rows)
+        self.candidate.micro_batches = 1
+        self.spec, self.facts = spec, facts_of(self.candidate)
+
+    @contextmanager
+    def _measuring(self) -> Iterator[list[int]]:
+        """Give a list that holds this candidate's peak of memory afterwards."""
         torch.set_float32_matmul_precision(self._precision)
-        before = allocated(self.device)
+        before, peak = allocated(self.device), list[int]()
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        seconds, losses = self.candidate.run(first, count)
-        peak = devices.peak_memory_bytes(self.device) - (before - self._kept)
+        yield peak
+        peak.append(devices.peak_memory_bytes(self.device) - (before - self._kept))
         self._kept += allocated(self.device) - before
-        return Steps(seconds, losses, peak, compile_seconds() - self._compiled_before)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of a step."""
+        train = self.spec["settings"]["train"]
+        return int(train["batch_size"] * train["sequence_length"])
+
+    def close(self) -> None:
+        """Forget the candidate."""
+        self.candidate = None
+        release(self.device)
 
     def __enter__(self) -> "InProcess":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.candidate = None
-        release(self.device)
+        self.close()
+
+
+def train_step(candidate: Candidate, index: int) -> StepStats:
+    """Train one step of ours; return its numbers."""
+    batches = next(candidate.batches(index, 1))
+    return candidate.engine.step(batches, candidate.learning_rate(index))
+
+
+def cache_hits() -> int:
+    """Return how many graphs the compiler has found in its cache since the last reset."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return int(dynamo.counters["inductor"]["fxgraph_cache_hit"]) if dynamo else 0
 
 
 def allocated(device: torch.device) -> int:
-    """Bytes of all tensors on a GPU."""
+    """Return the bytes of all tensors on a GPU."""
     return torch.cuda.memory_allocated() if device.type == "cuda" else 0
 
 
 def release(device: torch.device) -> None:
-    """Give back what nothing holds any more."""
-    gc.collect()
+    """Give back a GPU's memory that nothing holds any more."""
     if device.type == "cuda":
+        gc.collect()
         torch.cuda.empty_cache()
 
 
 @contextmanager
-def clean(device: torch.device) -> Iterator[None]:
-    """Behind it no compiled code, no setting of the compiler and no memory is left of what was done within."""
+def clean(device: torch.device, kept: Mapping[str, Any] | None = None) -> Iterator[None]:
+    """Undo what was set and compiled within. Compiled code stays while a candidate in `kept` needs it."""
     precision, threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
     compiler = [importlib.import_module(name) for name in COMPILER]
     settings = [module.get_config_copy() for module in compiler]
-    # A second candidate with other sizes would be compiled for any size; a run is compiled for its own.
-    compiler[0].automatic_dynamic_shapes = False
     try:
         yield
     finally:
-        torch.compiler.reset()
+        if not kept:
+            torch.compiler.reset()
         for module, before in zip(compiler, settings, strict=True):
             for key, value in module.get_config_copy().items():
                 if value is not before[key] and value != before[key]:

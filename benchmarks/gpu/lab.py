@@ -1,181 +1,153 @@
-"""What all rows share: the sizes, the device, and how a training step is configured."""
+"""What all rows share: sizes, the device, the record, and how a training step is configured."""
 
 import functools
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from record import Record
 
+from cramming import device as devices
 from cramming.overrides import compose
 
-MODELS = ("bert-base", "crammed-bert", "modern")
+LEAST_LIMIT = 40.0  # seconds that a row may take, whatever its estimate
+LAST_SECONDS = 8.0  # kept free at the end of a call: to end processes and print the summary
+ANSWER_SECONDS = 10.0
+TOLD = 150  # characters of a line
+
+Result = dict[str, Any]
+Spec = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Sizes. `shape`: overrides that make any of the models small; `micro`, `batch`: tokens of a micro-batch and step.
+    """Sizes of everything; the defaults are those of a GPU.
 
-    `seconds` is what a row's estimated time, which is that on an H200, is multiplied by. `capped`: sequences a step in
-    11 GiB. `gate`: settings of the gate's loss curves. `budget` is that of the run that is killed, after
-    `kill_after` seconds; `examples`, `epochs` are of fine-tuning. `contest`: size and budget of
-    stage 4's two recipes, `scoring` how they are fine-tuned.
+    `shape`: overrides that make any model small. `micro`, `batch`: tokens of a micro-batch and of a step. `capped`:
+    sequences of a step in 11 GiB. `square`: side of the products of the ceilings. `load`, `timed`, `burst`: seconds
+    before and of a measurement, and of a ceiling. `budget`: overrides of the run that is killed. `tests`: pytest's
+    choice of the tests, dealt out to `shards`, beside which steps are compiled for `untimed` seconds at most. `factor`:
+    what an estimated time is multiplied by.
     """
 
-    shape: tuple[str, ...]
-    lengths: tuple[int, int]
-    micro: int
-    batch: int
-    capped: int
-    vocabulary: int
-    mode: str
-    compiled: str
-    steps: int
-    rounds: int
-    trick_batch: int
-    gate: tuple[str, ...]
-    budget: tuple[str, ...]
-    kill_after: float
-    epochs: int
-    examples: int | None
-    contest: tuple[str, ...]
-    scoring: tuple[str, ...]
-    seconds: float
+    shape: tuple[str, ...] = ()
+    lengths: tuple[int, int] = (128, 512)
+    micro: int = 65536
+    batch: int = 262144
+    capped: int = 4096
+    vocabulary: int = 32768
+    mode: str = "bf16"
+    compiled: str = "model"
+    square: int = 8192
+    load: float = 3.0
+    timed: float = 9.0
+    burst: float = 0.2
+    budget: tuple[str, ...] = ("budget.minutes=1.1", "checkpoint.every_steps=15")
+    tests: str = "not flex and not descent and not autotune"
+    shards: int = 4
+    untimed: float = 65.0
+    factor: float = 1.0
 
 
-SMALL = (
-    "model.hidden_size=32",
-    "model.num_layers=3",
-    "model.num_heads=2",
-    "model.intermediate_size=48",
+SMALL = ("hidden_size=32", "num_layers=3", "num_heads=2", "intermediate_size=48")
+TINY = Scale(
+    shape=tuple(f"model.{text}" for text in SMALL),
+    lengths=(16, 32),
+    micro=256,
+    batch=512,
+    capped=16,
+    vocabulary=512,
+    mode="fp32",
+    compiled="off",
+    square=256,
+    load=0.02,
+    timed=0.1,
+    burst=0.01,
+    budget=("budget.steps=30", "checkpoint.every_steps=10"),
+    tests="repeated or subset",
+    shards=1,
+    untimed=25.0,
+    factor=0.06,
 )
-TINY_GATE = (
-    "bench.gate_steps=60",
-    "bench.gate_vocab_size=64",
-    "bench.gate.train.batch_size=16",
-    "optim.lr=0.01",
-    "bench.gate.train.micro_batch=16",
-    "bench.gate.train.sequence_length=32",
-    "bench.gate.optim.lr=0.01",
-    "bench.gate.model.hidden_size=32",
-)
-SCALES = {
-    "full": Scale(
-        shape=(),
-        lengths=(128, 512),
-        micro=65536,
-        batch=262144,
-        capped=4096,
-        vocabulary=32768,
-        mode="bf16",
-        compiled="model",
-        steps=4,
-        rounds=3,
-        trick_batch=128,
-        gate=(),
-        epochs=2,
-        kill_after=75,
-        budget=("budget.hours=0.05", "checkpoint.every_minutes=0.4"),
-        examples=None,
-        seconds=1.0,
-        contest=(
-            "scale=110M",
-            "budget.minutes=8",
-            "train.batch_size=2048",
-            "train.batch_ramp={start: 0.25, until: 0.6}",
-            "train.validations=16",
-            "train.validation_tokens=131072",
-        ),
-        scoring=("eval.tasks=[rte,mrpc,cola]", "eval.seeds=[0,1,2]"),
-    ),
-    "tiny": Scale(
-        shape=SMALL,
-        lengths=(16, 32),
-        micro=256,
-        batch=512,
-        capped=16,
-        vocabulary=512,
-        mode="fp32",
-        compiled="off",
-        steps=2,
-        rounds=1,
-        trick_batch=4,
-        gate=TINY_GATE,
-        epochs=1,
-        kill_after=0,
-        budget=("budget.steps=60", "checkpoint.every_steps=10"),
-        examples=64,
-        seconds=0.1,
-        contest=(
-            "scale=10M",
-            *SMALL,
-            "model.max_length=128",
-            "budget.steps=20",
-            "train.batch_size=16",
-            "train.micro_batch=8",
-            "train.batch_ramp=null",
-            "train.validations=2",
-            "train.validation_tokens=1024",
-        ),
-        scoring=("eval.tasks=[rte]", "eval.seeds=[0]", "eval.hyperparameters.epochs=1"),
-    ),
-}
-
-
-def answers(device: torch.device) -> bool:
-    """Whether the device still computes for this process: after an illegal access it does not."""
-    try:
-        return torch.ones(2, device=device).sum().item() == 2
-    except RuntimeError:
-        return False
-
-
-@functools.cache
-def settings(*overrides: str) -> dict[str, Any]:
-    """The root configuration with these overrides; not to be changed."""
-    return compose(overrides)
+SCALES = {"full": Scale(), "tiny": TINY}
 
 
 @dataclass(frozen=True)
-class Lab:
-    """Where and at which size it is measured. `deadline` is a time of `time.time`.
+class Row:
+    """A measurement: its name, estimated seconds, value beside the others, and how it is told in a line.
 
-    `out` is the folder that comes back; `work` stays on the machine.
+    A row may take `patience` times its estimate, at least `least` seconds.
     """
+
+    name: str
+    seconds: float
+    value: float
+    measure: Callable[["Lab"], Result]
+    tell: Callable[[Result], str]
+    patience: float = 1.8
+    least: float = LEAST_LIMIT
+
+    def limit(self, estimate: float) -> float:
+        """Return the seconds that the row may take; `estimate` is the one corrected by what was measured so far."""
+        return max(self.least, self.patience * estimate)
+
+
+@dataclass
+class Lab:
+    """Place and sizes of a measurement. `began` and `deadline` are times of `time.time`; `row` is under way."""
 
     scale: Scale
     device: torch.device
-    out: Path
-    work: Path
+    record: Record
     bundle: Path | None
+    began: float
     deadline: float
+    commit: str | None = None
+    row: str = ""
+    kept: dict[str, Any] = field(default_factory=dict)  # candidates that a later row uses
     shared: dict[str, Any] = field(default_factory=dict)  # what rows of one process hand on
 
-    def left(self) -> float:
-        """Seconds until all must have ended."""
-        return self.deadline - time.time()
+    @property
+    def work(self) -> Path:
+        """Folder that stays on the machine."""
+        return self.record.work
 
-    def left_by(self, row: str, *names: str) -> Path:
-        """What another row has left in `--work`."""
-        found = self.work.joinpath(*names)
-        assert found.exists(), (
-            f"{found} is not there: the row '{row}' makes it. Keep --work between the calls; where it is lost, name"
-            f" another --out, so that the row is measured again"
+    @property
+    def go(self) -> Path:
+        """File for which processes that warm up wait before they use the device."""
+        return self.work / "go"
+
+    @property
+    def memory_gb(self) -> float:
+        """Memory of the GPU; 0 on a CPU."""
+        return (
+            devices.describe(self.device).memory_bytes / 1e9 if self.device.type == "cuda" else 0.0
         )
-        return found
+
+    def left(self) -> float:
+        """Return the seconds until all must have ended."""
+        return self.deadline - LAST_SECONDS - time.time()
+
+    def note(self, **partial: Any) -> None:
+        """Write down a phase of the row that is under way."""
+        self.record.add(row=self.row, partial=partial)
 
     def overrides(self, model: str, length: int, packing: str = "rows") -> list[str]:
-        """A training step of this model."""
+        """Return the settings of a training step of this model, or of an experiment."""
         scale = self.scale
+        is_recipe = model == "best"
+        source = ["experiment=best", "train.batch_ramp=null"] if is_recipe else [f"model={model}"]
         return [
-            f"model={model}",
+            *source,
             *scale.shape,
             f"model.vocab_size={scale.vocabulary}",
             "optim=adamw",
             f"precision={scale.mode}",
-            f"runtime.compile={scale.compiled}",
+            f"runtime.compile='{scale.compiled}'",
             f"train.sequence_length={length}",
             f"train.packing={packing}",
         ]
@@ -189,24 +161,35 @@ class Lab:
         peer: str | None = None,
         rows: int = 0,
         micro_batches: int = 1,
-    ) -> dict[str, Any]:
-        """A candidate of a comparison: ours, or a `peer`; `rows` sequences a micro-batch (0: the scale's tokens)."""
+    ) -> Spec:
+        """Return a candidate: ours or a `peer`. `rows`: sequences of a micro-batch (0: as many as the scale says)."""
         rows = rows or self.scale.micro // length
         sizes = [f"train.batch_size={rows * micro_batches}", f"train.micro_batch={rows}"]
-        found = settings(*self.overrides(model, length, packing), *sizes, *more)
         spec = {
-            "settings": found,
+            "settings": settings(*self.overrides(model, length, packing), *sizes, *more),
             "vocab_size": self.scale.vocabulary,
             "device": self.device.type,
             "name": peer or "ours",
         }
-        return spec | ({"peer": peer, "compile": self.scale.compiled != "off"} if peer else {})
+        if peer:
+            spec |= {"peer": peer, "compile": self.scale.compiled != "off"}
+        return spec
 
 
-@dataclass(frozen=True)
-class Row:
-    """One line of the result: a name, what it takes on an H200 in seconds, by estimate, and how it is measured."""
+@functools.cache
+def settings(*overrides: str) -> dict[str, Any]:
+    """Return the root configuration with these overrides; it must not be changed."""
+    return compose(overrides)
 
-    name: str
-    seconds: float
-    measure: Callable[[], Mapping[str, Any]]
+
+def answers(device: torch.device, seconds: float = ANSWER_SECONDS) -> bool:
+    """Return whether the device still computes for this process: after an illegal access it does not."""
+    sums: list[float] = []
+
+    def compute() -> None:
+        sums.append(torch.ones(2, device=device).sum().item())
+
+    thread = threading.Thread(target=compute, daemon=True)
+    thread.start()
+    thread.join(seconds)  # a device that hangs never answers
+    return sums == [2.0]

@@ -1,217 +1,269 @@
-"""The measurements for which there is half an hour of a GPU, in three commands of at most nine minutes, and one more.
+"""The measurement of a card in one call of nine and a half minutes.
 
-    python benchmarks/gpu/run.py --stage 1 --bundle build/bundle --out measured      # then --stage 2 and --stage 3
-    python benchmarks/gpu/run.py --stage 1 --bundle build/bundle --out measured --scale tiny --device cpu
+    python3 benchmarks/gpu/run.py --bundle build/bundle --work build/gpu --out measured --commit <hash>
+    python3 benchmarks/gpu/run.py --bundle build/bundle --out measured --scale tiny --device cpu --seconds 90
 
-    stage 1  is it right: tests that need a GPU (tests/gpu). How fast: the rate of matrix products, and our steps of
-             three models at two lengths against what `cramming plan` says of them, kernel by kernel
-    stage 2  against others: Hugging Face's compiled loops; 11 GiB of memory; each lever for speed with and without
-    stage 3  a run of three minutes that is killed and resumed; fine-tuning against `Trainer`; every trick with its gate
-    stage 4  experiment=best against the crammed BERT's recipe at 110M parameters, eight minutes each, and their scores;
-             with --minutes 9.8, three times: it needs another half hour
+This process only watches and prints: another one (measure.py) measures the rows (rows.py). Each phase of a row is a
+line of `rows.jsonl` in `--work`, with a copy in `--out`. A row that fails, hangs or takes its process with it costs
+itself and nothing else. The call ends by itself within `--seconds`; the same command continues with what is missing.
+Rows that failed are measured again if `--only` names them.
 
-This process only watches: a second one (stage.py) measures, all rows of a stage in turn. Each row is one line of
-`stage<N>.jsonl` as soon as it ended; one that fails is its traceback, one that takes too long, or takes the process
-with it, says so, and the rest goes on in a new process. No row is begun that cannot end before `--minutes`. The same
-command goes on where a stage stopped: rows that are there are not measured again, failed ones only with `--again`.
-
-What `--bundle` (bundle.py) brings is unpacked into `--work`, where compiled code is kept as well, for all stages. That
-folder must survive between the calls: stage 3's fine-tuning and stage 4's scores are of models that earlier rows left
-in it. Wheels of what is installed already, in a version that will do, stay packed.
+What `--bundle` (bundle.py) brings is unpacked into `--work`; so is compiled code. Wheels of what is installed already,
+in a version that will do, stay packed.
 """
 
 import argparse
-import ctypes
 import importlib.util
 import json
 import os
-import signal
-import subprocess
+import shutil
 import sys
+import threading
 import time
 import zipfile
-from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+import sampler
+from processes import ROOT, Process, kill, start, tail
+from record import Record, State, last_line
+
 WORK = ROOT / "build" / "gpu"
-# Not in the bundle: module to import, what pip calls it, the first stage that needs it.
-NEEDED = (
-    ("torch", "torch", 1),
-    ("transformers", "transformers", 1),
-    ("scipy", "SciPy", 3),
-    ("sklearn", "scikit-learn", 3),
-)
-POLL_SECONDS = 0.2
-ANEW = 75  # how the measuring process ends when a failure has left the device unusable to it
-LAST_SECONDS = 10  # kept free at the end of a stage: to end processes and write what is known
+NEEDED = ("torch", "transformers", "scipy", "sklearn")  # not in the bundle
+POLL_SECONDS = 0.1
+ANEW = 75  # exit code of measure.py: it must be replaced
+LAST_SECONDS = 5.0  # kept free at the end of a call: to end processes and print the summary
+START_SECONDS = 100.0  # from one row to the next
+STARTS_WITHOUT_A_ROW = 2
+SUMMARY_LINES, SUMMARY_WIDTH = 60, 150
+LOG_BYTES = 2**20  # of its end that is sent back
+LOG = "measure.log"
 
 
-def rows_of(file: Path) -> dict[str, dict[str, Any]]:
-    """The last line of each row. A row of which only its begin is there was under way when all ended."""
-    rows = {}
-    for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
-        try:
-            row = json.loads(line)
-        except ValueError:  # cut off by a kill
-            continue
-        if "row" in row:
-            rows[row["row"]] = row
-    return rows
+def main(arguments: list[str] | None = None) -> int:
+    """Measure until all rows have ended or the time is over; return 0 if all were measured."""
+    began = time.time()
+    args = parse(arguments)
+    record = Record(args.work, args.out)
+    for folder in (args.work, args.out):
+        folder.mkdir(parents=True, exist_ok=True)
+    record.restore_copy()
+    if args.device == "cuda":
+        read_libraries(args.work / LOG)
+    forget_rows_under_way(record, args.only)
+    watcher = Watcher(args, record, began)
+    samples = sampler.start_sampler(args.work)
+    try:
+        watcher.watch()
+    finally:
+        if samples:
+            kill(samples)
+        if (args.work / sampler.FILE).exists():
+            shutil.copyfile(args.work / sampler.FILE, args.out / sampler.FILE)
+        (args.out / LOG).write_text(tail(args.work / LOG, LOG_BYTES), encoding="utf-8")
+    lines = summary(record.rows(), record.names())
+    print(*lines, sep="\n", flush=True)
+    return 0 if all("result" in record.rows().get(name, {}) for name in record.names()) else 1
 
 
-def add_line(file: Path, line: dict[str, Any]) -> None:
-    """What was cut off before stays a line of its own."""
-    torn = file.exists() and file.stat().st_size and not file.read_bytes().endswith(b"\n")
-    with file.open("a", encoding="utf-8") as stream:
-        stream.write("\n" * bool(torn) + json.dumps(line) + "\n")
-        stream.flush()
-        os.fsync(stream.fileno())
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Return the arguments, with absolute paths."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--bundle", type=Path, help="folder that bundle.py made")
+    parser.add_argument("--work", type=Path, default=WORK, help="packages, compiled code: keep it")
+    parser.add_argument("--seconds", type=float, default=560, help="after these all has ended")
+    parser.add_argument("--commit", help="of this code, where git does not know it")
+    parser.add_argument("--scale", default="full", choices=("full", "tiny"))
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--only", nargs="+", help="rows whose name contains one of these")
+    parser.add_argument("--rows", default="rows", help="module of the rows")
+    args = parser.parse_args(arguments)
+    for name in ("out", "work", "bundle"):
+        path = getattr(args, name)
+        setattr(args, name, path and path.resolve())
+    if args.out.exists() and not args.out.is_dir():
+        parser.error(f"--out={args.out}: it is a file. Name a folder.")
+    if args.bundle and not (args.bundle / "bundle.json").is_file():
+        parser.error(f"--bundle={args.bundle}: it has no bundle.json. Make one with bundle.py.")
+    missing = [name for name in NEEDED if not importlib.util.find_spec(name)]
+    if missing:
+        names = ", ".join(missing)
+        parser.error(f"{sys.executable}: it has no {names}. Install that; no bundle brings it.")
+    return args
+
+
+def forget_rows_under_way(record: Record, only: list[str] | None) -> None:
+    """Let rows be measured again that an earlier call was killed in, or that failed and are named now."""
+    for name, state in record.rows().items():
+        is_named = any(text in name for text in only or ())
+        if "error" in state and is_named:
+            record.add(row=name, begun=0.0)
+    while under_way := record.row_under_way():
+        record.add(row=under_way[0], skipped="under way when an earlier call ended")
+
+
+class Watcher:
+    """Measuring processes, one after the other, and what is printed of their rows."""
+
+    def __init__(self, args: argparse.Namespace, record: Record, began: float) -> None:
+        self.args, self.record, self.began = args, record, began
+        self.deadline = began + args.seconds
+        self.environment = environment(args)
+        self.log = args.work / LOG
+        self.printed = record.rows()
+
+    def watch(self) -> None:
+        """Start measuring processes until one has measured all, none can begin a row, or the time is over."""
+        starts_without_row = 0
+        while time.time() < self.deadline - LAST_SECONDS:
+            begun = self._last_begin()
+            process = self._start()
+            reason = self._reason_to_end(process)
+            kill(process)
+            self._end_row(reason)
+            self._print_news()
+            if process.returncode == 0:
+                return
+            starts_without_row = starts_without_row + 1 if self._last_begin() == begun else 0
+            if starts_without_row == STARTS_WITHOUT_A_ROW:
+                print(f"no row could begin: {last_line(tail(self.log))}", flush=True)
+                return
+
+    def _start(self) -> Process:
+        options = {**vars(self.args), "began": self.began, "deadline": self.deadline}
+        script = Path(__file__).with_name("measure.py")
+        command = [sys.executable, script, json.dumps(options, default=str)]
+        return start(command, self.log, own_group=True, **self.environment)
+
+    def _reason_to_end(self, process: Process) -> str:
+        """Print the rows that end; return why the process must be killed or has died, or nothing."""
+        quiet_since = time.time()
+        while process.poll() is None:
+            time.sleep(POLL_SECONDS)
+            self._print_news()
+            now = time.time()
+            if now > self.deadline - LAST_SECONDS:
+                return "the call's time was over"
+            under_way = self.record.row_under_way()
+            if under_way is None and now > quiet_since + START_SECONDS:
+                return f"no row began within {START_SECONDS:.0f} s"
+            if under_way is not None:
+                quiet_since = now
+                begun, at_most = under_way[1]["begun"], under_way[1]["at_most"]
+                if now > begun + at_most:
+                    return f"took longer than {at_most:.0f} s"
+        if process.returncode in (0, ANEW):
+            return ""
+        kind = "signal" if process.returncode < 0 else "code"
+        return f"the process ended with {kind} {abs(process.returncode)}"
+
+    def _end_row(self, reason: str) -> None:
+        """Write down how the row under way ended, if one was."""
+        under_way = self.record.row_under_way()
+        if under_way is None:
+            return
+        name, state = under_way
+        ended = {"error": f"{tail(self.log)}\n{reason}"}
+        if time.time() > self.deadline - LAST_SECONDS:
+            ended = {"skipped": "the call's time was over"}
+        self.record.add(row=name, seconds=round(time.time() - state["begun"], 1), **ended)
+
+    def _last_begin(self) -> float:
+        return max((state.get("begun", 0.0) for state in self.record.rows().values()), default=0.0)
+
+    def _print_news(self) -> None:
+        """Print the rows that were measured or failed since the last time."""
+        for name, state in self.record.rows().items():
+            if state == self.printed.get(name) or not state.keys() & {"result", "error"}:
+                continue
+            self.printed[name] = state
+            line, *details = outcome(state).splitlines()
+            seconds = time.time() - self.began
+            print(f"[{seconds:.0f} s] {name}: {line}"[:SUMMARY_WIDTH], flush=True)
+            for detail in details:
+                print(f"    {detail}"[:SUMMARY_WIDTH], flush=True)
+
+
+def outcome(state: State) -> str:
+    """Return what a row has to say; the first line says most."""
+    if "result" in state:
+        return state.get("told") or "measured"
+    partial = state.get("partial", {})
+    measured = f" (measured: {partial.get('told') or ', '.join(partial)})" if partial else ""
+    if "error" in state:
+        return f"FAILED: {last_line(state['error'])}{measured}"
+    return f"not measured: {state.get('skipped', 'not begun')}{measured}"
+
+
+def summary(rows: dict[str, State], names: list[str]) -> list[str]:
+    """Return a line of counts and a line a row."""
+    states = {name: rows.get(name, {}) for name in [*names, *rows]}
+    measured = sum("result" in state for state in states.values())
+    failed = sum("error" in state for state in states.values())
+    lines = [f"{measured} of {len(states)} rows measured, {failed} failed"]
+    for name, state in states.items():
+        lines.append(f"{name}: {outcome(state).splitlines()[0]}"[:SUMMARY_WIDTH])
+    return lines[:SUMMARY_LINES]
+
+
+def environment(args: argparse.Namespace) -> dict[str, str]:
+    """Unpack the bundle; return the environment of all processes that measure."""
+    site, code = args.work / "site", args.work / "compiled"
+    if args.bundle:
+        unpack(args.bundle, site)
+        unpacking = threading.Thread(target=unpack_predecessor, args=(args.bundle, args.work))
+        unpacking.start()
+    path = [str(ROOT), str(site), *filter(None, [os.environ.get("PYTHONPATH")])]
+    threads = {"OMP_NUM_THREADS": "1"} if args.device == "cpu" else {}
+    return threads | {
+        "PYTHONPATH": os.pathsep.join(path),
+        "TORCHINDUCTOR_CACHE_DIR": str(code),
+        "TRITON_CACHE_DIR": str(code / "triton"),
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
 
 
 def unpack(bundle: Path, site: Path) -> None:
-    """The wheels that this Python lacks. None of them needs more than to lie on its path."""
+    """Unpack the wheels that this Python lacks; none of them needs more than to lie on its path."""
     from packaging.requirements import Requirement  # there with transformers
 
-    site.mkdir(parents=True, exist_ok=True)
     content = json.loads((bundle / "bundle.json").read_text(encoding="utf-8"))
     for wheel, text in content["wheels"].items():
         requirement = Requirement(text)
         try:
-            here = requirement.specifier.contains(version(requirement.name), prereleases=True)
+            is_here = requirement.specifier.contains(version(requirement.name), prereleases=True)
         except PackageNotFoundError:
-            here = False
-        if not here and not (site / f"{wheel}.done").exists():
-            with zipfile.ZipFile(bundle / "wheels" / wheel) as archive:
-                archive.extractall(site)
-            (site / f"{wheel}.done").touch()
+            is_here = False
+        if not is_here:
+            extract(bundle / "wheels" / wheel, site)
 
 
-def environment(args: argparse.Namespace) -> dict[str, str]:
-    """Of the measuring process and all that it starts."""
-    site, code = args.work / "site", args.work / "compiled"
-    if args.bundle:
-        unpack(args.bundle, site)
-    path = [str(ROOT), str(site), *filter(None, [os.environ.get("PYTHONPATH")])]
-    own = {
-        "PYTHONPATH": os.pathsep.join(path),
-        "TORCHINDUCTOR_CACHE_DIR": str(code),
-        "HF_HUB_OFFLINE": "1",
-        "TRITON_CACHE_DIR": str(code / "triton"),
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-    return {**os.environ, **own}
+def unpack_predecessor(bundle: Path, work: Path) -> None:
+    """Unpack the packages that only the predecessor has; they stay apart from all others."""
+    for wheel in sorted((bundle / "predecessor_wheels").glob("*.whl")):
+        extract(wheel, work / "predecessor_site")
 
 
-def end_with_parent() -> None:
-    """Ask the system to kill this process when the one that started it has ended."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+def extract(wheel: Path, site: Path) -> None:
+    """Unpack a wheel once."""
+    site.mkdir(parents=True, exist_ok=True)
+    done = site / f"{wheel.name}.done"
+    if done.exists():
+        return
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    done.touch()
 
 
-def under_way(file: Path) -> dict[str, Any] | None:
-    """The row that was begun and has not ended."""
-    return next((row for row in rows_of(file).values() if "begun" in row), None)
-
-
-def ended_badly(process: "subprocess.Popen[bytes]", file: Path, deadline: float) -> Iterator[str]:
-    """Watch the measuring process; say why it ended in the middle of a row, if it did."""
-    while process.poll() is None:
-        time.sleep(POLL_SECONDS)
-        row, now = under_way(file), time.time()
-        if row and now > row["begun"] + row["at_most"]:
-            yield f"took longer than {row['at_most']:.0f} s"
-            return
-        if now > deadline - LAST_SECONDS / 2:
-            yield "the stage's time was over"
-            return
-    if process.returncode not in (0, ANEW):
-        yield f"the process ended with {'signal' if process.returncode < 0 else 'code'} {abs(process.returncode)}"
-
-
-def measure(args: argparse.Namespace, file: Path, deadline: float) -> None:
-    """Processes one after the other until all rows have ended or the time is over."""
-    env = environment(args)
-    anew = (
-        ("begun", "error") if args.again else ("begun",)
-    )  # begun: when an earlier call was ended from outside
-    for name in [name for name, row in rows_of(file).items() if any(key in row for key in anew)]:
-        add_line(file, {"row": name, "again": True})
-    while time.time() < deadline - LAST_SECONDS:
-        told = json.dumps(vars(args) | {"file": file, "deadline": deadline}, default=str)
-        command = [sys.executable, Path(__file__).with_name("stage.py"), told]
-        process = subprocess.Popen(command, env=env, process_group=0, preexec_fn=end_with_parent)
-        reason = ""
-        try:
-            reason = next(ended_badly(process, file, deadline), "")
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        if not reason and process.returncode != ANEW:
-            return
-        if not reason:
-            continue
-        row = under_way(file)
-        if row is None:  # it could not even begin
-            raise SystemExit(f"stage {args.stage}: {reason} before its next row")
-        over = time.time() > deadline - LAST_SECONDS
-        add_line(
-            file,
-            {
-                "row": row["row"],
-                "skipped" if over else "error": reason,
-                "seconds": time.time() - row["begun"],
-            },
-        )
-
-
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--stage", type=int, choices=(1, 2, 3, 4), required=True)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
-    parser.add_argument(
-        "--bundle",
-        type=Path,
-        help="the folder that bundle.py made; else all packages are installed",
-    )
-    parser.add_argument(
-        "--work", type=Path, default=WORK, help="packages, compiled code, runs: keep it"
-    )
-    parser.add_argument("--scale", default="full", choices=("full", "tiny"))
-    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--minutes", type=float, default=9, help="after these everything has ended")
-    parser.add_argument("--only", nargs="+", help="rows whose name contains one of these")
-    parser.add_argument("--again", action="store_true", help="measure rows again that failed")
-    args = parser.parse_args(arguments)
-    deadline = time.time() + 60 * args.minutes
-    for name in ("out", "work", "bundle"):
-        setattr(args, name, getattr(args, name) and getattr(args, name).resolve())
-    if args.out.exists() and not args.out.is_dir():
-        parser.error(f"--out {args.out}: is a file; name a folder")
-    if args.bundle and not (args.bundle / "bundle.json").is_file():
-        parser.error(f"--bundle {args.bundle}: has no bundle.json; bundle.py makes such a folder")
-    lacking = [
-        name
-        for module, name, first in NEEDED
-        if args.stage >= first and not importlib.util.find_spec(module)
-    ]
-    if lacking:
-        parser.error(
-            f"{sys.executable} has no {', '.join(lacking)}; install that first (the bundle does not bring it)"
-        )
-    args.out.mkdir(parents=True, exist_ok=True)
-    file = args.out / f"stage{args.stage}.jsonl"
-    measure(args, file, deadline)
-    rows = rows_of(file)
-    for name, row in rows.items():
-        state = (
-            "measured" if "result" in row else row.get("error") or row.get("skipped") or "under way"
-        )
-        print(f"{name}: {str(state).strip().splitlines()[-1]}")
-    return 0 if all("result" in row for row in rows.values()) else 1
+def read_libraries(log: Path) -> None:
+    """Read torch's and NVIDIA's libraries, eight at a time: the first import then waits for no disk."""
+    spec = importlib.util.find_spec("torch")
+    assert spec and spec.origin
+    folders = [Path(spec.origin).parents[1] / name for name in ("torch/lib", "nvidia")]
+    find = f"find {folders[0]} {folders[1]} -name '*.so*'"
+    start(["sh", "-c", f"{find} | xargs -P 8 -n 1 cat > /dev/null"], log)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,8 @@ Spec = Mapping[str, Any]
 WARMUP_STEPS = 20  # of the learning rate
 SPECIAL = ("pad", "unk", "cls", "sep", "mask")
 TOPICS = 4
+ROUNDS = 200
+GPU_TOKENS = 2**22  # of the text that all candidates on a GPU share
 
 
 @dataclass(frozen=True)
@@ -156,12 +158,15 @@ class Workload:
         )
         self.train, self.objective, self.optim = config.train, config.objective, config.optim
         self.flops_per_token = config.flops_per_token()
+        rows = self.train.batch_size
+        if device.type == "cuda":  # one text for all sizes of a step: it takes seconds to make
+            rows = GPU_TOKENS // ROUNDS // self.train.sequence_length
         self.source = topic_batches(
             self.objective,
             spec["vocab_size"],
             self.train.sequence_length,
             self.train.packing,
-            self.train.batch_size,
+            rows,
         )
 
     def step(self, batches: Sequence[Batch], step: int) -> float:
@@ -240,9 +245,7 @@ def perturb(weights: Iterable[Tensor], size: float, seed: int) -> None:
         weight.mul_((1 + size * signs).to(weight))
 
 
-@functools.lru_cache(
-    maxsize=2
-)  # seconds for a GPU's batches, and one process may serve many candidates
+@functools.lru_cache(maxsize=4)  # one process may serve many candidates
 def topic_batches(
     objective: ObjectiveConfig,
     vocab_size: int,
@@ -252,7 +255,7 @@ def topic_batches(
     seed: int = 0,
 ) -> BatchSource:
     """Batches of synthetic text, the same everywhere, from which a model can learn all along: ids below `vocab_size`;
-    about 200 batches of `rows` sequences before it repeats itself.
+    about `ROUNDS` batches of `rows` sequences before it repeats itself.
 
     A document has one of a few topics, each with its own frequent words; of its tokens half are drawn from the topic
     and half follow from the token before. Frequencies are learned in tens of steps, the topics soon after, which needs
@@ -261,7 +264,7 @@ def topic_batches(
     rng = np.random.default_rng(seed)
     first, words = len(SPECIAL), vocab_size - len(SPECIAL)
     num_tokens, document_length = (
-        max(200 * rows, 1000) * sequence_length,
+        max(ROUNDS * rows, 1000) * sequence_length,
         max(8, sequence_length * 3 // 4),
     )
     documents = -(-min(num_tokens, 2**24) // document_length)

@@ -1,7 +1,8 @@
 """What the tests share that need a GPU: `pytest -m gpu`.
 
 With CRAMMING_GPU_TESTS=cpu they run on a CPU, as far as it can: smaller, in fp32, and compiled to the operators that
-eager execution has, so that the tests themselves are proven before there is a GPU.
+eager execution has, so that the tests themselves are proven before there is a GPU. CRAMMING_GPU_TESTS_GB limits the
+memory of the process, which may share the GPU with others.
 """
 
 import os
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from cramming.bench.worker import topic_batches
+from cramming.bench.worker import cap_memory, topic_batches
 from cramming.checks import Config
 from cramming.config import build
 from cramming.data.batches import Batch
@@ -20,6 +21,7 @@ from cramming.data.masking import ObjectiveConfig
 from cramming.engine import Engine, StepStats, build_engine
 from cramming.parallel.mesh import Mesh
 
+MEMORY_GB = "CRAMMING_GPU_TESTS_GB"
 FORCED = os.environ.get("CRAMMING_GPU_TESTS") == "cpu"
 VOCABULARY, ROWS = 512, 8
 
@@ -31,7 +33,10 @@ def device() -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    return torch.device("cuda", torch.cuda.current_device())
+    device = torch.device("cuda", torch.cuda.current_device())
+    if MEMORY_GB in os.environ:
+        cap_memory(device, float(os.environ[MEMORY_GB]))
+    return device
 
 
 @pytest.fixture

@@ -105,22 +105,28 @@ def dense(qkv: Tensor, mask: Tensor) -> Tensor:
 def test_a_query_subset_gets_what_it_got_among_all(
     device: torch.device, kernel: str, name: str, causal: bool
 ) -> None:
+    """Forward and backward: the gradients are those of the whole with none for the other queries."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    packing, queries = (
-        packing_of(name, device)._replace(causal=causal),
-        torch.arange(3, TOKENS, 8, device=device),
-    )
+    packing = packing_of(name, device)._replace(causal=causal)
+    queries = torch.arange(3, TOKENS, 8, device=device)
     if reason := attention.reason_against(kernel, device, dtype, 0.0):
         pytest.skip(reason)
-    q, k, v = torch.randn(3, TOKENS, HEADS, SIZE, device=device, dtype=dtype)
+    torch.manual_seed(0)
+    given = torch.randn(3, TOKENS, HEADS, SIZE, device=device, dtype=dtype)
+    weight = torch.randn(len(queries), HEADS, SIZE, device=device, dtype=dtype)
     layout = attention.prepare(kernel, packing, TOKENS, None, dtype, 0.0)
     fewer = attention.restrict(layout, queries, TOKENS)
     assert fewer is not None
-    found, among_all = (
-        attention.attend(fewer.at_queries(q), k, v, fewer),
-        attention.attend(q, k, v, layout)[queries],
-    )
+    subset, whole = given.clone().requires_grad_(), given.clone().requires_grad_()
+    q, k, v = subset.unbind()
+    found = attention.attend(fewer.at_queries(q), k, v, fewer)
+    (found * weight).sum().backward()
+    among_all = attention.attend(*whole.unbind(), layout)[queries]
+    (among_all * weight).sum().backward()
+    assert subset.grad is not None and whole.grad is not None
     assert distance(found, among_all.double()) < TOLERANCE[dtype]
+    for part, expected in zip(subset.grad, whole.grad, strict=True):
+        assert distance(part, expected.double()) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -201,6 +201,7 @@ def test_a_batch_too_large_is_survived(
 ) -> None:
     """A card of 3 GiB: the largest size really runs out of memory, a smaller one is found and trains."""
     few = batch_of(0)
+    share = torch.cuda.get_per_process_memory_fraction(gpu)
     cap_memory(gpu, 3 + torch.cuda.memory_allocated() / 2**30)
     try:
         engine = make_engine("model=bert-base", "model.vocab_size=512")
@@ -221,7 +222,7 @@ def test_a_batch_too_large_is_survived(
         stats = engine.step([repeated(few, rows)], 1e-3)
         assert not stats.skipped
     finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, gpu)
+        torch.cuda.set_per_process_memory_fraction(share, gpu)
 
 
 def repeated(few: Batch, rows: int) -> Batch:

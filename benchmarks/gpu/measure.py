@@ -1,0 +1,168 @@
+"""The process that measures the rows; run.py starts it with its arguments as JSON, watches, and prints.
+
+A row that fails leaves its traceback and nothing else: compiled code, settings and memory go with it. Where the device
+does not answer any more, this process ends so that another takes over.
+"""
+
+import functools
+import importlib
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import lab as laboratory
+import torch
+from in_process import clean
+from lab import SCALES, TOLD, Lab, Result, Row, Spec
+from record import MEASURED, Record, State
+from warm import warm_up_jobs
+
+from cramming import device as devices
+from cramming.bench.tables import versions
+from cramming.config import UserError
+from cramming.environment import git
+
+ANEW = 75  # exit code: a failure has left the device unusable to this process
+PRIOR_SECONDS = 30.0  # weight of the estimates against what was measured
+DETAILS = 5  # lines under a row's own
+
+
+def measured_ratio(rows: Sequence[Row], states: dict[str, State], factor: float) -> float:
+    """Return measured over estimated seconds of the rows so far; a prior of 30 seconds keeps it near 1 at first."""
+    estimated = measured = PRIOR_SECONDS * factor
+    for row in rows:
+        state = states.get(row.name, {})
+        if "result" in state and "refused" not in state["result"]:
+            estimated += row.seconds * factor
+            measured += state["seconds"]
+    return measured / estimated
+
+
+def choose(rows: Sequence[Row], left: float, ratio: float) -> Row | None:
+    """Return the row to measure next: the first of the most valuable ones that fit together, or any that fits."""
+    chosen: list[Row] = []
+    free = left
+    by_value = sorted(rows, key=lambda row: -row.value)
+    for row in by_value:
+        free -= row.seconds * ratio
+        if free < 0:
+            break
+        chosen.append(row)
+    if not chosen:
+        chosen = [row for row in by_value if row.seconds * ratio <= left][:1]
+    return next((row for row in rows if row in chosen), None)
+
+
+def measure_all(lab: Lab, rows: Sequence[Row]) -> None:
+    """Measure the rows that have no result and can end in time; say of the others why not."""
+    factor = lab.scale.factor
+    while True:
+        states = lab.record.rows()
+        open_rows = [row for row in rows if not is_measured(states, row.name)]
+        ratio = factor * measured_ratio(rows, states, factor)
+        row = choose(open_rows, lab.left(), ratio)
+        if row is None:
+            break
+        measure_row(lab, row, ratio)
+    for row in open_rows:
+        reason = f"it needs about {row.seconds * ratio:.0f} s, and {lab.left():.0f} s were left"
+        lab.record.add(row=row.name, skipped=reason)
+
+
+def measure_row(lab: Lab, row: Row, ratio: float) -> None:
+    """Measure a row and write down how it ended."""
+    lab.row, began = row.name, time.time()
+    lab.record.add(row=row.name, begun=began, at_most=row.limit(row.seconds * ratio))
+    try:
+        with clean(lab.device, lab.kept):
+            result = row.measure(lab)
+        ended = {"result": result, "told": told(row, {**lab.record.result(row.name), **result})}
+    except Exception as error:
+        ended = {"error": traceback.format_exc()}
+        if is_refusal(error):  # what this device cannot do is said in a line
+            ended = {"result": {"refused": str(error)}, "told": f"refused: {error}"}
+    lab.record.add(row=row.name, seconds=round(time.time() - began, 1), **ended)
+    if "error" in ended and not laboratory.answers(lab.device):
+        os._exit(ANEW)  # a thread may hang in the device
+
+
+def is_refusal(error: Exception) -> bool:
+    """Return whether a setting cannot be had here; cramming/model knows no UserError and names the setting.
+
+    A process of `cramming bench` that died is a UserError as well, but a failure.
+    """
+    is_dead_process = str(error).startswith("bench: ")
+    is_named = isinstance(error, UserError) or str(error).startswith("attention.kernel=")
+    return is_named and not is_dead_process
+
+
+def told(row: Row, result: Result) -> str:
+    """Return a row's line and its details, each cut."""
+    try:
+        text = row.tell(result)
+    except Exception as error:  # the numbers are worth more than their sentence
+        text = f"measured; its line failed: {error!r}"
+    lines = [line[:TOLD] for line in text.splitlines() if line]
+    return "\n".join(lines[: 1 + DETAILS])
+
+
+def about(lab: Lab, scale: str) -> dict[str, Any]:
+    """Return where and with what the following lines are measured."""
+    return {
+        "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}",
+        "commit": lab.commit or git("rev-parse", "--short", "HEAD"),
+        "scale": scale,
+        "python": sys.version.split()[0],
+        "versions": versions(),
+        **asdict(devices.describe(lab.device)),
+    }
+
+
+def main() -> None:
+    """Measure what is left."""
+    options = json.loads(sys.argv[1])
+    paths = {name: Path(options[name]) for name in ("work", "out")}
+    lab = Lab(
+        scale=SCALES[options["scale"]],
+        device=devices.select(options["device"]),
+        record=Record(**paths),
+        bundle=Path(options["bundle"]) if options["bundle"] else None,
+        began=options["began"],
+        deadline=options["deadline"],
+        commit=options["commit"],
+    )
+    if lab.device.type == "cpu":  # its kernels would take minutes to compile, and are not a GPU's
+        torch.compile = functools.partial(torch.compile, backend="eager")
+    module = importlib.import_module(options["rows"])
+    rows = module.rows(lab)
+    if options["only"]:
+        rows = [row for row in rows if any(text in row.name for text in options["only"])]
+    names = [row.name for row in rows]
+    lab.record.add(about={**about(lab, options["scale"]), "rows": names})
+    if module.WARM_UP in names and not is_measured(lab.record.rows(), module.WARM_UP):
+        start_warm_ups(lab, module.warm_steps(lab))
+    measure_all(lab, rows)
+
+
+def start_warm_ups(lab: Lab, steps: dict[str, Callable[[], Spec]]) -> None:
+    """Start the first processes that warm up; they wait for the device until nothing is timed."""
+    states = lab.record.rows()
+    missing = {name: spec for name, spec in steps.items() if not is_measured(states, name)}
+    lab.shared["warm-ups"] = warm_up_jobs(lab, missing)
+    lab.shared["warm-ups"].poll()
+
+
+def is_measured(states: dict[str, State], name: str) -> bool:
+    """Return whether a row has a result, or has failed."""
+    return bool(states.get(name, {}).keys() & set(MEASURED))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Rows that start other processes: tests and warm-ups beside each other, and a run that is killed and resumed."""
+
+import signal
+import sys
+import time
+from pathlib import Path
+
+from lab import Lab, Result
+from processes import Jobs, kill, start, tail
+from shards import Shards, tell_tests
+
+from cramming.config import UserError
+from cramming.files import remove
+from cramming.journal import processes_of, read_journal
+from cramming.record import load_metrics, load_record
+
+NAME = "killed-and-resumed"
+REMAINING_SECONDS = 90.0
+KEPT = ("status", "steps", "tokens", "train_loss", "validation", "micro_batch", "energy_kwh")
+POLL_SECONDS = 0.2
+
+
+def tests_and_warm_up(lab: Lab) -> Result:
+    """Run the quick tests and the warm-ups beside each other for some time; nothing is timed."""
+    warm_ups: Jobs = lab.shared["warm-ups"]
+    lab.go.touch()
+    shards = Shards(lab.work, lab.device.type, lab.scale.tests, lab.scale.shards)
+    _run([shards, warm_ups], lab.scale.untimed)
+    return {"warmed": warm_ups.outcomes, **shards.summary()}
+
+
+def remaining_tests(lab: Lab) -> Result:
+    """Run the tests that compile for long, and those that were cut off."""
+    if lab.device.type == "cpu":
+        raise UserError("--device cpu: these tests compile for a GPU. Use --device cuda.")
+    shards = Shards(lab.work, lab.device.type, "", lab.scale.shards)
+    _run([shards], REMAINING_SECONDS)
+    return shards.summary()
+
+
+def _run(groups: list[Jobs], seconds: float) -> None:
+    """Run all jobs until they have ended or the time is over."""
+    until = time.time() + seconds
+    try:
+        running = groups
+        while running and time.time() < until:
+            time.sleep(POLL_SECONDS)
+            running = [jobs for jobs in running if jobs.poll()]
+    finally:
+        for jobs in groups:
+            jobs.end()
+
+
+def tell_warm_up(result: Result) -> str:
+    """Return the tests' counts, how each warm-up ended, and the tests that failed."""
+    line, *failed = tell_tests(result).splitlines()
+    warmed = [f"{name.removeprefix('ours ')} {how}" for name, how in result["warmed"].items()]
+    return "\n".join([f"{line}; warm: {', '.join(warmed)}", *failed])
+
+
+def killed_and_resumed(lab: Lab) -> Result:
+    """Pretrain on the bundle's corpus: kill -9 behind the first checkpoint, then resume to the end of the budget."""
+    if lab.bundle is None:
+        raise UserError("--bundle: the corpus is in it. Name the folder.")
+    folder, log = lab.work / "runs" / NAME, lab.work / "pretrain.log"
+    remove(folder)  # of a row that was cut off
+    command, began = _command(lab, folder), time.time()
+    process = start(command, log)
+    try:
+        while process.poll() is None and not list(folder.rglob("*.pt")):
+            time.sleep(POLL_SECONDS)
+        process.send_signal(signal.SIGKILL)
+        if process.wait() != -signal.SIGKILL:
+            raise RuntimeError(f"it ended before it was killed: {tail(log)}")
+        lab.note(killed_after=time.time() - began)
+        process = start([*command, "resume=true"], log)
+        if process.wait():
+            raise RuntimeError(f"it did not resume: {tail(log)}")
+    finally:
+        kill(process)
+    section, metrics = load_record(folder)["pretrain"], load_metrics(folder)
+    losses = [(row["step"], row["loss"]) for row in metrics if "loss" in row]
+    rates = [row["tokens_per_second"] for row in metrics if "tokens_per_second" in row]
+    return {
+        "record": {key: section.get(key) for key in KEPT},
+        "losses": losses[:: max(1, len(losses) // 40)],
+        "tokens_per_second": rates[-1] if rates else 0.0,
+        "processes": processes_of(read_journal(folder / "budget.jsonl")),
+        "exported": (folder / "final").exists(),
+    }
+
+
+def tell_run(result: Result) -> str:
+    """Return how far the run came, and its loss."""
+    record, losses = result["record"], result["losses"]
+    validation = (record["validation"] or {}).get("loss", float("nan"))
+    return (
+        f"{record['status']}, {record['steps']} steps, {record['tokens']:,} tokens,"
+        f" {result['tokens_per_second']:,.0f} tok/s, killed after {result['killed_after']:.0f} s,"
+        f" loss {losses[0][1]:.2f} to {losses[-1][1]:.2f}, validation {validation:.2f}"
+        + ("" if result["exported"] else ", NOT exported")
+    )
+
+
+def _command(lab: Lab, folder: Path) -> list[str]:
+    """Return the verb `pretrain` with the step of the row of bert-base, whose code is compiled already."""
+    scale = lab.scale
+    length = scale.lengths[0]
+    overrides = lab.overrides("bert-base", length)
+    return [
+        *(sys.executable, "-m", "cramming", "pretrain"),
+        *(text for text in overrides if not text.startswith("model.vocab_size")),
+        *scale.budget,
+        f"name={folder.name}",
+        f"runs={folder.parent}",
+        f"data.corpus={lab.bundle}/corpus",
+        f"gates={lab.work / 'gates.json'}",
+        f"device={lab.device.type}",
+        f"train.batch_size={scale.batch // length}",
+        f"train.micro_batch={scale.micro // length}",
+        "schedule=linear",
+        "optim.lr=0.0005",
+        "train.validations=2",
+        f"train.validation_tokens={2 * scale.micro}",
+        "division=open",
+    ]
