@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cramming.journal import Journal, read_lines
-
 from cramming.config import UserError
+from cramming.journal import Journal, read_lines
 from eval.duel.sequential_test import FEWEST, RULE, SequentialTest
 
 LEDGER = "ledger.jsonl"

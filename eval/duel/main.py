@@ -16,8 +16,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from cramming.journal import limits_of
-
 from cramming.children import run_or_exit
 from cramming.cli import check
 from cramming.config import NotNegative, UserError, Within, build, require, settings_hash
@@ -25,6 +23,7 @@ from cramming.data.manifest import MANIFEST, Manifest, corpus_folder
 from cramming.data.masking import OBJECTIVES
 from cramming.environment import git_state
 from cramming.files import lock
+from cramming.journal import limits_of
 from cramming.overrides import compose, given_overrides, with_implied
 from cramming.progress import say, use_stderr
 from cramming.record import finite

@@ -10,9 +10,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cramming.journal import unit_on
-
 from cramming.config import UserError, require
+from cramming.journal import unit_on
 from cramming.record_schema import Record, number
 from eval.recipe import BESIDE, SECTIONS, recipe_of
 from eval.report.ranking import trained_row

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from cramming.config import settings_hash
-from cramming.data.suites import SuiteName
 from cramming.data.task_files import Task
 from cramming.progress import say
 from cramming.record_schema import WITHOUT_ENCODER
 from eval.finetune.loop import Predictions
 from eval.finetune.store import RunStore, summarise, with_seconds, write_json
 from eval.tasks.datasets import Split, TaskData
+from cramming.data.suites import SuiteName
 
 SETTINGS: dict[str, Any] = {
     "words": "tf-idf of 1- and 2-grams",

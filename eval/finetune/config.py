@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from cramming.config import Count, Fraction, NotNegative, Positive, Seed, Within, require
-from cramming.data.suites import SourceName
 from cramming.model.config import Pooling
 from cramming.schedule import Constant, Cosine, Linear, learning_rate_factor
+from cramming.data.suites import SourceName
 
 Init = Literal["pretrained", "random"]  # the weights that fine-tuning starts from
 SELECTION = "last epoch"  # whose weights are scored

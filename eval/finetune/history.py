@@ -13,12 +13,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cramming.journal import Journal, line_hashes, read_lines
-
 from cramming.config import UserError, require
-from cramming.data.suites import SuiteName
 from cramming.data.task_files import Task
+from cramming.journal import Journal, line_hashes, read_lines
 from cramming.record import finite, load_record, write_record_section
+from cramming.data.suites import SuiteName
 
 PROTOCOL = (
     "hyperparameters",

@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 
 from cramming.config import file_sha256
-from cramming.data.suites import SUITES, Average, SuiteName
 from cramming.data.task_files import ExampleFile, Task, texts_sha256
 from cramming.files import overwrite_atomically, write_atomically
 from cramming.progress import say
@@ -32,6 +31,7 @@ from eval.finetune.config import SELECTION
 from eval.finetune.loop import Predictions
 from eval.tasks.datasets import Split, TaskData, examples_sha256, seen_in_training
 from eval.tasks.metrics import mean_of, score, spread
+from cramming.data.suites import SUITES, Average, SuiteName
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from cramming.data.suites import AVERAGES
 from cramming.data.task_files import ENTRIES
 from eval.report.entries import Entry, Identity, RankedEntry, ranked_entries
 from eval.report.ranking import BASELINES, Row, columns_of, distinct, gain_words
@@ -34,6 +33,7 @@ from eval.report.wording import (
 from eval.rules.evidence import few, swept
 from eval.rules.fine_tuning import MIN_SEEDS
 from eval.rules.load import Run
+from cramming.data.suites import AVERAGES
 
 CLOSED, UNTRAINED = "Closed division", "Baselines: without pretraining, not ranked"
 ANY_OBJECTIVE = "Any objective, same clock"

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from cramming.data.suites import AVERAGES
 from cramming.data.task_files import ENTRIES
 from eval.recipe import recipe_of
 from eval.report.entries import RankedEntry
 from eval.report.ranking import Row
 from eval.report.references import REFERENCES
 from eval.report.tracks import track_of
+from cramming.data.suites import AVERAGES
 
 FORMULA = (
     "=",

@@ -22,7 +22,6 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from cramming.config import UserError, build, expand_home, printable, require
-from cramming.data.suites import AVERAGES
 from cramming.files import overwrite_atomically, sweep
 from cramming.progress import say
 from eval.duel.ledger import Ledger
@@ -38,6 +37,7 @@ from eval.report.run_page import RunPage, links
 from eval.report.wording import DASH, breaks, counted, title_of
 from eval.rules.evidence import few
 from eval.rules.load import Run, load_runs, readers
+from cramming.data.suites import AVERAGES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

@@ -10,13 +10,13 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from cramming.data.suites import AVERAGES
 from cramming.record_schema import WITHOUT_ENCODER, Scores
 from eval.report.plots import Bar
 from eval.report.references import NINE, REFERENCES
 from eval.rules.load import Run
 from eval.rules.table import Verdict
 from eval.tasks.metrics import mean_of
+from cramming.data.suites import AVERAGES
 
 BAG_OF_WORDS, CONSTANT = WITHOUT_ENCODER.values()
 OBJECTIVE_RULE = "R12"  # without which any objective competes, by the same clock

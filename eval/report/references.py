@@ -15,8 +15,8 @@ from pathlib import Path
 
 import yaml
 
-from cramming.data.suites import AVERAGES
 from eval.tasks.metrics import mean_of
+from cramming.data.suites import AVERAGES
 
 # The entries of avg-9 in the order in which the cramming paper prints them.
 NINE = ("mnli_matched", "mnli_mismatched", "qqp", "qnli", "sst2", "cola", "stsb", "mrpc", "rte")

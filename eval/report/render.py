@@ -14,7 +14,6 @@ from typing import Any, Literal
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from cramming.data.suites import AVERAGES
 from cramming.progress import duration
 from cramming.record import RULES_VERSION
 from cramming.record_schema import Scores
@@ -37,6 +36,7 @@ from eval.report.wording import (
 )
 from eval.rules.evidence import names_of
 from eval.rules.table import RULES
+from cramming.data.suites import AVERAGES
 
 Form = Literal["html", "md"]
 TEMPLATES = Path(__file__).parent / "templates"

@@ -13,10 +13,10 @@ from cramming.config import UserError, require
 from cramming.data.corpus import TASKS as TASK_FOLDER
 from cramming.data.corpus import Corpus, damage
 from cramming.data.manifest import corpus_folder
-from cramming.data.suites import SUITE_OF, SUITES, SourceName, SuiteName
 from cramming.data.task_files import GLUE, Task
 from eval.tasks.datasets import TaskData
 from eval.tasks.readers import read_file, read_hub_task
+from cramming.data.suites import SUITE_OF, SUITES, SourceName, SuiteName
 
 
 @dataclass(frozen=True)
