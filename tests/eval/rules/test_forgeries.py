@@ -1,4 +1,4 @@
-"""A table of forged logs whose chain is whole again: what the rules flag, what only other proof shows, what nothing does.
+"""A table of forged logs whose chain is whole again: what the rules flag, what other proof shows, what nothing does.
 
 The counts by class stand in docs/rules.md. No goal is set on them; the table is there to keep them honest.
 """

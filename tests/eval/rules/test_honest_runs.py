@@ -224,7 +224,7 @@ def test_a_run_by_the_clock_of_the_cpu_that_was_killed_is_in_order(
 def test_further_scorings_are_in_order(
     train: Run, settings: Compose, inputs: Inputs, assert_in_order: Check
 ) -> None:
-    """The same once more, more seeds, another task, other hyperparameters; broken off, it is unfinished, not invalid."""
+    """The same once more, more seeds, another task, other hyperparameters; broken off, a run is unfinished."""
     always = (*STEPS, "eval.baselines=true")
     two = ("eval.seeds=[0,1]", "eval.tasks=[rte,cola]")
     run = train(*always)
