@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cramming.config import settings_hash
+from cramming.scores import mean_of
 from eval.duel.duel_log import Duel, DuelLog
 from eval.duel.ladder import MEASURES
 from eval.duel.sequential_test import ROUNDING
@@ -29,7 +30,6 @@ from eval.report.ranking import Row, main_average
 from eval.report.tracks import Track, track_for, track_of
 from eval.rules.evidence import few, made_with
 from eval.rules.load import Run
-from eval.tasks.metrics import mean_of
 
 SEED_IN_NAME = re.compile(r"[\W_]*(?:seed|s)?[\W_]*\d*$")
 # A duel's verdict for the candidate and for the base.

@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from cramming.data.suites import AVERAGES
-from eval.tasks.metrics import mean_of
+from cramming.scores import mean_of
 
 # The entries of avg-9 in the order in which the cramming paper prints them.
 NINE = ("mnli_matched", "mnli_mismatched", "qqp", "qnli", "sst2", "cola", "stsb", "mrpc", "rte")
