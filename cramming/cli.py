@@ -323,7 +323,8 @@ def without_model(verb: str, settings: Mapping[str, Any]) -> str:
     status = record.get("pretrain", {}).get("status")
     if status not in WITHOUT_MODEL:
         return ""
-    is_another = not scores_it and any(_load("cramming.resume:other_settings")(record, settings))
+    changes = _load("cramming.resume:changed_settings")
+    is_another = not scores_it and any(changes(record["config"], settings))
     return "" if is_another else str(status)
 
 

@@ -107,7 +107,7 @@ class _Feed(Thread):
         except Exception as error:  # whatever a tracker does, the run goes on
             reason = " ".join(str(error).split()) or type(error).__name__
             say(
-                f"warning: trackers={self.name}: {reason}; off until this process ends, metrics.jsonl has all rows"
+                f"warning: trackers={self.name}: {reason}; off until this process ends, the run log has all rows"
             )
 
 

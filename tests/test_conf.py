@@ -1,7 +1,6 @@
 """Every YAML file under conf/ composes, and what it composes to builds."""
 
 import dataclasses
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -9,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from cramming import pretrain
+from cramming import launch
 from cramming.bench.main import BenchConfig
 from cramming.checks import Config, Place, check
 from cramming.config import UserError, build, config_folder
 from cramming.data.inspect import InspectConfig
 from cramming.overrides import compose as compose_root
 from cramming.plan.main import PlanConfig
-from cramming.record_schema import read_record
+from cramming.record import load_record
 from cramming.replay import ReplayConfig
 from cramming.schedule import sequences_per_step
 from data_prep.sources.mix import SOURCES
@@ -155,11 +154,11 @@ def test_every_experiment_trains_at_a_small_scale(
         'runtime.compile="off"',
     ]
     few = ["train.validations=1", "train.validation_tokens=512", "budget.steps=2", "name=a"]
-    pretrain.main(
+    launch.main(
         compose(f"experiment={option}", "scale=10M", "model.num_layers=2", *here, *rows, *few)
     )
-    record = read_record(json.loads((tmp_path / "a" / "record.json").read_text()))
-    assert (record.training.status, record.training.steps) == ("finished", 2)
+    section = load_record(tmp_path / "a")["pretrain"]
+    assert (section["status"], section["steps"]) == ("finished", 2)
 
 
 @pytest.mark.parametrize(

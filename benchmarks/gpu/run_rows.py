@@ -11,7 +11,6 @@ from shards import Shards, tell_tests
 
 from cramming.config import UserError
 from cramming.files import remove
-from cramming.journal import processes_of, read_journal
 from cramming.record import load_metrics, load_record
 
 NAME = "killed-and-resumed"
@@ -85,7 +84,7 @@ def killed_and_resumed(lab: Lab) -> Result:
         "record": {key: section.get(key) for key in KEPT},
         "losses": losses[:: max(1, len(losses) // 40)],
         "tokens_per_second": rates[-1] if rates else 0.0,
-        "processes": processes_of(read_journal(folder / "budget.jsonl")),
+        "processes": section["budget"]["processes"],
         "exported": (folder / "final").exists(),
     }
 

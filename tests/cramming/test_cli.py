@@ -15,7 +15,7 @@ import pytest
 from cramming import __version__, children, cli, completion
 from cramming.config import UserError
 from cramming.overrides import compose, with_quotes
-from cramming.record import write_record_section
+from cramming.runlog import RUN_LOG, End, EventLog, Start
 
 
 class Ended(NamedTuple):
@@ -238,6 +238,18 @@ def test_a_verb_prints_its_settings_and_the_groups(run: Run, tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
+def write_ended_run(folder: Path, status: str) -> None:
+    """Write the log of a run that ended without a model."""
+    folder.mkdir(parents=True)
+    versions = {"suite_version": "1", "rules_version": "7", "division": "closed"}
+    budget = {"unit": "hours", "limit": 0.05, "clock": "wall"}
+    log = EventLog(folder / RUN_LOG)
+    log.append(Start(elapsed=1, wall=2, recipe=compose(["name=a"]), **versions, **budget))
+    reason = "diverged" if status == "diverged" else "finished"
+    log.append(End(elapsed=2, wall=3, steps=0, reason=reason))
+    log.close()
+
+
 class TestChildren:
     """`run` and `--multirun` start one process per verb and per job."""
 
@@ -289,9 +301,7 @@ class TestChildren:
         self, run: Run, commands: list[list[str]], tmp_path: Path, status: str
     ) -> None:
         """Once they are to go on; `glue` has nothing to score of it."""
-        write_record_section(
-            tmp_path / "runs" / "a", pretrain={"status": status}, config=compose(["name=a"])
-        )
+        write_ended_run(tmp_path / "runs" / "a", status)
         ended = run("pretrain", "-m", "name=a,b")
         assert ended.code == 2 and ended.err.startswith("cramming: name=a: ") and not commands
         for words in (["pretrain", "resume=true"], ["run", "resume=true"], ["glue"]):

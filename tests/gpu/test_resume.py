@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from cramming import pretrain
+from cramming import launch
 from cramming.record import load_metrics, load_record
 from tests.conftest import before_step
 
@@ -43,7 +43,7 @@ def test_resumed_equals_unbroken_as_a_repetition_does(
             f"runtime.compile='{compiled}'",
             f"runs={tmp_path}",
         ]
-        pretrain.main(compose(*tiny_overrides, *settings, f"name={name}", *more))
+        launch.main(compose(*tiny_overrides, *settings, f"name={name}", *more))
 
     start("whole")
     start("again")

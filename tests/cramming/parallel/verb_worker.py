@@ -11,7 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from cramming import pretrain
+from cramming import launch
 from cramming.engine import Engine
 from tests.cramming.parallel.rank_worker import be_ranks, own_cases
 
@@ -36,7 +36,7 @@ def main(folder: Path) -> None:
         now.clear()
         now.update({} if is_restarted else case, step=0)
         try:
-            pretrain.main(case["settings"])
+            launch.main(case["settings"])
         except SystemExit:  # stopped; a process of its own would end here
             if dist.is_initialized():
                 dist.destroy_process_group()
