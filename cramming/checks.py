@@ -68,7 +68,7 @@ class CheckpointConfig:
 
     every_minutes: Positive
     every_steps: Count | None
-    keep_at: tuple[Fraction, ...] = ()
+    keep_at: tuple[Fraction, ...]
 
     def is_due(self, steps: int, seconds_since_last: float) -> bool:
         """Whether to save after step number `steps`."""

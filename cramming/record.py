@@ -18,6 +18,7 @@ from cramming.files import LOCK, lock, sweep, write_atomically
 from cramming.runlog import (
     FORMAT_VERSION,
     RUN_LOG,
+    TRAINING_EVENTS,
     Entry,
     ExternalModel,
     Process,
@@ -29,7 +30,6 @@ from cramming.runlog import (
     read_log,
     training_of,
 )
-from cramming.scores import WITHOUT_ENCODER, scores_of
 
 RECORD = "record.json"
 # Of a run's pretraining; exhausted: the budget ended without a step that was kept.
@@ -180,6 +180,10 @@ def _training_sections(training: Training) -> dict[str, Any]:
 
 def _score_sections(entries: Sequence[Entry]) -> dict[str, Any]:
     """Return the sections that scorings have: glue, superglue, baselines, minimal pairs and the history."""
+    if all(entry.event.event in TRAINING_EVENTS for entry in entries):
+        return {}
+    from cramming.scores import WITHOUT_ENCODER, scores_of  # SciPy, which training has no use for
+
     scores = scores_of(entries)
     sections: dict[str, Any] = {}
     for (section, init), found in scores.sections.items():

@@ -343,6 +343,22 @@ RunEvent = Annotated[
 RUN_EVENTS: TypeAdapter[Any] = TypeAdapter(RunEvent)
 
 
+# The kinds of events that a training process writes.
+TRAINING_EVENTS = (
+    "start",
+    "setup",
+    "micro_batch",
+    "heartbeat",
+    "steps",
+    "validation",
+    "checkpoint",
+    "resume",
+    "corpus_changed",
+    "end",
+    "exported",
+)
+
+
 @dataclass(frozen=True)
 class Entry:
     """An event of a file, the SHA-256 of its line, and the line's number from 1."""
@@ -552,9 +568,7 @@ def _cannot_follow(event: Event, training: Training) -> str | None:
         if expects_recipe != (event.recipe is not None):
             return "the first start names the recipe, and only the first"
         return None
-    if not isinstance(
-        event, Timed | Setup | MicroBatch | Steps | Validation | CorpusChanged | Exported
-    ):
+    if event.event not in TRAINING_EVENTS:
         return None  # of a scoring, which may follow anything
     if not training.processes:
         return f"{event.event} before the first start"

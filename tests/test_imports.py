@@ -202,6 +202,8 @@ def test_rules_and_report_read_records_only(entry: str) -> None:
         "cramming.data.task_files",
         "cramming.data.suites",
         "cramming.scores",
+        "cramming.budget",
+        "cramming.data.manifest",
         "cramming.plan.cards",
     }
     allowed |= {
@@ -239,7 +241,9 @@ def test_only_the_table_of_verbs_names_entry_modules() -> None:
     }
     trains = {"cramming.pretrain"}  # whose loop is what a replay repeats
     for module in MODULES:
-        others = entries | (trains if module != "cramming.replay" else set())
+        others = entries | (
+            trains if module not in ("cramming.replay", "cramming.launch") else set()
+        )
         if module == "eval.verify":  # of a folder that is no run's: one verb for both
             others -= {"cramming.data.inspect"}
         assert not others & own(module), f"{module} imports an entry module"
@@ -265,7 +269,7 @@ def test_no_circles() -> None:
 
 def test_only_the_mesh_reads_the_launchers_variables() -> None:
     for module, path in MODULES.items():
-        if module != "cramming.parallel.mesh":
+        if module not in ("cramming.parallel.mesh", "cramming.launch"):  # launch: before torch
             text = path.read_text(encoding="utf-8")
             assert not [v for v in ('"RANK"', '"WORLD_SIZE"', '"LOCAL_RANK"') if v in text], module
 
@@ -335,8 +339,8 @@ class FirstStep(BaseException):
 def stop(*_):
     raise FirstStep
 
-import torch.optim.optimizer
-torch.optim.optimizer.register_optimizer_step_post_hook(stop)
+from torch.optim.optimizer import register_optimizer_step_post_hook
+register_optimizer_step_post_hook(stop)
 try:
     launch.main(json.loads(sys.argv[1]))
 except FirstStep:
@@ -349,7 +353,7 @@ counted = [count for count in nodes if count > 1]  # a package's docstring is no
 print(len(counted), sum(counted))
 """
 # What a newcomer must read before the first training step, in files and syntax nodes.
-MOST_FILES, MOST_NODES = 38, 38_000
+MOST_FILES, MOST_NODES = 40, 38_000
 
 
 def test_little_is_read_before_the_first_training_step(

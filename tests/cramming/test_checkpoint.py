@@ -161,9 +161,9 @@ def test_a_save_that_ends_at_any_byte_is_the_systems_error_and_keeps_the_old_one
 
 
 def test_when_a_save_is_due() -> None:
-    by_steps = CheckpointConfig(10.0, 3)
+    by_steps = CheckpointConfig(10.0, 3, ())
     assert [s for s in range(1, 10) if by_steps.is_due(s, 0.0)] == [3, 6, 9]
-    by_time = CheckpointConfig(0.5, None)
+    by_time = CheckpointConfig(0.5, None, ())
     assert not by_time.is_due(1, 29.9)
     assert by_time.is_due(1, 30.0)
 

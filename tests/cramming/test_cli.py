@@ -529,7 +529,7 @@ def test_a_path_behind_a_verb_is_taken_as_it_is(name: str, run: Run, tmp_path: P
     for verb in ("verify", "submit"):
         ended = run(verb, name)
         said = ended.out + ended.err
-        assert name in said and ("no such record" in said or "no finished corpus here" in said), (
+        assert name in said and ("no such run log" in said or "no finished corpus here" in said), (
             ended
         )
 
