@@ -399,7 +399,12 @@ def test_more_variants_than_the_compiler_may_make_end_the_run_in_one_line(
     monkeypatch.setattr(
         torch.nn.Module, "compile", lambda module: compiled(module, backend="eager")
     )
-    with config.patch(recompile_limit=8, fail_on_recompile_limit_hit=False):
+    untouched = {
+        "recompile_limit": 8,
+        "fail_on_recompile_limit_hit": False,
+        "automatic_dynamic_shapes": True,
+    }
+    with config.patch(untouched):
         start("name=a", "budget.steps=1", "runtime.compile=blocks")
         assert config.recompile_limit >= 32
         monkeypatch.setattr(device, "MAX_VARIANTS", 1)
