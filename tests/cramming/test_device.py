@@ -34,7 +34,7 @@ def test_an_amd_gpu_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, requeste
 def test_training_on_a_cpu_takes_no_memory_of_a_gpu_that_is_there(
     start: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Reading its random state would, hundreds of MB. SGD, as torch's AdamW asks the GPU whether it captures a graph."""
+    """Reading its random state would, hundreds of MB. SGD, as torch's AdamW asks the GPU about graph captures."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     for name in ("_lazy_init", "get_rng_state", "set_rng_state"):
