@@ -253,6 +253,8 @@ def _is_staged(config: Config) -> bool:
 # behind the setting and its value. `{fits}`: the batch sizes nearest to the one that is set that can be cut.
 TORCHAO = ": needs the package torchao; pip install 'cramming[lowbit]', or take optim=adamw and precision=bf16"
 EXTRAS = ": not all are installed; pip install those packages, or 'cramming[tensorboard,wandb]'"
+SPLITTING_TORCH = "2.13"
+SPLIT = f": this parallel.schedule needs torch {SPLITTING_TORCH}. Update torch, or set parallel.schedule=interleaved."
 STAGES = ": not with parallel=pp, where each process has some of the layers only"
 NOT_IN_STAGES = (  # settings that are off or null there
     "model.unet_skips",
@@ -470,6 +472,7 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
         ": a step then has a number of micro-batches that is no multiple of parallel.pp={c.parallel.pp}, or with"
         " parallel.schedule=dualpipev of twice as many; take a smaller one",
     ),
+    ("parallel.pp", lambda c, p: _is_staged(c) and not _torch_runs_schedule(c), SPLIT),
     (
         "memory.offload_optimizer",
         lambda c, p: c.memory.offload_optimizer and p.mode == "fp16",
@@ -491,6 +494,14 @@ def _has_layers(c: Config) -> bool:
 
     assert isinstance(c.parallel, PipelineConfig)
     return fits(c.parallel.schedule, c.parallel.pp, c.model)
+
+
+def _torch_runs_schedule(c: Config) -> bool:
+    """Return whether this torch can split the backward pass of this project's autograd functions, if it has to."""
+    from cramming.parallel.stages import ORDERS
+
+    assert isinstance(c.parallel, PipelineConfig)
+    return torch.__version__ >= SPLITTING_TORCH or not ORDERS[c.parallel.schedule].splits_backward
 
 
 def _fills_pipeline(c: Config, p: Place) -> bool:

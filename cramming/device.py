@@ -350,10 +350,12 @@ def forbid_fallback() -> None:
     """Let the compiler make as many variants of a function as a run needs, and fail instead of running it as written.
 
     All blocks are one function to it: with local and global layers the first, the last, training and validation are 8
-    variants, which is its own limit. Beyond that it would go on uncompiled without a word.
+    variants, which is its own limit. Beyond that it would go on uncompiled without a word. A second shape (validation,
+    the next phase of an objective) is compiled for itself: code for any shape takes longer to make and to run.
     """
     import torch._dynamo.config as dynamo
 
+    dynamo.automatic_dynamic_shapes = False
     dynamo.recompile_limit = MAX_VARIANTS
     dynamo.fail_on_recompile_limit_hit = True
 

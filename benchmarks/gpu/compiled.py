@@ -2,7 +2,8 @@
 
 Inductor makes its kernels as for the card and Triton's ptxas makes cubins of them; where they would be launched, the
 graph that they were made from runs on fake tensors instead, so that the backward graph is compiled as well. Bytes are
-inductor's own count of what a kernel must read and write; operations are torch's formulas.
+inductor's own count of what a kernel must read and write; operations are torch's formulas. Operations outside of
+compiled code (`runtime.compile=blocks` leaves some) are counted too, by the sizes of their tensors.
 """
 
 import copy
@@ -18,18 +19,22 @@ import torch
 import torch._inductor.config as inductor
 from fake_card import Card
 from steps import VOCABULARY, config_of
+from torch import Tensor
 from torch._dynamo.utils import counters
 from torch._inductor import graph as lowering
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.runtime import triton_heuristics
 from torch._inductor.virtualized import V
 from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 
 from cramming.engine import build_model
 from cramming.model import heads
 from cramming.model.attention import Packing
 from cramming.model.config import flops_per_token
-from cramming.parallel.apply import apply
+from cramming.parallel import apply as applying
 from cramming.parallel.mesh import Mesh
 from cramming.precision import Precision
 
@@ -40,7 +45,7 @@ class Kernel:
     spilled registers per thread where Triton made it."""
 
     name: str
-    kind: str  # triton | product | attention | other
+    kind: str  # triton | product | attention | other | uncompiled
     backward: bool
     launches: int
     bytes: float
@@ -50,10 +55,11 @@ class Kernel:
 
 
 class Compiler:
-    """A backend of torch.compile that notes the kernels of each graph. `pretend` must have been called."""
+    """A backend of torch.compile that notes the kernels of each graph that runs. `pretend` must have been called."""
 
     def __init__(self, card: Card) -> None:
-        self.kernels: list[Kernel] = []
+        self.kernels: list[Kernel] = []  # of all that ran since this was last emptied
+        self.is_running = False  # code that is compiled
         self.found: dict[
             str, tuple[int, int]
         ] = {}  # registers and spilled bytes by a Triton kernel's name
@@ -74,10 +80,13 @@ class Compiler:
         plain, began = copy.deepcopy(module), time.perf_counter()
         compile_fx_inner(module, inputs, **options)
         self.seconds.append(time.perf_counter() - began)
-        self._note(bool(options.get("is_backward")))
+        kernels = self._kernels(bool(options.get("is_backward")))
 
         def run(arguments: list[Any]) -> Any:
+            self.kernels.extend(kernels)
+            self.is_running = True
             results = plain(*arguments)
+            self.is_running = False
             arguments.clear()
             return results
 
@@ -110,7 +119,9 @@ class Compiler:
 
         autotuner._precompile_worker, autotuner._make_launchers = only_first, no_launcher
 
-    def _note(self, backward: bool) -> None:
+    def _kernels(self, backward: bool) -> list[Kernel]:
+        """The kernels of the graph that was compiled last."""
+        kernels = []
         source = self.code[0].value if hasattr(self.code[0], "value") else self.code[0]
         for name in dict.fromkeys(re.findall(r"^ *(triton_\w+)\.run\(", source, re.M)):
             gigabytes = re.search(
@@ -121,13 +132,68 @@ class Compiler:
                 re.findall(rf"^ *{name}\.run\((?!\*args)", source, re.M)
             )  # not in its benchmark
             size = float(gigabytes[1]) * 1e9
-            self.kernels.append(
-                Kernel(name, "triton", backward, launches, size, 0, *self.found[name])
-            )
+            kernels.append(Kernel(name, "triton", backward, launches, size, 0, *self.found[name]))
         with V.set_graph_handler(self.graph):
             for node in self.graph.scheduler.nodes:
                 if node.is_extern() and type(node.node).__name__ != "MultiOutput":
-                    self.kernels.append(_extern(node, backward))
+                    kernels.append(_extern(node, backward))
+        return kernels
+
+
+NO_TRAFFIC = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+READS_ROWS = ("embedding", "gather", "index_select")  # of its first tensor no more than it returns
+WRITES_ROWS = ("index_add_", "scatter_add_")  # reads and writes as much as its last tensor has
+
+
+class Uncompiled(TorchDispatchMode):
+    """Notes each operation outside of compiled code, with the bytes that it reads and writes."""
+
+    def __init__(self, compiler: Compiler) -> None:
+        super().__init__()
+        self.compiler = compiler
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Whether code is compiled in spite of this mode."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        is_question = func.namespace == "prim"  # such as on which device a tensor is
+        if not (self.compiler.is_running or is_question or _is_view(func)):
+            self._note(func, [args, kwargs], result)
+        return result
+
+    def _note(self, func: Any, arguments: Any, result: Any) -> None:
+        name = func._schema.name.split("::")[1]
+        if name in NO_TRAFFIC:
+            return
+        given, made = _tensors(arguments), _tensors(result)
+        if name in READS_ROWS:
+            given = [*given[1:], *made]
+        if name in WRITES_ROWS:
+            given, made = [*given[1:], given[-1]], [given[-1]]
+        size = float(sum(tensor.numel() * tensor.itemsize for tensor in [*given, *made]))
+        if not size:
+            return
+        backward = torch._C._current_graph_task_id() != -1
+        packet = func.overloadpacket
+        flops, kind = 0.0, "uncompiled"
+        if packet in flop_registry:
+            flops, kind = float(flop_registry[packet](*arguments[0], out_val=result)), "product"
+        self.compiler.kernels.append(Kernel(f"aten.{name}", kind, backward, 1, size, flops))
+
+
+def _is_view(func: Any) -> bool:
+    """Whether the operation returns the memory that it is given, and writes nothing."""
+    aliases = [value.alias_info for value in func._schema.returns]
+    return any(alias is not None and not alias.is_write for alias in aliases)
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    """The tensors on the device."""
+    leaves = [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+    return [leaf for leaf in leaves if leaf.device.type == "cuda"]
 
 
 def _extern(node: Any, backward: bool) -> Kernel:
@@ -212,26 +278,24 @@ def _believe(card: Card) -> None:
 
 
 def compiled_step(card: Card, job: dict[str, Any]) -> dict[str, Any]:
-    """Forward and backward pass of one micro-batch, compiled whole: what they consist of.
+    """Forward and backward pass of one micro-batch, compiled as the configuration says: what they consist of.
 
     `job`: overrides, sequence length, rows, targets per row, packing and, where it is to be another, the number of
     logits in a chunk.
     """
     compiler = Compiler(card)
-    config, rows, length = (
-        config_of(job["overrides"], job["length"], job["packing"]),
-        job["rows"],
-        job["length"],
-    )
+    rows, length = job["rows"], job["length"]
+    config = config_of(job["overrides"], length, job["packing"])
     if "chunk" in job:
         heads.CHUNK_ELEMENTS["cuda"] = heads.CHUNK_ELEMENTS["large cuda"] = job["chunk"]
+    applying.compile_arguments = lambda _: {"backend": compiler, "fullgraph": True}
     began = time.perf_counter()
     with FakeTensorMode(), torch.autograd.set_multithreading_enabled(False):
         with torch.device("cuda"):
             model = build_model(config)
         precision = Precision(config.precision, torch.device("cuda"))
         precision.convert(model.encoder)
-        apply(
+        applying.apply(
             model,
             config.memory,
             config.runtime,
@@ -239,11 +303,12 @@ def compiled_step(card: Card, job: dict[str, Any]) -> dict[str, Any]:
             Mesh.solo(torch.device("cuda")),
             precision,
         )
-        step = torch.compile(model, backend=compiler, fullgraph=True, dynamic=False)
-        for _ in range(2):  # the second finds everything compiled
-            with precision.autocast():
-                loss, _ = step(*_batch(job))
-            loss.backward()
+        _pass(model, precision, job)  # compiles
+        graphs = counters["stats"]["unique_graphs"]
+        compiler.kernels.clear()
+        model.zero_grad(set_to_none=True)
+        with Uncompiled(compiler):
+            _pass(model, precision, job)
     return {
         **job,
         "architecture": card.architecture,
@@ -253,12 +318,19 @@ def compiled_step(card: Card, job: dict[str, Any]) -> dict[str, Any]:
         ),
         "tokens": rows * length,
         "vocabulary": VOCABULARY,
-        "graphs": counters["stats"]["unique_graphs"],
+        "graphs": graphs,
+        "recompiled": counters["stats"]["unique_graphs"] - graphs,
         "breaks": sum(counters["graph_break"].values()),
         "compile_seconds": compiler.seconds,
         "seconds": time.perf_counter() - began,
         "kernels": [asdict(kernel) for kernel in _merged(compiler.kernels)],
     }
+
+
+def _pass(model: Any, precision: Precision, job: dict[str, Any]) -> None:
+    with precision.autocast():
+        loss, _ = model(*_batch(job))
+    loss.backward()
 
 
 def _merged(kernels: list[Kernel]) -> list[Kernel]:

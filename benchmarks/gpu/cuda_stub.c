@@ -1,28 +1,43 @@
 /* The CUDA runtime's answers for one device that is not there, preloaded before libcudart: enough for autograd's device
    threads, the choice of attention kernels, streams and events. Every call succeeds and does nothing. The device is an
-   H200, or with CARD_MAJOR=8 an A100. */
+   H200, with CARD_MAJOR=8 an A100, with CARD_MAJOR=7 a 2080 Ti. */
 #include <stdlib.h>
 #include <string.h>
 #include <driver_types.h>
 
 static int device;
-static int is_ampere(void) { const char *major = getenv("CARD_MAJOR"); return major && *major == '8'; }
+struct card {
+    const char *name;
+    int major, minor, processors, threads_per_processor, gib, l2_mib;
+    int shared_per_block, shared_per_processor;
+};
+static const struct card turing = {"NVIDIA GeForce RTX 2080 Ti", 7, 5, 68, 1024, 11, 5, 65536, 65536};
+static const struct card ampere = {"NVIDIA A100-SXM4-40GB", 8, 0, 108, 2048, 40, 40, 166912, 167936};
+static const struct card hopper = {"NVIDIA H200", 9, 0, 132, 2048, 141, 50, 232448, 233472};
+
+static const struct card *chosen(void) {
+    const char *major = getenv("CARD_MAJOR");
+    if (major && *major == '7') return &turing;
+    if (major && *major == '8') return &ampere;
+    return &hopper;
+}
 
 int cudaGetDeviceProperties(struct cudaDeviceProp *p, int ignored) {
-    int ampere = is_ampere();
+    const struct card *card = chosen();
     memset(p, 0, sizeof *p);
-    strcpy(p->name, ampere ? "NVIDIA A100-SXM4-40GB" : "NVIDIA H200");
-    p->major = ampere ? 8 : 9;
-    p->multiProcessorCount = ampere ? 108 : 132;
-    p->totalGlobalMem = (ampere ? 40ULL : 141ULL) << 30;
+    strcpy(p->name, card->name);
+    p->major = card->major;
+    p->minor = card->minor;
+    p->multiProcessorCount = card->processors;
+    p->totalGlobalMem = (size_t)card->gib << 30;
     p->warpSize = 32;
     p->maxThreadsPerBlock = 1024;
-    p->maxThreadsPerMultiProcessor = 2048;
+    p->maxThreadsPerMultiProcessor = card->threads_per_processor;
     p->regsPerMultiprocessor = 65536;
     p->sharedMemPerBlock = 49152;
-    p->sharedMemPerBlockOptin = ampere ? 166912 : 232448;
-    p->sharedMemPerMultiprocessor = ampere ? 167936 : 233472;
-    p->l2CacheSize = (ampere ? 40 : 50) << 20;
+    p->sharedMemPerBlockOptin = card->shared_per_block;
+    p->sharedMemPerMultiprocessor = card->shared_per_processor;
+    p->l2CacheSize = card->l2_mib << 20;
     return 0;
 }
 int cudaGetDeviceProperties_v2(struct cudaDeviceProp *p, int number) { return cudaGetDeviceProperties(p, number); }

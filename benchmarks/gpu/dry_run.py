@@ -8,8 +8,9 @@ the pieces whose JSON contains a text:
     steps      models x memory tricks x number formats, each in both packings by the attention kernels: the engine's own
                step (forward, backward, clipping, update); fine-tuning and `plan` too. A device mistake or a wrong
                signature fails, a number that the host reads within a pass is counted.
-    compiled   the step of BERT-base, crammed BERT and ModernBERT through torch.compile (fullgraph) and inductor for
-               sm_90 and sm_80: kernels, bytes, registers and spills; minutes each
+    compiled   the step of BERT-base, crammed BERT, ModernBERT and `model=best` through torch.compile (fullgraph) and
+               inductor for sm_90, sm_80 and sm_75 (in fp16): kernels, bytes, registers and spills; minutes each. A
+               kernel that computes angles fails: rotary tables are made once, not for each head of each layer.
 
 With `--report` nothing is tried: tables of both, with a roofline, go into `--out` (a result file) and `--docs` (a
 section of docs/tricks.md).
@@ -22,10 +23,12 @@ import argparse
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -34,76 +37,81 @@ from fake_card import CARDS
 
 sys.path.append(str(Path(__file__).parents[2]))  # a checkout works without an installation
 
-MODELS = ("bert-base", "crammed-bert", "modern")
+ANGLES = re.compile(r"^triton_.*_(cos|sin|arange_.*pow)(_|$)")  # `pow` alone is a square
+MODELS = ("bert-base", "crammed-bert", "modern", "best")
 TOKENS = 65536  # of a micro-batch
+COMPILED = {
+    "precision": "bf16",
+    "precision.residual": "bf16",
+    "optim": "adamw",
+    "runtime.compile": "model",
+}
+TURING = ("precision=fp16", "precision.residual=fp32")  # has no bf16
 
 
 def pieces() -> Iterator[dict[str, Any]]:
     """What there is to try, the most wanted first."""
-    from itertools import product
+    yield from uncompiled_pieces()
+    yield from compiled_pieces()
 
+
+def uncompiled_pieces() -> Iterator[dict[str, Any]]:
+    """Whole steps, fine-tuning and `plan`."""
     from steps import MEMORY, MODES, OPTIMIZERS
 
     for mode, model in product(MODES, MODELS):
-        yield {
-            "part": "training",
-            "model": model,
-            "mode": mode,
-            "memory": "plain",
-            "optimizer": "adamw",
-        }
+        yield training(model, mode)
         yield {"part": "finetuning", "model": model, "mode": mode}
     for mode, memory, model in product(MODES, list(MEMORY)[1:], MODELS):
-        yield {
-            "part": "training",
-            "model": model,
-            "mode": mode,
-            "memory": memory,
-            "optimizer": "adamw",
-        }
+        yield training(model, mode, memory)
     for optimizer in OPTIMIZERS:
-        yield {
-            "part": "training",
-            "model": "crammed-bert",
-            "mode": "bf16",
-            "memory": "plain",
-            "optimizer": optimizer,
-        }
+        yield training("crammed-bert", "bf16", optimizer=optimizer)
     for model in MODELS:
         yield {"part": "plan", "model": model, "mode": "bf16", "sheet": "H200"}
-    for architecture, length, model in product(("sm_90", "sm_80"), (128, 512), MODELS):
-        yield job(architecture, model, length)
+
+
+def training(
+    model: str, mode: str, memory: str = "plain", optimizer: str = "adamw"
+) -> dict[str, Any]:
+    """Steps that are not compiled."""
+    piece = {"part": "training", "model": model, "mode": mode}
+    return piece | {"memory": memory, "optimizer": optimizer}
+
+
+def compiled_pieces() -> Iterator[dict[str, Any]]:
+    """Compiled steps: each model on each card, then what single settings change."""
+    for model in MODELS:
+        yield job("sm_90", model, 128)
+    for model in MODELS:
+        yield job("sm_75", model, 128, *TURING, tokens=16384)
+    for model in MODELS:
+        yield job("sm_80", model, 128)
+    for model in MODELS:
+        yield job("sm_90", model, 512)
+    for model in MODELS:
+        yield job("sm_90", model, 128, "precision.residual=fp32", name="fp32 residual")
+    for model in MODELS:
+        yield job("sm_90", model, 128, "runtime.compile=blocks", name="blocks")
     yield job("sm_90", "bert-base", 128, tokens=8192, name="micro-batches of 8,192 tokens")
     yield job("sm_90", "bert-base", 128, "precision=fp8", name="fp8")
-    yield job("sm_90", "bert-base", 128, "precision.residual=fp32", name="fp32 residual")
-    yield job(
-        "sm_90",
-        "modern",
-        512,
-        "attention.kernel=flex",
-        "model.num_layers=4",
-        packing="documents",
-        name="flex",
-    )
-    yield job("sm_90", "modern", 512, "model.num_layers=4", packing="documents", name="documents")
+    short = "model.num_layers=4"
+    yield job("sm_90", "modern", 512, short, packing="documents", name="documents")
+    flex = "attention.kernel=flex"
+    yield job("sm_90", "modern", 512, flex, short, packing="documents", name="flex")
 
 
 def job(
     architecture: str,
     model: str,
     length: int,
-    *more: str,
+    *changes: str,
     tokens: int = TOKENS,
     packing: str = "rows",
     name: str = "",
 ) -> dict[str, Any]:
-    """A compiled step."""
-    overrides = [f"model={model}", "precision=bf16", "optim=adamw", *more]
-    overrides = [
-        text
-        for text in overrides
-        if text.split("=")[0] not in [m.split("=")[0] for m in more] or text in more
-    ]
+    """A compiled step with `changes` to the settings of `COMPILED`."""
+    settings = COMPILED | dict(change.split("=") for change in changes)
+    overrides = [f"model={model}", *(f"{key}={value}" for key, value in settings.items())]
     return {
         "part": "compiled",
         "architecture": architecture,
@@ -126,7 +134,7 @@ def try_piece(piece: dict[str, Any]) -> dict[str, Any]:
         from compiled import compiled_step
 
         try:
-            return compiled_step(CARDS[piece["architecture"]], piece)
+            return checked(compiled_step(CARDS[piece["architecture"]], piece))
         except Exception as error:
             return {
                 **piece,
@@ -138,6 +146,15 @@ def try_piece(piece: dict[str, Any]) -> dict[str, Any]:
         "plan": steps.planning,
     }[part](**rest)
     return {**piece, **found}
+
+
+def checked(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a compiled step's row, with an `error` if it has a kernel that computes angles."""
+    names = [kernel["name"] for kernel in row["kernels"]]
+    computing = [name for name in names if ANGLES.search(name)]
+    if not computing:
+        return row
+    return row | {"error": f"angles are computed in {len(computing)} kernels: {computing[0]}"}
 
 
 def run(raw: Path, only: str | None) -> None:

@@ -1,4 +1,4 @@
-"""A card that is not there: torch's CUDA build believes in an H200 or an A100, and nothing is ever launched.
+"""A card that is not there: torch's CUDA build believes in an H200, an A100 or a 2080 Ti, and nothing is ever launched.
 
 Three things make it. A small library (cuda_stub.c, compiled on the fly, preloaded by starting the process anew) answers
 for the CUDA runtime, so that autograd's device threads, streams, events and the choice of attention kernels work.
@@ -30,6 +30,7 @@ class Card:
     shared_per_processor: int
     shared_per_block: int
     l2_mib: int
+    threads_per_processor: int = 2048
 
     @property
     def architecture(self) -> str:
@@ -37,6 +38,7 @@ class Card:
 
 
 CARDS = {
+    "sm_75": Card("RTX 2080 Ti", "NVIDIA GeForce RTX 2080 Ti", (7, 5), 68, 11, 64, 64, 5, 1024),
     "sm_80": Card("A100", "NVIDIA A100-SXM4-40GB", (8, 0), 108, 40, 164, 163, 40),
     "sm_90": Card("H200", "NVIDIA H200", (9, 0), 132, 141, 228, 227, 50),
 }
@@ -113,7 +115,7 @@ def pretend(card: Card) -> None:
         multi_processor_count=card.processors,
         total_memory=card.memory * 2**30,
         L2_cache_size=card.l2_mib * 2**20,
-        max_threads_per_multi_processor=2048,
+        max_threads_per_multi_processor=card.threads_per_processor,
         max_threads_per_block=1024,
         regs_per_multiprocessor=65536,
         shared_memory_per_block=48 * 2**10,

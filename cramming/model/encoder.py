@@ -12,7 +12,17 @@ from . import attention
 from .attention import Layout, Packing
 from .config import ModelConfig
 from .init import initialize
-from .layers import MLP, Dropout, RMSNorm, Rope, ScaledSinusoid, apply_rope, make_norm, rope_tables
+from .layers import (
+    MLP,
+    Dropout,
+    RMSNorm,
+    Rope,
+    ScaledSinusoid,
+    apply_rope,
+    make_norm,
+    materialized,
+    rope_tables,
+)
 
 Shared = dict[
     int | None, tuple[Rope | None, Layout]
@@ -168,7 +178,7 @@ class Block(nn.Module):
         """
         kept, handed_on = self._attended(hidden_TD, rope, layout, context_TD, values)
         if self.pre:
-            out = kept + self.dropout(self.mlp(self.mlp_norm(kept)))
+            out = materialized(kept + self.dropout(self.mlp(self.mlp_norm(kept))))
         else:
             out = self.mlp_norm(kept + self.dropout(self.mlp(kept)))
         return (out, *handed_on) if handed_on else out
@@ -188,7 +198,7 @@ class Block(nn.Module):
             found, handed_on = self.attn(
                 self.attn_norm(hidden_TD), rope, layout, context_TD, values
             )
-            return kept + self.dropout(found), handed_on
+            return materialized(kept + self.dropout(found)), handed_on
         found, handed_on = self.attn(hidden_TD, rope, layout, context_TD, values)
         return self.attn_norm(kept + self.dropout(found)), handed_on
 

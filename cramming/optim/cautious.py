@@ -48,4 +48,5 @@ class CautiousAdamW(torch.optim.AdamW):
 
 def agreement(weight: Tensor, update: Tensor) -> Tensor:
     """1 where the update moves the weight towards zero, or not at all, else 0."""
-    return (weight * update).ge_(0)
+    product = weight * update
+    return (product >= 0).to(product.dtype)  # not `ge_`, which torch 2.11 lacks for DTensors

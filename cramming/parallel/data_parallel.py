@@ -127,7 +127,7 @@ class Shards(Spread):
         grid = mesh.dims["dp"]
         if config.shards:
             sizes = mesh.data_size // config.shards, config.shards
-            grid = mesh.dims._unflatten("dp", sizes, ("copies", "shards"))["copies", "shards"]
+            grid = mesh.dims._unflatten(1, sizes, ("copies", "shards"))["copies", "shards"]
         blocks = [block for encoder in model.encoders for block in encoder.blocks]
         for module in (*blocks, model):
             shard = fully_shard(

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict as dcp
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from cramming.data.batches import Batch
@@ -67,13 +67,13 @@ class Spread:
 
     def state(self, optimizer: torch.optim.Optimizer) -> State:
         """Of model and optimizer, as one process has them, in main memory of rank 0; empty on the others."""
-        options = dcp.StateDictOptions(full_state_dict=True, cpu_offload=True)
-        weights = dcp.get_model_state_dict(self.model, options=options)
+        weights = self._gather(dcp.get_model_state_dict(self.model))
         if not optimizer.state:  # torch would make a step, to have some
             return weights, optimizer.state_dict() if self.mesh.is_main else {}
-        return weights, numbered(
-            dcp.get_optimizer_state_dict(self.model, optimizer, options=options)
-        )
+        by_name = dcp.get_optimizer_state_dict(self.model, optimizer)
+        for name, tensors in by_name["state"].items():
+            by_name["state"][name] = self._gather(tensors)
+        return weights, numbered(by_name) if self.mesh.is_main else {}
 
     def load_state(self, optimizer: torch.optim.Optimizer, state: State) -> None:
         """From what rank 0 has; the others' is not looked at."""
@@ -103,6 +103,15 @@ class Spread:
         for name, tensor in found.items():
             _fill(tensor, weights.get(name))
 
+    def _gather(self, tensors: dict[str, Any]) -> dict[str, Any]:
+        """Return the whole tensors in main memory of rank 0, an empty dictionary on the others."""
+        gathered = {}
+        for name, tensor in tensors.items():
+            whole = _whole(tensor) if isinstance(tensor, DTensor) else tensor
+            if self.mesh.is_main:
+                gathered[name] = whole.cpu()
+        return gathered
+
     def names_of(self, optimizer: torch.optim.Optimizer) -> list[list[str]]:
         """The names of the parameters that lie here, in each group of the optimizer."""
         names = {p: name for name, p in self.model.named_parameters()}
@@ -112,6 +121,31 @@ class Spread:
 def seed_of(seed: int, stream: int, step: int) -> int:
     """Of one of a run's random streams in one of its steps."""
     return seed + 1_000_003 * stream + step
+
+
+@torch.no_grad()
+def _whole(tensor: DTensor) -> Tensor:
+    """Return the whole tensor, which all ranks gather.
+
+    Matrices side by side are gathered as one stretch of rows and then put into their order: torch before 2.13 cannot
+    gather a tensor that has a part of each.
+    """
+    mesh = tensor.device_mesh
+    *placements, last = tensor.placements
+    is_side_by_side = isinstance(last, _StridedShard)
+    gathered = DTensor.from_local(
+        tensor.to_local().to(mesh.device_type),
+        mesh,
+        [*placements, Shard(last.dim) if is_side_by_side else last],
+        run_check=False,
+        shape=tensor.shape,
+        stride=tensor.stride(),
+    ).full_tensor()
+    if not is_side_by_side:
+        return gathered
+    dim = last.dim
+    parts = gathered.unflatten(dim, (mesh.size(-1), last.split_factor, -1))
+    return parts.transpose(dim, dim + 1).flatten(dim, dim + 2)
 
 
 @torch.no_grad()

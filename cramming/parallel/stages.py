@@ -10,11 +10,13 @@ TOKENS = "encoder.embeddings.tokens.weight"
 @dataclass(frozen=True)
 class Order:
     """One row of `ORDERS`; `name`: of torch's schedule. With `is_v` the stages go down the ranks and come back up, so
-    that the first and the last are on one rank; otherwise stage s is on rank s mod p."""
+    that the first and the last are on one rank; otherwise stage s is on rank s mod p. `splits_backward`: the gradients
+    of the weights are computed apart from those of the inputs."""
 
     name: str
     stages_per_rank: int = 1
     is_v: bool = False
+    splits_backward: bool = False
 
     def rank_of(self, stage: int, ranks: int) -> int:
         """Where a stage is."""
@@ -29,9 +31,9 @@ ORDERS: dict[str, Order] = {
     "gpipe": Order("ScheduleGPipe"),
     "1f1b": Order("Schedule1F1B"),
     "interleaved": Order("ScheduleInterleaved1F1B", 2),
-    "zero_bubble": Order("ScheduleInterleavedZeroBubble"),
-    "zbv": Order("ScheduleZBVZeroBubble", 2, is_v=True),
-    "dualpipev": Order("ScheduleDualPipeV", 2, is_v=True),
+    "zero_bubble": Order("ScheduleInterleavedZeroBubble", splits_backward=True),
+    "zbv": Order("ScheduleZBVZeroBubble", 2, is_v=True, splits_backward=True),
+    "dualpipev": Order("ScheduleDualPipeV", 2, is_v=True, splits_backward=True),
 }
 
 

@@ -82,6 +82,29 @@ def test_the_section_is_replaced_and_the_rest_of_the_page_stays(
     assert "(1 FAILED, 1 passed)" in text and "1 (up to 8 B)" in text
 
 
+@pytest.mark.parametrize(
+    ("name", "fails"),
+    [
+        ("triton_poi_fused__to_copy_add_cat_cos_mul_roll_view_12", True),
+        ("triton_poi_fused_add_arange_cat_div_mul_pow_reciprocal_6", True),
+        ("triton_poi_fused_cat_neg_sin", True),
+        ("triton_per_fused_add_mean_mul_pow_rsqrt_3", False),  # a norm's squares
+        ("triton_poi_fused_add_cat_mul_roll_stack_using_cosine", False),
+        ("cramming.angle_tables", False),
+    ],
+)
+def test_a_kernel_that_computes_angles_fails(
+    monkeypatch: pytest.MonkeyPatch, name: str, fails: bool
+) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import dry_run as script
+
+    kernels = [*KERNELS, KERNELS[0] | {"name": name}]
+    row = script.checked(ROW | {"kernels": kernels})
+    assert ("error" in row) == fails
+    assert not fails or name in row["error"]
+
+
 def test_without_the_cuda_build_it_says_so_in_one_line(tmp_path: Path) -> None:
     if missing() is None:
         pytest.skip("it is there")

@@ -28,7 +28,8 @@ from data_prep.tokenizer.load import TokenizerConfig
 from data_prep.tokenizer.train import train
 
 PROGRAM = Path(__file__).with_name("round_trip.py")
-EXAMPLE = PROGRAM.parents[2] / "docs" / "sentence_embeddings.py"
+ROOT = PROGRAM.parents[2]
+EXAMPLE = ROOT / "docs" / "sentence_embeddings.py"
 SIZES = {
     "vocab_size": 320,
     "hidden_size": 32,
@@ -143,12 +144,12 @@ def test_torch_and_transformers_are_enough(folders: dict[str, Path], tmp_path: P
 
 
 def fresh_environment(folder: Path, *packages: str) -> str:
-    """The Python of a new virtual environment that has these packages and what they need."""
+    """Return the Python of a new virtual environment with these packages and the torch of constraints.txt."""
+    constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    torch_pin = next(line for line in constraints.splitlines() if line.startswith("torch=="))
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     python = str(folder / "bin" / "python")
-    subprocess.run(
-        [python, "-m", "pip", "install", "-q", *packages, "torch>=2.11,<2.14"], check=True
-    )
+    subprocess.run([python, "-m", "pip", "install", "-q", *packages, torch_pin], check=True)
     return python
 
 

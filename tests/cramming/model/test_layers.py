@@ -1,10 +1,24 @@
 """What eager execution computes in fewer passes is the definition, forward and backward."""
 
+import importlib.util
+from typing import Any
+
 import pytest
 import torch
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 
+from cramming.model import layers
 from cramming.model.convolution import Convolution
-from cramming.model.layers import Dropout, RMSNorm, apply_rope, rope_tables
+from cramming.model.layers import (
+    Dropout,
+    RMSNorm,
+    ScaledSinusoid,
+    apply_rope,
+    materialized,
+    rope_tables,
+)
 
 
 def test_eager_rotation_and_its_gradient_are_the_definitions() -> None:
@@ -28,6 +42,96 @@ def test_eager_rotation_and_its_gradient_are_the_definitions() -> None:
     assert found.grad is not None and expected.grad is not None
     torch.testing.assert_close(found.grad.double(), expected.grad)
     assert torch.equal(queries, found[:, 1])  # what came in is as it was
+
+
+class Tables(nn.Module):
+    """Rotary tables as a layer."""
+
+    def forward(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+        return rope_tables(positions_T, 8, 100.0)
+
+
+def sinusoid() -> ScaledSinusoid:
+    module = ScaledSinusoid(16, 8)
+    nn.init.ones_(module.scale)
+    return module
+
+
+@pytest.mark.parametrize("module", [Tables(), sinusoid()], ids=["rotary", "added"])
+def test_compiled_positions_are_the_eager_ones_without_their_formula(module: nn.Module) -> None:
+    """Inlined, cosine and sine would be computed in each kernel that uses them."""
+    calls = list[str]()
+
+    def noting(graph: Any, _: Any) -> Any:
+        calls.extend(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    positions = torch.tensor([0, 1, 2, 0, 1, 7])
+    compiled = torch.compile(module, backend=noting, fullgraph=True)
+    torch.testing.assert_close(compiled(positions), module(positions), rtol=0, atol=0)
+    assert not {"cos", "sin"} & {*calls} and calls
+
+
+@pytest.mark.parametrize("module", [Tables(), sinusoid()], ids=["rotary", "added"])
+def test_exported_positions_are_torchs_own_operations(module: nn.Module) -> None:
+    """Other programs, such as ONNX, have no operation of ours."""
+    positions = torch.arange(6)
+    program = torch.export.export(module, (positions,), strict=False)
+    assert "cramming" not in str(program.graph)
+    torch.testing.assert_close(program.module()(positions), module(positions))
+
+
+def test_a_second_copy_of_the_module_compiles_beside_the_first() -> None:
+    """transformers imports its own from an exported folder."""
+    origin = layers.__spec__.origin
+    spec = importlib.util.spec_from_file_location("cramming.model.layers_again", origin)
+    assert spec and spec.loader
+    copy = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(copy)
+    for module in (layers, copy):
+        tables = torch.compile(module.rope_tables, backend="aot_eager", fullgraph=True)
+        expected = module.rope_tables(torch.arange(5), 8, 100.0)
+        torch.testing.assert_close(tables(torch.arange(5), 8, 100.0), expected, rtol=0, atol=0)
+
+
+def test_compiled_code_keeps_each_materialized_sum_for_the_backward_pass() -> None:
+    """It would keep the terms of some, and add them again wherever the sum is read."""
+    results = list[Tensor]()
+
+    def forward_of(graph: Any, _: Any) -> Any:
+        def run(*inputs: Tensor) -> Any:
+            results.extend(graph(*inputs))
+            return tuple(results)
+
+        return make_boxed_func(run)
+
+    def backward_of(graph: Any, _: Any) -> Any:
+        return make_boxed_func(graph.forward)
+
+    def sums_of(stream: Tensor, weights: Tensor) -> list[Tensor]:
+        sums = [stream]
+        for weight in weights:
+            stream = sums[-1]
+            sums.append(materialized(stream + nn.functional.layer_norm(stream, (8,)) @ weight))
+        return sums
+
+    def last(stream: Tensor, weights: Tensor) -> Tensor:
+        return sums_of(stream, weights)[-1].square().sum()
+
+    torch.manual_seed(0)
+    x, weights = torch.randn(4, 8), torch.randn(3, 8, 8, requires_grad=True)
+    backend = aot_autograd(
+        fw_compiler=forward_of,
+        bw_compiler=backward_of,
+        partition_fn=min_cut_rematerialization_partition,
+    )
+    compiled = torch.compile(last, backend=backend, fullgraph=True)
+    found = torch.autograd.grad(compiled(x, weights), weights)
+    torch.testing.assert_close(found, torch.autograd.grad(last(x, weights), weights))
+    for expected in sums_of(x, weights)[1:]:
+        assert any(
+            kept.shape == expected.shape and torch.allclose(kept, expected) for kept in results
+        )
 
 
 def test_a_norm_of_16_bits_is_that_of_the_same_numbers_in_fp32(

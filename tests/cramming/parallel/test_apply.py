@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from cramming.config import UserError, build
 from cramming.device import RuntimeConfig
@@ -85,6 +86,59 @@ def test_compiled_equals_eager(
     assert again == pytest.approx(loss, rel=1e-5)
     for a, b in zip(plain, compiled):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("how", ["blocks", "model"])
+def test_another_shape_is_compiled_for_itself(
+    make_model: Callable[..., Any],
+    tiny_source: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    how: Any,
+) -> None:
+    """Validation and later phases of an objective have other numbers of targets; no graph takes any number of them."""
+    graphs = list[Any]()
+
+    def noting(graph: Any, inputs: Any) -> Any:
+        assert not any(isinstance(value, torch.SymInt) for value in inputs)
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr("cramming.parallel.apply.compile_arguments", lambda _: {"backend": noting})
+    torch.compiler.reset()
+    model, batch = make_model(), tiny_source.batch(0, 4)
+    compiled = applied(make_model(), memory(), RuntimeConfig(how, False, 1))
+    for dropped in (0, 1, 2, 0):
+        per_row = len(batch.target_ids_M) // 4 - dropped
+        positions_M, ids_M = (
+            numbers.view(4, -1)[:, :per_row].flatten()
+            for numbers in (batch.target_positions_M, batch.target_ids_M)
+        )
+        given = (batch.ids_T, batch.positions_T, batch.packing, positions_M, ids_M)
+        torch.testing.assert_close(compiled(*given), model(*given))
+    changing = 3 if how == "blocks" else 1  # last block, head and loss
+    first = 4 if how == "blocks" else 1  # and the other blocks
+    assert len(graphs) == first + 2 * changing
+
+
+def test_with_compiled_blocks_no_product_is_left_uncompiled(
+    make_model: Callable[..., Any], tiny_source: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The vocabulary's are a quarter of them, and what surrounds them moves four times the bytes uncompiled."""
+    linear = F.linear
+
+    def only_compiled(*arguments: Any) -> torch.Tensor:
+        assert torch.compiler.is_compiling()
+        return linear(*arguments)
+
+    batch = tiny_source.batch(0, 4)
+    expected, gradients = loss_and_gradients(make_model(), batch)
+    monkeypatch.setattr(F, "linear", only_compiled)
+    monkeypatch.setattr("cramming.parallel.apply.compile_arguments", lambda _: {"backend": "eager"})
+    torch.compiler.reset()
+    model = applied(make_model(), memory(), RuntimeConfig("blocks", False, 1))
+    loss, found = loss_and_gradients(model, batch)
+    assert loss == pytest.approx(expected)
+    torch.testing.assert_close(found, gradients)
 
 
 TRICKS = (

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 
 from cramming.checks import Config, Place, check
 from cramming.config import UserError
@@ -26,7 +27,13 @@ MODEL = [
     "train.validation_tokens=128",
     "model.convolution=1",
 ]
-TWO = {name: ["parallel=pp", f"parallel.schedule={name}", "parallel.pp=2"] for name in ORDERS}
+SPLITTING_TORCH = "2.13"  # older ones do not run the schedules that split the backward pass
+RUNNABLE = [
+    name
+    for name, order in ORDERS.items()
+    if torch.__version__ >= SPLITTING_TORCH or not order.splits_backward
+]
+TWO = {name: ["parallel=pp", f"parallel.schedule={name}", "parallel.pp=2"] for name in RUNNABLE}
 FOUR = {
     f"{name}-pp{stages}": ["parallel=pp", f"parallel.schedule={name}", f"parallel.pp={stages}"]
     for stages, names in (
@@ -34,6 +41,7 @@ FOUR = {
         (2, ("1f1b", "zbv")),
     )
     for name in names
+    if name in RUNNABLE
 }
 
 
@@ -112,6 +120,24 @@ def test_what_cannot_be_cut_is_refused(
     config = Config.of(compose(*tiny_overrides, "parallel=pp", *changes))
     with pytest.raises(UserError, match=says):
         check(config, Place("cpu", "cpu", "fp32", processes=config.parallel.pp))
+
+
+@pytest.mark.parametrize("schedule", ORDERS)
+def test_an_old_torch_runs_the_schedules_with_one_backward_pass(
+    compose: Callable[..., dict[str, Any]],
+    tiny_overrides: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    schedule: str,
+) -> None:
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.11.0+cpu"))
+    changes = ("parallel=pp", f"parallel.schedule={schedule}", "model.num_layers=4")
+    config = Config.of(compose(*tiny_overrides, *changes, "train.micro_batch=1"))
+    place = Place("cpu", "cpu", "fp32", processes=2)
+    if ORDERS[schedule].splits_backward:
+        with pytest.raises(UserError, match=r"parallel.pp=2: this parallel.schedule needs torch"):
+            check(config, place)
+    else:
+        check(config, place)
 
 
 def test_stages_without_a_pipeline_are_refused(
