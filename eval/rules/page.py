@@ -1,6 +1,6 @@
 """The list of rules in docs/rules.md, generated from the docstrings of the checks.
 
-    python -m eval.rules.page        # writes docs/rules.md anew
+python -m eval.rules.page        # writes docs/rules.md anew
 """
 
 import re
