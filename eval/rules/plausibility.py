@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import pairwise
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cramming.config import UserError, settings_hash
 from cramming.data.masking import BLOCK, PER_BLOCK
