@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 
 from eval.rules.evidence import Evidence, Outcome, all_or
 from eval.rules.plausibility import NOTHING_LOGGED
-from eval.rules.recipe_facts import RecipeFacts
 
 WINDOW = 5  # steps, over whose mean a fall is measured
 # The fastest measured took 19 steps to 0.9 of the first loss, 52 to a half and 164 to a tenth; half
@@ -27,9 +26,9 @@ LEAST_STEPS = 100
 
 def falls_no_faster(evidence: Evidence) -> Outcome:
     """The training loss falls no faster than in any honest run that was measured."""
-    if evidence.training.setup is None:
+    facts = evidence.facts
+    if facts is None:
         return True, NOTHING_LOGGED
-    facts = RecipeFacts.of(evidence.record)
     if not facts.is_plain:
         return True, "the objective changes"
     first = math.log(facts.model.vocab_size or 1)
@@ -61,9 +60,9 @@ def _means(evidence: Evidence) -> Iterator[tuple[int, float]]:
 
 def varies_from_step_to_step(evidence: Evidence) -> Outcome:
     """The training loss varies from step to step, as the mean over so few targets does in every honest run."""
-    if evidence.training.setup is None:
+    facts = evidence.facts
+    if facts is None:
         return True, NOTHING_LOGGED
-    facts = RecipeFacts.of(evidence.record)
     if not facts.is_plain:
         return True, "the objective changes"
     length = facts.settings.train.sequence_length

@@ -4,20 +4,38 @@ import io
 import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from cramming.data.task_files import ENTRIES
 from cramming.record_schema import FineTuning, Record, Scores, Source, TaskScore
-from cramming.runlog import Entry, Training
+from cramming.runlog import Entry, Resume, Start, Timed, Training
+from eval.rules.recipe_facts import RecipeFacts
 
 Outcome = tuple[bool, str]  # of a check: whether the rule holds, and the evidence
 NO_SCORES = "no scores yet"  # evidence of each rule that a run breaks until it is scored
 # Settings of a section that are the user's choice: how its scores were made.
 PROTOCOL = ("hyperparameters", "selection", "precision", "threads_per_run")
 MOST_BYTES = 2**24  # of one array of predictions; QQP's take 0.3 MB
+
+
+COUNTED = ("steps", "sequences", "tokens", "flops", "last_step_seconds")
+
+
+class Counted(NamedTuple):
+    """Counters after a line of the log."""
+
+    line: int
+    event: Timed | None
+    total_seconds: float
+    steps: int = 0
+    sequences: int = 0
+    tokens: int = 0
+    flops: float = 0.0
+    last_step_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -27,6 +45,37 @@ class Evidence:
     record: Record
     training: Training = field(default_factory=Training)
     entries: Sequence[Entry] = ()
+
+    @cached_property
+    def facts(self) -> RecipeFacts | None:
+        """Facts of the recipe; None for a run that has not logged its corpus yet, so has no steps."""
+        return None if self.training.setup is None else RecipeFacts.of(self.record)
+
+    @cached_property
+    def counters(self) -> list[Counted]:
+        """Counters after each timed event of the work that stands, in the order of the lines."""
+        counters: list[Counted] = []
+        earlier = 0.0
+        values: dict[str, Any] = {}
+        seconds = 0.0
+        for entry in self.entries:
+            event = entry.event
+            if not isinstance(event, Timed):
+                continue
+            if isinstance(event, Start):
+                earlier = seconds
+            values |= counters_of(event)
+            seconds = earlier + event.elapsed
+            if isinstance(event, Resume):
+                counters = [each for each in counters if each.steps <= values["steps"]]
+            counters.append(Counted(entry.line, event, seconds, **values))
+        return counters
+
+
+def counters_of(event: Timed) -> dict[str, Any]:
+    """Return the counters that an event has; one that has not changed is left out of the log."""
+    values = {name: getattr(event, name, None) for name in COUNTED}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def all_or(problems: Iterable[str], fine: str) -> Outcome:

@@ -144,8 +144,8 @@ def files_present(folder: Path) -> FilesPresent:
     """Return which files that a log names lie in its folder; none of them is read."""
     predictions = frozenset(path.stem for path in (folder / "predictions").glob("*.npz"))
     final = folder / "final" / "model.safetensors"
-    weights = "final/" if final.is_file() else weights_address(folder)
-    return FilesPresent(predictions=predictions, weights=weights)
+    address = weights_address(folder)
+    return FilesPresent(predictions=predictions, weights="final/" if final.is_file() else address)
 
 
 def _without_lists(row: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import pairwise
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cramming.config import UserError, settings_hash
 from cramming.data.masking import BLOCK, PER_BLOCK
@@ -29,7 +29,7 @@ from cramming.runlog import (
     Validation,
 )
 from cramming.schedule import learning_rate_factor
-from eval.rules.evidence import Evidence, Outcome, all_or
+from eval.rules.evidence import COUNTED, Counted, Evidence, Outcome, all_or, counters_of
 from eval.rules.recipe_facts import RecipeFacts, TrainSettings
 
 CLOCK_SECONDS = 3600.0  # by which a wall clock may be set, or differ between machines
@@ -43,20 +43,12 @@ WRONG_TARGET_NATS = math.log(
 )  # a target that is not the likeliest has a probability of 1/2 at most
 
 
-def _log_facts(evidence: Evidence) -> RecipeFacts | None:
-    """Return the facts of the recipe; None for a run that has not logged its corpus yet, so has no steps."""
-    if evidence.training.setup is None:
-        return None
-    return RecipeFacts.of(evidence.record)
-
-
 NOTHING_LOGGED = "no step logged"
-COUNTED = ("steps", "sequences", "tokens", "flops", "last_step_seconds")
 
 
 def schedule_followed(evidence: Evidence) -> Outcome:
     """The learning rate of every logged step is the schedule's at the progress at which the step began."""
-    facts = _log_facts(evidence)
+    facts = evidence.facts
     if facts is None:
         return True, NOTHING_LOGGED
     problems: list[str] = []
@@ -75,7 +67,7 @@ def schedule_followed(evidence: Evidence) -> Outcome:
 
 def tokens_add_up(evidence: Evidence) -> Outcome:
     """Sequences and tokens are those of the steps, by batch size, its ramp and sequence length."""
-    facts = _log_facts(evidence)
+    facts = evidence.facts
     if facts is None:
         return True, NOTHING_LOGGED
     length = facts.settings.train.sequence_length
@@ -89,7 +81,7 @@ def tokens_add_up(evidence: Evidence) -> Outcome:
             problems.append(
                 f"step {row.step}: {row.tokens} tokens, by the recipe {expected[row.step] * length}"
             )
-    for counted in _counters(evidence):
+    for counted in evidence.counters:
         at = expected.get(counted.steps)
         if counted.tokens != counted.sequences * length:
             problems.append(
@@ -114,54 +106,15 @@ def _expected_sequences(evidence: Evidence, facts: RecipeFacts) -> dict[int, int
     return expected
 
 
-class _Counted(NamedTuple):
-    """Counters that stand after a line of the log, in the order of the lines; superseded work is left out."""
-
-    line: int
-    event: Timed | None
-    steps: int
-    sequences: int
-    tokens: int
-    flops: float
-    last_step_seconds: float
-    total_seconds: float
-
-
-def _counters(evidence: Evidence) -> Iterator[_Counted]:
-    """Yield the counters after each timed event of the work that stands."""
-    counters: list[_Counted] = []
-    earlier = 0.0
-    now = _Counted(0, None, 0, 0, 0, 0.0, 0.0, 0.0)
-    for entry in evidence.entries:
-        event = entry.event
-        if not isinstance(event, Timed):
-            continue
-        if isinstance(event, Start):
-            earlier = now.total_seconds
-        told = _told(event)
-        seconds = earlier + event.elapsed
-        now = now._replace(line=entry.line, event=event, total_seconds=seconds, **told)
-        if isinstance(event, Resume):
-            counters = [each for each in counters if each.steps <= now.steps]
-        counters.append(now)
-    yield from counters
-
-
-def _told(event: Timed) -> dict[str, Any]:
-    """Return the counters that an event has; one that has not changed is left out of the log."""
-    values = {name: getattr(event, name, None) for name in COUNTED}
-    return {name: value for name, value in values.items() if value is not None}
-
-
 def compute_adds_up(evidence: Evidence) -> Outcome:
     """Model FLOPs are those of the tokens, by the size of the model and the share of targets."""
-    facts = _log_facts(evidence)
+    facts = evidence.facts
     if facts is None or not facts.is_plain:
         return True, "the objective changes" if facts else NOTHING_LOGGED
     per_token = facts.flops_per_token
     problems = [
         f"line {counted.line}: {counted.flops:.6g} FLOPs, by the model {counted.tokens * per_token:.6g}"
-        for counted in _counters(evidence)
+        for counted in evidence.counters
         if not math.isclose(counted.flops, counted.tokens * per_token, rel_tol=1e-6)
     ]
     return all_or(problems, f"{per_token / 1e6:.4g} MFLOP per token")
@@ -169,7 +122,7 @@ def compute_adds_up(evidence: Evidence) -> Outcome:
 
 def hardware_can_do_it(evidence: Evidence) -> Outcome:
     """No stretch of the training was faster than the device is at its peak, and no more memory was used than it has."""
-    facts = _log_facts(evidence)
+    facts = evidence.facts
     training = evidence.record.training
     if facts is None or not training.tokens or not training.exaflops:
         return True, NOTHING_LOGGED
@@ -246,7 +199,7 @@ def _wall_seconds_per_second(timed: Sequence[Timed]) -> Iterator[float]:
 
 def heartbeats_came(evidence: Evidence) -> Outcome:
     """A process that trains writes a sign of life every few seconds, as often as its recipe says."""
-    facts = _log_facts(evidence)
+    facts = evidence.facts
     if facts is None or not evidence.training.steps:
         return True, NOTHING_LOGGED
     every = facts.settings.budget.heartbeat_seconds
@@ -285,7 +238,7 @@ def _processes(evidence: Evidence) -> list[list[_Sign]]:
             continue
         if isinstance(event, Start):
             processes.append([])
-        steps = _told(event).get("steps", steps)
+        steps = counters_of(event).get("steps", steps)
         processes[-1].append(_Sign(entry.line, event, steps))
     return processes
 
@@ -330,7 +283,7 @@ def steps_in_time(evidence: Evidence) -> Outcome:
     has the steps of its checkpoint.
     """
     problems: list[str] = []
-    counters = list(_counters(evidence))
+    counters = evidence.counters
     for before, after in pairwise(counters):
         if isinstance(after.event, Resume):
             continue
@@ -360,7 +313,7 @@ def _resumed_elsewhere(evidence: Evidence) -> Iterator[str]:
 
 
 def _rows_out_of_time(
-    rows: Sequence[Steps], counters: Sequence[_Counted], slack: float
+    rows: Sequence[Steps], counters: Sequence[Counted], slack: float
 ) -> Iterator[str]:
     """Yield the rows behind an event that has more steps, or before one that has fewer.
 
@@ -380,7 +333,7 @@ def steps_logged(evidence: Evidence) -> Outcome:
     """Every step that the recipe has logged is there, as is the step of each checkpoint, and the last ones are those of
     the end.
     """
-    facts = _log_facts(evidence)
+    facts = evidence.facts
     if facts is None:
         return True, NOTHING_LOGGED
     training = evidence.training
@@ -403,7 +356,7 @@ def steps_logged(evidence: Evidence) -> Outcome:
 def progress_is_spent(evidence: Evidence) -> Outcome:
     """Progress grows from step to step, and is the share of the budget that was spent."""
     budget = evidence.record.training.budget
-    facts = _log_facts(evidence)
+    facts = evidence.facts
     if facts is None or not budget.limit:
         return True, NOTHING_LOGGED
     problems: list[str] = []
@@ -491,7 +444,7 @@ def _is_share(value: float, count: int) -> bool:
 
 def losses_fit_accuracies(evidence: Evidence) -> Outcome:
     """A target that is not the likeliest costs ln 2 at least, so no loss is below that share of its accuracy."""
-    facts = _log_facts(evidence)
+    facts = evidence.facts
     if facts is None or facts.objective.replaces_tokens:
         return True, "no loss of masked tokens"
     pairs: list[tuple[int, float | None, float | None]] = []
@@ -515,7 +468,7 @@ def setup_follows_recipe(evidence: Evidence) -> Outcome:
     """Parameters, peak learning rate, seed, objective, start and number format are those of the recipe, and no later
     process read another corpus.
     """
-    facts = _log_facts(evidence)
+    facts = evidence.facts
     if facts is None:
         return True, NOTHING_LOGGED
     training = evidence.record.training
@@ -562,7 +515,7 @@ def validations_as_planned(evidence: Evidence) -> Outcome:
     """Validations are no more than the recipe has, at its points, each of the same number of targets, 15 % of the
     held-out tokens.
     """
-    facts = _log_facts(evidence)
+    facts = evidence.facts
     if facts is None or not evidence.training.validations:
         return True, "no validation"
     problems: list[str] = []
