@@ -52,7 +52,7 @@ def train_all(jobs: list[dict[str, Any]]) -> None:
     from cramming import pretrain
 
     for job in jobs:
-        pretrain.main(job)
+        launch.main(job)
 
 
 def main() -> None:

@@ -39,7 +39,7 @@ def train(overrides: Sequence[str], runs: str, seed: int) -> float:
     settings = compose([*overrides, f"seed={seed}", f"name=seed{seed}", f"runs={runs}"])
     if (child := os.fork()) == 0:
         try:
-            pretrain.main(settings)
+            launch.main(settings)
             os._exit(0)
         except BaseException as error:
             os.write(2, f"{type(error).__name__}: {error}\n".encode())
