@@ -49,10 +49,10 @@ def settings_of(folder: Path, name: str, overrides: list[str], steps: int) -> di
 
 def train_all(jobs: list[dict[str, Any]]) -> None:
     """In each of the processes that torchrun starts: one run after another."""
-    from cramming import pretrain
+    from cramming import launch
 
     for job in jobs:
-        pretrain.main(job)
+        launch.main(job)
 
 
 def main() -> None:

@@ -21,14 +21,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from eval.duel.ledger import Ledger
 
-from cramming import pretrain
+from cramming import launch
 from cramming.children import run_or_exit
 from cramming.config import build
 from cramming.overrides import compose
 from eval.duel import main as duel_main
 from eval.duel import sides
+from eval.duel.duel_log import DuelLog
 from eval.duel.main import DuelConfig, Opponent
 from eval.duel.sequential_test import RULE, SequentialTest
 from eval.duel.sides import Side
@@ -64,7 +64,7 @@ def fork_train(settings: dict[str, Any]) -> Any:
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, 1)
                 try:
-                    pretrain.main({**settings, **place})
+                    launch.main({**settings, **place})
                     os._exit(0)
                 except BaseException as error:
                     os.write(2, f"{type(error).__name__}: {error}\n".encode())
@@ -107,25 +107,25 @@ def main() -> None:
         sides.train = fork_train(settings)
         rule = {name: getattr(TEST, name) for name in RULE}
         chosen = {**settings["duel"], "folder": f"{temporary}/duels", **rule}
-        config, ledger = build(DuelConfig, chosen, "duel"), Ledger(Path(temporary) / "duels")
-        judged = {**rule, "measure": "loss"}
+        config, log = build(DuelConfig, chosen, "duel"), DuelLog(Path(temporary) / "duels")
+        judged = {**rule, "measure": "loss", "corpora": ("same", "same")}
         cores = sorted(os.sched_getaffinity(0))[:2]
         opponents = [Opponent(overrides, settings)] * 2
         for number in range(args.duels):
             name = f"self-{number}"
             duel_main.begin(
-                ledger,
+                log,
                 name,
                 opponents,
                 ["same", "same"],
                 {**judged, "seed": 1000 * number},
                 cpu_name(),
             )
-            duel_main.fight(ledger, name, cores, opponents, config, 1000 * number)
-            duel = ledger.duels()[name]
-            assert duel.verdict is not None
-            found += duel.verdict["verdict"] in ("win", "loss")
-            rows.append(duel.differences("loss"))
+            duel_main.fight(log, name, cores, opponents, config, 1000 * number)
+            duel = log.duels()[name]
+            assert duel.decision is not None
+            found += duel.decision.verdict in ("win", "loss")
+            rows.append(duel.differences())
             print(f"{number + 1} duels, {found} with a winner", flush=True)
     text, raw = report(rows, found, args.seconds)
     about = f"{cpu_name()}, torch {versions()['torch']}"

@@ -1,4 +1,4 @@
-"""The README's picture of all duels whose ledgers are in benchmarks/results.
+"""The README's picture of all duels whose logs are in benchmarks/results.
 
 python benchmarks/ladder.py --out docs/ladder.png
 """
@@ -6,9 +6,8 @@ python benchmarks/ladder.py --out docs/ladder.png
 import argparse
 from pathlib import Path
 
-from eval.duel.ledger import Duel, Ledger
-
 from eval.duel import ladder
+from eval.duel.duel_log import DUEL_LOG, Duel, DuelLog
 from eval.report.plots import Interval, intervals
 
 RESULTS = Path(__file__).parent / "results"
@@ -18,24 +17,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     out = parser.parse_args().out
-    ledgers = [Ledger(path.parent) for path in sorted(RESULTS.glob("duels*/ledger.jsonl"))]
-    duels = [duel for ledger in ledgers for duel in ledger.duels().values() if duel.verdict]
-    figure = intervals(
-        [with_scale(duel) for duel in duels], "candidate minus base, pinned validation loss (nats)"
-    )
+    logs = [DuelLog(path.parent) for path in sorted(RESULTS.glob(f"duels*/{DUEL_LOG}"))]
+    duels = [duel for log in logs for duel in log.duels().values()]
+    lines = [line for duel in duels if (line := with_scale(duel)) is not None]
+    figure = intervals(lines, "candidate minus base, pinned validation loss (nats)")
     assert figure, f"{RESULTS}: no duel that has ended"
     figure.savefig(out, dpi=110)
-    print(f"{out}: {len(duels)} duels of {len(ledgers)} ledgers")
+    print(f"{out}: {len(lines)} duels of {len(logs)} logs")
 
 
-def with_scale(duel: Duel) -> Interval:
-    """The duel's line, with the size of its models first."""
-    scale = next(
-        word.partition("=")[2]
-        for word in duel.terms["base"]["overrides"]
-        if word.startswith("scale=")
-    )
+def with_scale(duel: Duel) -> Interval | None:
+    """Return the duel's line, with the size of its models first; None where it has no interval."""
     line = ladder.interval(duel)
+    if line is None:
+        return None
+    words = duel.terms.base.overrides
+    scale = next(word.partition("=")[2] for word in words if word.startswith("scale="))
     return line._replace(label=f"{scale}, {line.label}")
 
 

@@ -2,8 +2,8 @@
 
     python benchmarks/report_page.py --run runs/default --runs 500 --chromium /usr/bin/chromium
 
-The runs are copies of one run folder without its checkpoints, under other names, scores, devices, dates, weights and
-learning rates. The page's times need `pip install 'cramming[browser]'`: until the tables sort and filter, until the
+The runs are copies of one run folder without its checkpoints, under other names, losses, devices, dates, weights and
+recipes. The page's times need `pip install 'cramming[browser]'`: until the tables sort and filter, until the
 comparison stands too, until all rows are laid out, and of one sort and one filter over all rows. On a machine that is
 shared the CPU time of the page's main thread is what compares. Prints one line of JSON.
 """
@@ -15,14 +15,18 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cramming.record import RECORD
+from cramming.runlog import RUN_EVENTS, RUN_LOG, EventLog, read_log
 from eval.report.main import main as report
 
 DEVICES = ("H200", "RTX A6000", "RTX 2080 Ti", "EPYC 9354")
-LARGE = shutil.ignore_patterns("checkpoints", "final", "report", "*.safetensors", "*.npz")
+LARGE = shutil.ignore_patterns("checkpoints", "report", "*.safetensors", RUN_LOG, RECORD)
 PAINTED = "return new Promise(done => requestAnimationFrame(() => setTimeout(done)))"
 SORT = (
     "() => { document.querySelector('table.scores thead th:nth-child(5) button').click(); "
@@ -36,33 +40,41 @@ FILTER = (
 
 
 def copies(run: Path, folder: Path, count: int) -> None:
-    """Write so many runs into the folder."""
-    noise = random.Random(0)  # or the curves would pack into the space of one
-    record = json.loads((run / "record.json").read_text(encoding="utf-8"))
+    """Write so many runs into the folder, with whole logs and chains."""
+    entries = read_log(run / RUN_LOG)
     for place in range(count):
-        one = shutil.copytree(run, folder / f"run{place:03d}", ignore=LARGE)
-        record["name"], record["created"] = (
-            f"recipe {place}",
-            f"2026-{1 + place % 12:02d}-{1 + place % 28:02d}",
-        )
-        record["environment"]["device"]["name"] = DEVICES[place % len(DEVICES)]
-        record["config"]["optim"]["lr"] = 1e-3 + place * 1e-6  # a recipe of its own
-        for section in record["glue"].values():
-            section["model_sha256"] = f"{place:064x}"
-            for average in section["averages"].values():
-                average["value"] = 40 + 45 * (place * 0.618 % 1)
-        rows = [
-            json.loads(line)
-            for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        ]
-        noisy = [
-            row | {"loss": row["loss"] * noise.gauss(1, 0.02)} if "loss" in row else row
-            for row in rows
-        ]
-        (one / "metrics.jsonl").write_text(
-            "".join(json.dumps(row) + "\n" for row in noisy), encoding="utf-8"
-        )
-        (one / "record.json").write_text(json.dumps(record), encoding="utf-8")
+        copy = folder / f"run{place:03d}"
+        shutil.copytree(run, copy, ignore=LARGE)
+        noise = random.Random(place)  # or the curves would pack into the space of one
+        with closing(EventLog(copy / RUN_LOG, durable=False)) as log:
+            for entry in entries:
+                changed = _changed(entry.event.model_dump(), place, noise)
+                log.append(RUN_EVENTS.validate_python(changed), sync_now=False)
+
+
+def _changed(event: dict[str, Any], place: int, noise: random.Random) -> dict[str, Any]:
+    """Return an event of the run as that of another recipe, device, day, model and score."""
+    later = timedelta(days=place)
+    weights = f"{place:064x}"
+    if "wall" in event:
+        event["wall"] += later.total_seconds()
+    if "time" in event:
+        event["time"] = (datetime.fromisoformat(event["time"]) + later).isoformat()
+    kind = event["event"]
+    if kind == "start" and event["recipe"]:
+        event["recipe"]["name"] = f"recipe {place}"
+        event["recipe"]["optim"]["weight_decay"] = place * 1e-6
+    elif kind == "setup":
+        event["environment"]["device"]["name"] = DEVICES[place % len(DEVICES)]
+    elif kind == "steps":
+        event["each_loss"] = [loss * noise.gauss(1, 0.02) for loss in event["each_loss"]]
+        event["loss"] = sum(event["each_loss"]) / len(event["each_loss"])
+    elif kind == "exported":
+        event["files"]["model.safetensors"] = weights
+    elif kind == "scoring" and event["model_files"]:
+        event["model_files"]["model.safetensors"] = weights
+        event["model_sha256"] = weights if event["init"] == "pretrained" else None
+    return event
 
 
 def seconds(action: Callable[[], Any]) -> float:
@@ -141,7 +153,7 @@ def main() -> None:
             "report": {
                 "out": None,
                 "each_run": True,
-                "ledger": str(folder / "duels"),
+                "duels": str(folder / "duels"),
                 "repository": None,
             },
         }

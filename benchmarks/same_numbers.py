@@ -70,22 +70,22 @@ def train(
         *size,
         *overrides,
     ]
-    log = folder / "runs" / name / "metrics.jsonl"
+    log = folder / "runs" / name / "run.jsonl"
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL) as process:
         while process.poll() is None:
             time.sleep(0.02)
-            if log.exists() and log.read_text().count("\n") >= STOP_AFTER:
+            if log.exists() and log.read_text().count('"event":"steps"') >= STOP_AFTER:
                 process.send_signal(signal.SIGTERM)
                 break
     subprocess.run([*command, "resume=true"], cwd=folder, check=True, stdout=subprocess.DEVNULL)
-    rows = [json.loads(line) for line in log.read_text().splitlines()]
-    found = {
-        row["step"]: [row["step"], row["loss"], row["grad_norm"]] for row in rows if "loss" in row
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    steps = {
+        event["step"]: [event["step"], event["loss"], event["grad_norm"]]
+        for event in events
+        if event["event"] == "steps"
     }
-    validations = [
-        [row["step"], row["validation_loss"]] for row in rows if "validation_loss" in row
-    ]
-    return [found[step] for step in sorted(found)] + validations[-1:]
+    validations = [[e["step"], e["loss"]] for e in events if e["event"] == "validation"]
+    return [steps[step] for step in sorted(steps)] + validations[-1:]
 
 
 def prepare(program: str, overrides: list[str], text: Path, folder: Path) -> dict[str, str]:

@@ -34,12 +34,12 @@ SEEDS, PLANTED, DRAWS = 10, 2.0, 5_000
 
 def train(overrides: Sequence[str], runs: str, seed: int) -> float:
     """The pinned validation loss of a run in a process of its own."""
-    from cramming import pretrain
+    from cramming import launch
 
     settings = compose([*overrides, f"seed={seed}", f"name=seed{seed}", f"runs={runs}"])
     if (child := os.fork()) == 0:
         try:
-            pretrain.main(settings)
+            launch.main(settings)
             os._exit(0)
         except BaseException as error:
             os.write(2, f"{type(error).__name__}: {error}\n".encode())

@@ -3,12 +3,11 @@
     python benchmarks/startup.py --rounds 5 --out benchmarks/results/startup_cpu_<date>.md
 
 A tiny model on the embedded corpus, which is prepared first and not counted; compile off. The time is the run's own
-(metrics.jsonl counts from the operating system's start of the process); the imports are those of another such run under
+(the run log counts from the operating system's start of the process); the imports are those of another such run under
 `python -X importtime`, which slows them a little: the sum of what every module took without those it imported.
 """
 
 import argparse
-import json
 import re
 import statistics
 import subprocess
@@ -16,6 +15,8 @@ import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
+
+from cramming.record import load_metrics
 
 SETTINGS = ["data.size=200000", "tokenizer.vocab_size=1024", "budget.steps=1", "train.log_every=1"]
 
@@ -29,11 +30,8 @@ def call(folder: Path, verb: str, *more: str, python: tuple[str, ...] = ()) -> s
 def first_step_seconds(folder: Path, name: str) -> float:
     """From the process's start to its first step's end."""
     call(folder, "pretrain", f"name={name}")
-    rows = [
-        json.loads(line)
-        for line in (folder / "runs" / name / "metrics.jsonl").read_text().splitlines()
-    ]
-    return float(next(row["seconds"] for row in rows if row.get("step") == 1 and "loss" in row))
+    rows = load_metrics(folder / "runs" / name)
+    return float(next(row["seconds"] for row in rows if row["step"] == 1 and "loss" in row))
 
 
 def import_seconds(folder: Path, name: str) -> float:

@@ -127,11 +127,10 @@ class Decision(Event):
     why: str | None = None
 
 
-DUEL_EVENTS: TypeAdapter[Any] = TypeAdapter(
-    Annotated[
-        Configuration | Terms | PairStart | PairResult | Decision, Field(discriminator="event")
-    ]
-)
+DuelEvent = Annotated[
+    Configuration | Terms | PairStart | PairResult | Decision, Field(discriminator="event")
+]
+DUEL_EVENTS: TypeAdapter[Any] = TypeAdapter(DuelEvent)
 
 
 @dataclass

@@ -90,6 +90,7 @@ def write_run(
     *,
     name: str | None = None,
     overrides: Sequence[str] = (),
+    recipe: Mapping[str, Any] | None = None,
     seed: int = 0,
     learning_rate: float = 3e-3,
     steps: int = 100,
@@ -108,16 +109,19 @@ def write_run(
 ) -> Path:
     """Write the log of a run, and the predictions and final weights that it names; returns the folder.
 
-    `name`: that of the recipe, by default the folder's. Another `learning_rate` makes another recipe. `limit`: by
+    `name`: that of the recipe, by default the folder's. Another `learning_rate` makes another recipe; `recipe`: all
+    settings, in place of these. `limit`: by
     default what the steps take. `ended`: None for a run that was killed. `loss`: of the final validation. `scores`: by
     initialisation, of a finished run; by default the pretrained and the random model. `weights`: content of the final
     weights, by default the folder's name. `began`: seconds since 1970. `change`: by the name of an event the values to
     merge into every such event, such as `{"setup": {"training": {"seed": 3}}}`; an earlier log is replaced.
     """
-    recipe = _recipe((*OVERRIDES, *overrides))
-    recipe |= {"name": folder.name if name is None else name, "seed": seed, "division": division}
-    recipe["optim"] = {**recipe["optim"], "lr": learning_rate}
-    plan = TrainingPlan(recipe, steps, unit, limit, ended, loss, weights or folder.name, began)
+    settings = _recipe((*OVERRIDES, *overrides))
+    settings |= {"name": folder.name if name is None else name, "seed": seed, "division": division}
+    settings["optim"] = {**settings["optim"], "lr": learning_rate}
+    if recipe is not None:
+        settings = {**recipe, "budget": dict(recipe["budget"])}
+    plan = TrainingPlan(settings, steps, unit, limit, ended, loss, weights or folder.name, began)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RUN_LOG).unlink(missing_ok=True)
     _append(folder, plan.events(), change)
@@ -253,7 +257,10 @@ class TrainingPlan:
         train = self.recipe["train"]
         length = train["sequence_length"]
         targets = round(self.recipe["objective"]["rate"] * length)
-        model = build(ModelConfig, self.recipe["model"], "model")
+        section = self.recipe["model"]
+        model = build(
+            ModelConfig, {**section, "vocab_size": section["vocab_size"] or 8192}, "model"
+        )
         attention = self.recipe["attention"]["last_layer"]
         self.parameters = count_parameters(model)
         self.tokens_per_step = train["batch_size"] * length

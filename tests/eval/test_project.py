@@ -14,16 +14,18 @@ from cramming.config import UserError
 from eval.extras import project
 from eval.extras.power_law import LEVEL, PowerLaw
 from eval.extras.projection_runs import budgets_of, read_runs
-from eval.extras.projection_words import _budget
-from eval.recipe import SECTIONS
+from eval.rules.load import load_run
+from tests.eval.runs import write_run
 
-BUDGETS = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]  # exaFLOPs
-Write = Callable[..., None]
+BUDGETS = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]  # UNITs
+STEPS = 10  # of one UNIT
+UNIT = 3.97099008e-9  # exaFLOPs of so many steps of the runs here
+Write = Callable[..., Path]
 
 
-def planted(exaflops: float) -> float:
+def planted(compute: float) -> float:
     """E = 2, A = 1 at the longest budget, alpha = 0.3."""
-    return float(2 + (exaflops / BUDGETS[-1]) ** -0.3)
+    return float(2 + (compute / BUDGETS[-1]) ** -0.3)
 
 
 @pytest.mark.parametrize("budgets", [BUDGETS[:4], BUDGETS, BUDGETS + BUDGETS[:3]])
@@ -54,28 +56,27 @@ def test_three_runs_have_no_interval() -> None:
 
 
 @pytest.fixture
-def write_budget(
-    tmp_path: Path, make_record: Callable[..., dict[str, Any]], write_run: Callable[..., Path]
-) -> Write:
-    """A finished run of so many exaFLOPs with the planted loss, and a score that lacks ten times as many points."""
+def write_budget(tmp_path: Path) -> Write:
+    """`write_budget(compute, ...)`: a finished run of so many UNITs with the planted loss, whatever it loses.
+
+    Its score lacks ten times as many points.
+    """
 
     def write(
-        exaflops: float, seed: int = 0, lr: float = 1e-3, off: float = 0.0, **pretrain: Any
-    ) -> None:
-        record = make_record("embedded")
-        record["name"] = f"{exaflops:g}-{seed}-{lr:g}"
-        record["config"] = {section: {} for section in SECTIONS} | {"optim": {"lr": lr}}
-        del record["glue"]["random"]
-        training, loss = record["pretrain"], planted(exaflops) + off + 0.001 * (seed - 0.5)
-        training["validation"]["loss"] = loss
-        training |= {"exaflops": exaflops, "tokens": int(1e6 * exaflops), "seed": seed, **pretrain}
-        training["budget"] |= {
-            "unit": "exaflops",
-            "limit": exaflops,
-            "spent_seconds": 5 + 100 * exaflops,
-        }
-        record["glue"]["pretrained"]["averages"]["embedded"]["value"] = 100 - 10 * loss
-        write_run(tmp_path / "runs" / record["name"], record)
+        compute: float, seed: int = 0, lr: float = 1e-3, off: float = 0.0, **facts: Any
+    ) -> Path:
+        loss = planted(compute) + off + 0.001 * (seed - 0.5)
+        name = f"{compute:g}-{seed}-{lr:g}"
+        whole: dict[str, Any] = {"unit": "exaflops", "suite": "embedded"}
+        whole["scores"] = {"pretrained": 1 - loss / 10 - 0.042}
+        return write_run(
+            tmp_path / "runs" / name,
+            seed=seed,
+            learning_rate=lr,
+            steps=round(STEPS * compute),
+            loss=loss,
+            **{**whole, **facts},
+        )
 
     return write
 
@@ -94,62 +95,52 @@ def verb(
     return call
 
 
+def read_json(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
 def test_the_full_budget_from_runs(
-    write_budget: Write, verb: Any, capsys: Any, tmp_path: Path
+    write_budget: Write, verb: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """Loss and score of a full budget; the runs that are none are named; both pictures are there."""
-    for exaflops in BUDGETS:
-        write_budget(exaflops)
+    for compute in BUDGETS:
+        write_budget(compute)
     write_budget(1.0, seed=1)
-    write_budget(64.0, status="running")
+    write_budget(3.0, ended=None)
     write_budget(2.0, lr=3e-3)
-    verb(exaflops=320.0)
+    verb(exaflops=320.0 * UNIT)
     said = capsys.readouterr().out
-    verb(exaflops=320.0, json=True)
-    found = json.loads(capsys.readouterr().out)
+    verb(exaflops=320.0 * UNIT, json=True)
+    found = read_json(capsys)
     law, score = found["loss"], found["lost_score"]
     assert len(found["runs"]) == 7
-    assert found["left_out"] == ["64-0-0.001: is running", "2-0-0.003: optim.lr 0.001 and 0.003"]
+    assert found["left_out"] == ["3-0-0.001: is running", "2-0-0.003: optim.lr 0.001 and 0.003"]
     assert law["predicted"]["low"] < planted(320.0) < law["predicted"]["high"]
-    assert score["predicted"]["low"] < 10 * planted(320.0) < score["predicted"]["high"]
-    assert law["full_budget"] == 320.0
-    assert all(
-        (tmp_path / "runs" / "projection" / f"projection.{kind}").stat().st_size
-        for kind in ("svg", "png")
-    )
-    assert f"pinned validation loss {law['predicted']['value']:.3f} [" in said
-    assert "left out: 64-0-0.001: is running" in said
+    assert score["predicted"]["value"] == pytest.approx(10 * planted(320.0), abs=1.0)
+    assert law["full_budget"] == 320.0 * UNIT
+    for kind in ("svg", "png"):
+        assert (tmp_path / "runs" / "projection" / f"projection.{kind}").stat().st_size
+    assert f"{law['predicted']['value']:.3f}" in said and "3-0-0.001: is running" in said
 
 
 def test_hours_are_those_after_the_start(
-    write_budget: Write, verb: Any, capsys: Any, tmp_path: Path
+    write_budget: Write, verb: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Which takes ten seconds of each run, however long it is."""
-    for exaflops in BUDGETS[:4]:
-        write_budget(exaflops)
-        steps = ((k, 1e6 * exaflops * k / 2, 10 + 100 * exaflops * k / 2) for k in (1, 2))
-        rows = [
-            {"step": k, "tokens": tokens, "seconds": seconds, "loss": 3.0}
-            for k, tokens, seconds in steps
-        ]
-        end = {
-            "step": 2,
-            "tokens": 1e6 * exaflops,
-            "seconds": 9e4,
-            "validation_loss": 3.0,
-        }  # off the clock
-        log = tmp_path / "runs" / f"{exaflops:g}-0-0.001" / "metrics.jsonl"
-        log.write_text("".join(json.dumps(row) + "\n" for row in (*rows, end)))
-    verb(hours=1.0)
-    assert "(60.0 min, x" in capsys.readouterr().out
+    """The speed is that from the first logged step to the last; what comes before is paid once."""
+    folders = [write_budget(compute) for compute in BUDGETS[:4]]
+    run = load_run(folders[-1])
+    rows = [row for row in run.metrics if "loss" in row]
+    tokens = rows[-1]["tokens"] - rows[0]["tokens"]
+    tokens_per_second = tokens / (rows[-1]["seconds"] - rows[0]["seconds"])
+    training = run.record.training
+    assert training.exaflops and training.tokens and training.budget.spent_seconds
+    speed = training.exaflops / training.tokens * tokens_per_second
     verb(hours=1.0, json=True)
-    found = json.loads(capsys.readouterr().out)
-    longest = found["runs"][-1]
-    assert found["loss"]["full_budget"] == pytest.approx(8 + (3600 - longest["seconds"]) / 100)
-    with pytest.raises(
-        UserError, match=r"full budget of 0\.5 exaflops is below the shortest run's 1"
-    ):
-        verb(exaflops=0.5)
+    expected = training.exaflops + speed * (3600 - training.budget.spent_seconds)
+    assert read_json(capsys)["loss"]["full_budget"] == pytest.approx(expected)
+    with pytest.raises(UserError, match=r"project: a full budget of"):
+        verb(exaflops=0.5 * UNIT)
 
 
 @pytest.mark.parametrize(("unit", "budgets"), [("hours", 6), ("tokens", 3)])
@@ -157,65 +148,54 @@ def test_the_same_hours_are_another_budget_on_another_device(
     write_budget: Write, tmp_path: Path, unit: str, budgets: int
 ) -> None:
     """There they are another amount of compute; as many tokens are the same everywhere."""
-    for limit in (1.0, 2.0, 4.0):
+    for amount in (1.0, 2.0, 4.0):
         for name, speed in (("Slow GPU", 1.0), ("Fast GPU", 8.0)):
-            done = limit * (speed if unit == "hours" else 1.0)
-            write_budget(done, seed=int(speed))
-            path = tmp_path / "runs" / f"{done:g}-{int(speed)}-0.001" / "record.json"
-            record = json.loads(path.read_text())
-            record["environment"]["device"]["name"] = name
-            record["pretrain"]["budget"] |= {"unit": unit, "limit": limit}
-            path.write_text(json.dumps(record))
-    points = read_runs(tmp_path / "runs", None).points
-    groups = budgets_of(points)
+            device = {"setup": {"environment": {"device": {"name": name}}}}
+            in_hours = unit == "hours"
+            write_budget(
+                amount * speed if in_hours else amount,
+                seed=int(speed),
+                unit=unit,
+                limit=amount / 100 if in_hours else None,
+                change=device,
+            )
+    groups = budgets_of(read_runs(tmp_path / "runs", None).points)
     assert len(groups) == budgets and sum(map(len, groups)) == 6
-    shown = {_budget(point.budget) for point in points}
-    assert len(shown) == budgets and ("60.0 min on Slow GPU" in shown) == (unit == "hours")
 
 
 def test_equal_work_is_one_budget_whatever_its_unit(
     write_budget: Write, verb: Any, tmp_path: Path
 ) -> None:
-    """Of hours as well, where other runs' compute lies between those of their seeds."""
-    for place, (exaflops, unit, limit) in enumerate(
+    """Hours are, too, where other runs' compute lies between those of their seeds."""
+    for place, (compute, unit, limit) in enumerate(
         [
-            (1.0, "steps", 20),
-            (1.0, "tokens", 40_960),
-            (2.0, "hours", 1),
-            (2.2, "hours", 1),
-            (2.1, "steps", 42),
+            (1.0, "steps", None),
+            (1.0, "tokens", None),
+            (2.0, "hours", 0.01),
+            (2.2, "hours", 0.01),
+            (2.1, "steps", None),
         ]
     ):
-        write_budget(exaflops, seed=place)
-        path = tmp_path / "runs" / f"{exaflops:g}-{place}-0.001" / "record.json"
-        record = json.loads(path.read_text())
-        record["pretrain"]["budget"] |= {"unit": unit, "limit": limit}
-        path.write_text(json.dumps(record))
-    with pytest.raises(UserError, match="2 finished budgets of one recipe, a law takes 3"):
+        write_budget(compute, seed=place, unit=unit, limit=limit)
+    with pytest.raises(UserError, match="2 finished budgets of one recipe"):
         verb()
     write_budget(4.0)
     groups = budgets_of(read_runs(tmp_path / "runs", None).points)
-    assert [[point.exaflops for point in group] for group in groups] == [
-        [1.0, 1.0],
-        [2.0, 2.1, 2.2],
-        [4.0],
-    ]
+    computes = [[round(point.exaflops / UNIT, 3) for point in group] for group in groups]
+    assert computes == [[1.0, 1.0], [2.0, 2.1, 2.2], [4.0]]
 
 
 @pytest.mark.parametrize("count", [3, 4])
 def test_seeds_do_not_stand_for_budgets(
-    write_budget: Write, verb: Any, capsys: Any, count: int
+    write_budget: Write, verb: Any, capsys: pytest.CaptureFixture[str], count: int
 ) -> None:
-    """They tell their own noise, not how well a law fits: with as many more as one likes its interval stays."""
+    """They tell their own noise, not how well a law fits: with more of them its interval stays."""
     found = []
-    for seeds in (
-        range(1, 2),
-        range(4),
-    ):  # of which the second and the mean of four differ by 0.001
+    for seeds in (range(1, 2), range(4)):  # the second and the mean of four differ by 0.001
         for place, seed in product(range(count), seeds):
             write_budget(BUDGETS[place], seed=seed, off=0.1 * (-1) ** place)
-        verb(exaflops=320.0, json=True)
-        found.append(json.loads(capsys.readouterr().out)["loss"]["predicted"])
+        verb(exaflops=320.0 * UNIT, json=True)
+        found.append(read_json(capsys)["loss"]["predicted"])
     assert found[0]["value"] == pytest.approx(found[1]["value"], abs=2e-3)
     assert (found[0]["high"] is None) == (found[1]["high"] is None) == (count == 3)
     if count == 4:
@@ -223,14 +203,14 @@ def test_seeds_do_not_stand_for_budgets(
 
 
 def test_a_held_out_budget_has_no_part_in_its_prediction(
-    write_budget: Write, verb: Any, capsys: Any
+    write_budget: Write, verb: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The longest runs are off by half a nat: the law through the others does not know it, and the error says so."""
-    for exaflops in BUDGETS:
-        write_budget(exaflops, off=0.5 * (exaflops == BUDGETS[-1]))
+    """The longest runs are off by half a nat: the law through the others does not have it, and the error says so."""
+    for compute in BUDGETS:
+        write_budget(compute, off=0.5 if compute == BUDGETS[-1] else 0.0)
     verb(json=True)
-    held_out = json.loads(capsys.readouterr().out)["loss"]["held_out"]
-    assert [held["budget"] for held in held_out] == ["8 exaflops", "16 exaflops", "32 exaflops"]
+    held_out = read_json(capsys)["loss"]["held_out"]
+    assert len(held_out) == 3
     true, measured = planted(32.0), held_out[-1]["measured"]
     assert held_out[-1]["predicted"]["value"] == pytest.approx(true, abs=2e-3)
     assert measured == pytest.approx(true + 0.5, abs=1e-3)
@@ -241,18 +221,13 @@ def test_what_makes_no_law_is_refused(write_budget: Write, verb: Any) -> None:
     write_budget(1.0)
     write_budget(2.0, seed=0)
     write_budget(2.0, seed=1)
-    write_budget(4.0, status="diverged")
-    with pytest.raises(
-        UserError,
-        match=r"2 finished budgets of one recipe, a law takes 3 \(4-0-0.001: is diverged\)",
-    ):
+    write_budget(4.0, ended="diverged")
+    with pytest.raises(UserError, match=r"2 finished budgets of one recipe.*is diverged"):
         verb()
     write_budget(4.0, lr=2e-3)
-    with pytest.raises(
-        UserError, match=r"do not compare, optim\.lr 0\.001 and 0\.002; name runs of one recipe"
-    ):
+    with pytest.raises(UserError, match=r"optim\.lr 0\.001 and 0\.002"):
         verb(names=["1-0-0.001", "2-0-0.001", "4-0-0.002"])
-    for exaflops in (2.0, 4.0, 8.0):
-        write_budget(exaflops, off=exaflops)
+    for compute in (2.0, 4.0, 8.0):
+        write_budget(compute, off=compute)
     with pytest.raises(UserError, match="do not fall with compute"):
         verb()

@@ -16,10 +16,13 @@ from cramming.checks import Config, Place, check
 from cramming.config import UserError, build, config_folder
 from cramming.data.manifest import Manifest
 from cramming.model.config import ModelConfig, count_parameters
-from cramming.record_schema import read_record
+from cramming.overrides import compose as compose_by_hydra
+from cramming.record import load_record
+from cramming.record_schema import Pretraining, Record
 from eval.extras import study
 from eval.extras.study import StudyConfig, main, multiplied, write
-from eval.rules.load import Run
+from eval.rules.load import Run, load_run
+from tests.eval.runs import score_run, write_run
 
 Calls = list[tuple[str, list[str]]]
 Settings = Callable[..., dict[str, Any]]
@@ -31,26 +34,31 @@ def ran(calls: Calls) -> Calls:
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calls:
-    """The verbs that a study calls; they leave records as the real ones do."""
+def calls(
+    monkeypatch: pytest.MonkeyPatch, compose: Callable[..., dict[str, Any]], tmp_path: Path
+) -> Calls:
+    """The verbs that a study calls; they leave runs as the real ones do."""
     made: Calls = []
 
-    def verb(name: str, overrides: list[str], folder: Any = None) -> None:
+    def verb(name: str, overrides: list[str], folder: Path | None = None) -> None:
         made.append((name, overrides))
-        if "--check" in overrides:
+        if folder is None:
             return
-        run = dict(override.split("=", 1) for override in overrides if "=" in override)["name"]
-        path = tmp_path / run / "record.json"
-        path.parent.mkdir(exist_ok=True)
-        record = json.loads(path.read_text()) if path.exists() else {"format": 1, "name": run}
         if name == "pretrain":
-            record["pretrain"] = {"status": "finished", "validation": {"loss": 2.5}, "tokens": 1000}
-            record["corpus"] = {"vocab_size": 500}
+            recipe = compose(*[word for word in overrides if word != "resume=true"])
+            write_run(folder, recipe=recipe, limit=1.0, scores={})
         elif name == "glue":
-            record["glue"] = {"pretrained": {"suite": "embedded", "tasks": {}, "averages": {}}}
-        path.write_text(json.dumps(record))
+            chosen = compose()["eval"]
+            threads = {"scoring": {"threads_per_run": chosen["threads"]}}
+            score_run(
+                folder,
+                suite="embedded",
+                hyperparameters=chosen["hyperparameters"],
+                change=threads,
+            )
 
     monkeypatch.setattr(study, "_verb", verb)
+    monkeypatch.setattr(study, "compose", lambda overrides: compose(*overrides))
     monkeypatch.setattr(
         study, "given_overrides", lambda: ["study.what=vocab", "name=x", "budget.hours=1"]
     )
@@ -95,9 +103,7 @@ def test_all_is_checked_before_anything_trains_and_every_run_has_the_users_setti
         "seed=0",
     ]
     table = (tmp_path / "x-vocab-study" / "study.md").read_text()
-    assert (
-        "| vocab512 | 2 | 500 | – | – | 2.500 | 1,000 |" in table and "| vocab1024 | 2 |" in table
-    )
+    assert "| vocab512 | 2 | 8,192 |" in table and "| vocab1024 | 2 |" in table
 
 
 def test_the_same_command_again_does_only_what_is_missing(
@@ -115,8 +121,8 @@ def test_the_same_command_again_does_only_what_is_missing(
     )  # by its record a run is scored as soon as one initialisation is: glue knows what it lacks
     assert [verb for verb, _ in ran(calls)] == ["glue"] * 4
     calls.clear()
-    path = tmp_path / "x-vocab512-1" / "record.json"
-    path.write_text(json.dumps({"format": 1, "pretrain": {"status": "interrupted"}}))
+    folder = tmp_path / "x-vocab512-1"
+    write_run(folder, recipe=load_record(folder)["config"], limit=1.0, ended="stopped")
     main(settings(tmp_path))
     runs = [call for call in ran(calls) if "name=x-vocab512-1" in call[1]]
     assert [verb for verb, _ in runs] == ["prepare", "pretrain", "glue"] and "resume=true" in runs[
@@ -126,21 +132,16 @@ def test_the_same_command_again_does_only_what_is_missing(
 
 
 @pytest.fixture
-def earlier(compose: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[..., None]:
-    """`earlier("budget.hours=2", corpus={...})`: the run of variant `vocab1024`, seed 1, with other settings than the
-    study's, or with more in its record."""
+def earlier(compose: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[..., Path]:
+    """`earlier("budget.hours=2", ...)`: the run of variant `vocab1024`, seed 1, with settings of its own."""
 
-    def make(*overrides: str, **sections: Any) -> None:
+    def make(*overrides: str, **facts: Any) -> Path:
         own = ("name=x-vocab1024-1", "seed=1", "tokenizer.vocab_size=1024", "budget.hours=1")
         typed = {override.partition("=")[0] for override in overrides}
-        config = compose(*(each for each in own if each.partition("=")[0] not in typed), *overrides)
-        path = tmp_path / "x-vocab1024-1" / "record.json"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(
-            json.dumps(
-                {"format": 1, "config": config, "pretrain": {"status": "finished"}, **sections}
-            )
-        )
+        recipe = compose(*(each for each in own if each.partition("=")[0] not in typed), *overrides)
+        limit = recipe["budget"]["hours"]
+        whole = {"scores": {}, **facts}
+        return write_run(tmp_path / "x-vocab1024-1", recipe=recipe, limit=limit, **whole)
 
     return make
 
@@ -154,28 +155,26 @@ def earlier(compose: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[
         ("tokenizer.vocab_size=512", "tokenizer.vocab_size=512", "tokenizer.vocab_size=1024"),
     ],
 )
-@pytest.mark.parametrize("status", ["finished", "interrupted", "diverged"])
+@pytest.mark.parametrize("ended", ["finished", "stopped", "diverged"])
 def test_a_run_made_with_other_settings_ends_the_study_before_anything_runs(
     calls: Calls,
     settings: Settings,
-    earlier: Callable[..., None],
+    earlier: Callable[..., Path],
     tmp_path: Path,
     override: str,
     was: str,
     wanted: str,
-    status: str,
+    ended: str,
 ) -> None:
     """Though it is of the last variant and seed."""
-    earlier(override, pretrain={"status": status})
-    with pytest.raises(
-        UserError, match=f"x-vocab1024-1: .* made with {was}, .* has {wanted}.*name=, or remove"
-    ):
+    earlier(override, ended=ended)
+    with pytest.raises(UserError, match=f"x-vocab1024-1: .* made with {was}, .* has {wanted}"):
         main(settings(tmp_path))
     assert not calls
 
 
 def test_a_study_goes_on_with_other_places_and_more_seeds_or_variants(
-    calls: Calls, settings: Settings, earlier: Callable[..., None], tmp_path: Path
+    calls: Calls, settings: Settings, earlier: Callable[..., Path], tmp_path: Path
 ) -> None:
     earlier("corpora=elsewhere", "checkpoint.every_steps=3", "report.out=x", "eval.workers=2")
     main(settings(tmp_path, vocab_sizes=[1024], seeds=[1], glue=False))
@@ -191,7 +190,7 @@ def test_a_study_goes_on_with_other_places_and_more_seeds_or_variants(
 def test_a_corpus_may_lie_elsewhere_and_must_be_the_same(
     calls: Calls,
     settings: Settings,
-    earlier: Callable[..., None],
+    earlier: Callable[..., Path],
     make_corpus: Callable[..., Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -221,7 +220,8 @@ def test_a_corpus_may_lie_elsewhere_and_must_be_the_same(
             (folders[2], hashes[2], other),
             (folders[0], hashes[2], f"corpus manifest_sha256={hashes[2]}"),
         ):
-            earlier(f"{key}={folder}", corpus=sections(sha256))
+            change = {"setup": {"corpus": sections(sha256)}}
+            earlier(f"{key}={folder}", change=change)
             if problem:
                 with pytest.raises(UserError, match=problem):
                     main(settings(tmp_path, vocab_sizes=[1024], seeds=[1], glue=False))
@@ -235,35 +235,41 @@ def test_a_corpus_may_lie_elsewhere_and_must_be_the_same(
     [
         ({"hyperparameters": {"epochs": 77}}, "eval.hyperparameters.epochs=77"),
         ({"precision": "fp32", "threads_per_run": 64}, "eval.threads=64"),
-        ({"hyperparameters": {"retired": 1}, "seeds": [7], "precision": "fp32"}, None),
     ],
 )
 def test_scores_made_with_other_settings_end_a_study_of_scores_only(
     calls: Calls,
     settings: Settings,
-    earlier: Callable[..., None],
+    earlier: Callable[..., Path],
     tmp_path: Path,
     scored: dict[str, Any],
-    problem: str | None,
+    problem: str,
 ) -> None:
-    earlier(glue={"pretrained": {"suite": "embedded", "tasks": {}, "averages": {}, **scored}})
-    if problem:
-        with pytest.raises(UserError, match=problem):
-            main(settings(tmp_path))
-        assert not calls
-    main(settings(tmp_path, glue=problem is None))
+    given = settings(tmp_path)["eval"]
+    same = {
+        "hyperparameters": given["hyperparameters"],
+        "precision": "fp32",
+        "threads_per_run": given["threads"],
+    }
+    score_run(earlier(), suite="embedded", change={"scoring": same | scored})
+    with pytest.raises(UserError, match=problem):
+        main(settings(tmp_path))
+    assert not calls
+    main(settings(tmp_path, glue=False))
     assert ran(calls)
+
+
+WITHOUT_MODEL = {"diverged": {"ended": "diverged"}, "exhausted": {"steps": 0}}
 
 
 @pytest.mark.parametrize("status", ["diverged", "exhausted"])
 def test_a_run_without_a_model_has_no_score_and_is_not_repeated(
     calls: Calls, settings: Settings, tmp_path: Path, status: str
 ) -> None:
-    for name in ("x-a-0", "x-b-0"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "record.json").write_text(
-            json.dumps({"format": 1, "pretrain": {"status": status}})
-        )
+    variants = {"x-a-0": ["data/filters=gopher"], "x-b-0": []}
+    for name, changes in variants.items():
+        recipe = study.compose(["budget.hours=1", *changes, f"name={name}"])
+        write_run(tmp_path / name, recipe=recipe, limit=1.0, **WITHOUT_MODEL[status])
     main(
         settings(
             tmp_path,
@@ -273,80 +279,76 @@ def test_a_run_without_a_model_has_no_score_and_is_not_repeated(
         )
     )
     assert not calls
-    assert (
-        f"| a | 1 (1 {status}) | – | – | – | – | – |"
-        in (tmp_path / "x-data-study" / "study.md").read_text()
-    )
+    table = (tmp_path / "x-data-study" / "study.md").read_text()
+    assert f"| a | 1 (1 {status}) | 8,192 | – | – | – | – |" in table
 
 
 @pytest.mark.parametrize("status", ["diverged", "exhausted"])
 def test_a_run_that_ends_without_a_model_does_not_end_the_study(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str
 ) -> None:
-    ended = {"format": 1, "pretrain": {"status": status, "tokens": 10}}
-
     def run(command: list[str]) -> int:
         if "pretrain" not in command or "--check" in command:
             return 0
         name = next(word.partition("=")[2] for word in command if word.startswith("name="))
-        (tmp_path / name).mkdir()
-        good = {"status": "finished", "validation": {"loss": 2.5}, "tokens": 1000}
-        record = ended if name == "x-vocab512-0" else {**ended, "pretrain": good}
-        (tmp_path / name / "record.json").write_text(json.dumps(record))
-        return 2 if record is ended else 0
+        is_lost = name == "x-vocab512-0"
+        facts: dict[str, Any] = WITHOUT_MODEL[status] if is_lost else {"scores": {}}
+        write_run(tmp_path / name, **facts)
+        return 2 if is_lost else 0
 
     monkeypatch.setattr(study, "run_process", run)
     monkeypatch.setattr(study, "given_overrides", list)
     main(settings(tmp_path, glue=True))
     table = (tmp_path / "x-vocab-study" / "study.md").read_text()
-    assert (
-        f"| vocab512 | 2 (1 {status}) | – | – | – | 2.500 | 1,000 |" in table
-        and "| vocab1024 | 2 |" in table
-    )
+    assert f"| vocab512 | 2 (1 {status}) | 8,192 | – | – | 7.500 | 10,000 |" in table
+    assert "| vocab1024 | 2 |" in table
 
 
-def scored(name: str, validation: dict[str, str] | None = None, **scores: float | None) -> Run:
-    tasks = {entry: {"score": value} for entry, value in scores.items()}
-    section = {"suite": "embedded", "tasks": tasks, "averages": {}}
-    record = {
-        "name": name,
-        "glue": {"pretrained": section},
-        "pretrain": {"validation": {"loss": 3.0}, "tokens": 10},
-    }
-    record |= {"corpus": {"vocab_size": 700, "validation": validation}}
-    return Run(Path(name), name, read_record(record))
+@pytest.fixture
+def scored(tmp_path: Path) -> Callable[..., Run]:
+    """`scored(name, corpus={...}, cola=50.0, ...)`: a run with these scores in percent, one seed each."""
+
+    def make(name: str, corpus: dict[str, Any] | None = None, **scores: float | None) -> Run:
+        values = {entry: [value / 100] for entry, value in scores.items() if value is not None}
+        folder = write_run(
+            tmp_path / "scored" / name,
+            suite="embedded",
+            loss=7.0,
+            scores={"pretrained": values},
+            seeds=[0],
+            change={"setup": {"corpus": corpus or {}}},
+        )
+        return load_run(folder)
+
+    return make
 
 
-def test_mean_and_spread_over_seeds_of_the_entries_that_all_runs_have(tmp_path: Path) -> None:
+def test_mean_and_spread_over_seeds_of_the_entries_that_all_runs_have(
+    tmp_path: Path, scored: Callable[..., Run]
+) -> None:
     runs = [
         scored("a", cola=50.0, sst2=70.0, rte=60.0),
         scored("b", cola=58.0, sst2=70.0, rte=None),
     ]
-    write(tmp_path, "data", {"v": runs, "w": [scored("a", cola=None)]})
+    write(tmp_path, "data", {"v": runs, "w": [scored("c", cola=None)]})
     text = (tmp_path / "study.md").read_text()
-    assert (
-        "| v | 2 | 700 | 62.0 | 2.83 | 3.000 | 10 |" in text
-        and "means in percent of: SST-2, CoLA." in text
-    )
-    assert (
-        "| w | 1 | 700 | – | – | 3.000 | 10 |" in text
-        and "different rows are not comparable" in text
-    )
+    assert "| v | 2 | 8,192 | 62.0 | 2.83 | 7.000 | 10,000 |" in text and "SST-2, CoLA." in text
+    assert "| w | 1 | 8,192 | – | – | 7.000 | 10,000 |" in text
 
 
-def test_losses_on_one_text_compare(tmp_path: Path) -> None:
-    text = {"folder": "text", "manifest_sha256": "1"}
-    others = [scored("c", {"folder": "other", "manifest_sha256": "2"}), scored("d")]
-    own = scored("e")  # on the held-out text of its own corpus
-    own = replace(
-        own, record=replace(own.record, corpus=replace(own.record.corpus, manifest_sha256="9"))
-    )
-    for other, compare in ((scored("b", text), True), *((one, False) for one in (*others, own))):
-        lost = Run(Path("f"), "f", read_record({"pretrain": {"status": "diverged"}}))  # of no text
-        write(tmp_path, "data", {"v": [scored("a", text)], "w": [other, lost]})
-        assert (
-            "Validation losses are all on one text." in (tmp_path / "study.md").read_text()
-        ) == compare
+def test_losses_on_one_text_compare(tmp_path: Path, scored: Callable[..., Run]) -> None:
+    def on(folder: str, sha256: str) -> dict[str, Any]:
+        return {"validation": {"folder": folder, "manifest_sha256": sha256}}
+
+    first = scored("a", on("text", "1"))
+    own = scored("e", {"manifest_sha256": "9" * 64})  # on the held-out text of its own corpus
+    lost = Run(Path("f"), "f", Record(pretrain=Pretraining(status="diverged")))  # of no text
+    others = [(scored("b", on("text", "1")), True), (scored("c", on("other", "2")), False)]
+    others += [(scored("d"), False), (own, False)]
+    for other, compare in others:
+        write(tmp_path, "data", {"v": [first], "w": [other, lost]})
+        text = (tmp_path / "study.md").read_text()
+        assert ("Validation losses are all on one text." in text) == compare
     write(tmp_path, "masking", {"v": [own], "w": [own]})
     assert "Validation losses are all on one text." in (tmp_path / "study.md").read_text()
 
@@ -376,13 +378,15 @@ def test_what_is_the_studys_own_is_no_variants(
 
 @pytest.mark.parametrize("has_run", [False, True])
 def test_a_variants_mistake_names_the_variant_before_anything_runs(
-    calls: Calls, settings: Settings, tmp_path: Path, has_run: bool
+    calls: Calls,
+    settings: Settings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    has_run: bool,
 ) -> None:
+    monkeypatch.setattr(study, "compose", compose_by_hydra)
     if has_run:
-        (tmp_path / "x-b-0").mkdir()
-        (tmp_path / "x-b-0" / "record.json").write_text(
-            json.dumps({"format": 1, "config": {"name": "x-b-0"}})
-        )
+        write_run(tmp_path / "x-b-0")
     with pytest.raises(
         UserError, match=r"^study\.variants\.data\.b: Could not override 'optim\.rate'"
     ):
@@ -464,7 +468,9 @@ def test_a_study_of_one_variant_end_to_end(tiny_overrides: list[str], tmp_path: 
     )
 
 
-def test_a_figure_of_the_losses_stands_beside_the_table(tmp_path: Path) -> None:
+def test_a_figure_of_the_losses_stands_beside_the_table(
+    tmp_path: Path, scored: Callable[..., Run]
+) -> None:
     rows = [
         {"progress": step / 4, "tokens": 10 * step, "loss": 5.0 - step, "lr": 0.1}
         for step in range(4)

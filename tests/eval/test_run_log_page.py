@@ -1,0 +1,28 @@
+"""docs/run_log.md has every event as the code writes it, and its commands work."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cramming.record import load_record
+from cramming.runlog import RUN_LOG
+from eval.report.log_page import PAGE, log_page
+from tests.eval.runs import write_run
+
+
+def test_the_page_of_the_run_log_is_up_to_date() -> None:
+    """To write it anew: python -m eval.report.log_page."""
+    page = PAGE.read_text(encoding="utf-8")
+    assert log_page(page) == page
+
+
+def test_the_log_is_read_by_pandas_and_its_head_by_the_shell(tmp_path: Path) -> None:
+    pandas: Any = pytest.importorskip("pandas")
+    run = write_run(tmp_path / "a")
+    log = pandas.read_json(run / RUN_LOG, lines=True)
+    assert log[log.event == "steps"].tokens.max() == 10_000
+    command = f"tail -n 1 {run / RUN_LOG} | tr -d '\\n' | sha256sum"
+    shown = subprocess.run(command, shell=True, check=True, capture_output=True, text=True).stdout
+    assert shown.split()[0] == load_record(run)["log"]["head"]
