@@ -28,6 +28,7 @@ from cramming.runlog import (
     Timed,
     Validation,
 )
+from cramming.runlog import Counted as CountedEvent
 from cramming.schedule import learning_rate_factor
 from eval.rules.evidence import COUNTED, Counted, Evidence, Outcome, all_or, counters_of
 from eval.rules.recipe_facts import RecipeFacts, TrainSettings
@@ -298,7 +299,9 @@ def steps_in_time(evidence: Evidence) -> Outcome:
             )
     # A CPU's seconds may pass by hundreds while the log is written.
     slack = math.inf if evidence.record.training.budget.clock == "cpu" else 1.0
-    problems += _rows_out_of_time(evidence.training.steps, counters, slack)
+    # A checkpoint has no counters: those that stood before it may be of an earlier step.
+    told = [each for each in counters if isinstance(each.event, CountedEvent)]
+    problems += _rows_out_of_time(evidence.training.steps, told, slack)
     return all_or(problems, f"{len(counters)} signs of life")
 
 

@@ -324,8 +324,7 @@ class TrainingPlan:
             saved = Checkpoint(
                 **self._times(0, 19 * self.scale), step=self.killed_after, sha256=sha256
             )
-            sign = Heartbeat(**self._times(0, 19 * self.scale), **self._counters(self.killed_after))
-            first += [(19 * self.scale, sign), (19 * self.scale, saved)]
+            first.append((19 * self.scale, saved))
         first += [row for row in rows if row[0] < first_end]
         resumed = Resume(
             **self._times(1, 3 * self.scale),

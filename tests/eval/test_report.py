@@ -152,6 +152,16 @@ def test_rows_are_ranked_by_average_with_references_beneath(runs: Path) -> None:
     assert "| 1 | high<br>" in text and "| 2 | low<br>" in text
 
 
+@pytest.mark.parametrize("steps", [10, 103, 250])
+@pytest.mark.parametrize("unit", ["hours", "exaflops", "tokens", "steps"])
+def test_a_plain_run_of_any_length_is_of_the_closed_division(
+    tmp_path: Path, unit: Any, steps: int
+) -> None:
+    """Its checkpoint may come at any time between two heartbeats."""
+    run = load.load_run(write_run(tmp_path / "a", unit=unit, steps=steps))
+    assert run.problem is None and run.verdict.division == "closed", run.verdict.broken
+
+
 @pytest.mark.parametrize("copy", [shutil.copytree, lambda folder, other: other.symlink_to(folder)])
 def test_the_same_run_twice_has_one_rank_and_is_named(runs: Path, copy: Any) -> None:
     copy(runs / "high", runs / "other")
