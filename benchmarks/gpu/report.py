@@ -7,10 +7,10 @@ kernel after the other. What a kernel really reaches is not known here.
 import json
 import re
 from collections import Counter, defaultdict
-from itertools import product
 from pathlib import Path
 from typing import Any
 
+from dry_run import compiled_pieces
 from fake_card import CARDS
 
 from cramming.bench.tables import replace_section
@@ -22,10 +22,8 @@ ATTENTION_SHARE = (
 )
 SMALLEST_SECONDS = 2e-6  # of a kernel on the device, started without a wait
 STEP_TOKENS = 2**20  # of an optimizer step: train=day
-NOTE = (
-    "A step that a line of the raw file names ran with 4 layers and 8 sequences of 128. In the raw line of modern 512"
-    " the operations of windowed attention were put right by hand (129 of 512 keys), as the script counts them now."
-)
+NOTE = "A step that is not compiled ran with 4 layers and 8 sequences of 128."
+PLAIN = "bf16, residual stream in bf16"
 SECTION = "A GPU, reckoned: the dry run"
 GROUPS = (  # the first that a Triton kernel's name has is where it is counted
     ("loss", "softmax|gather|amax|argmax"),
@@ -35,6 +33,9 @@ GROUPS = (  # the first that a Triton kernel's name has is where it is counted
     ("bias gradients", "red_fused.*sum|per_fused_sum"),
     ("rest", ""),
 )
+CHANGES = """\
+What one change makes of the bytes, in rows of 128 for sm_90; `blocks` is `runtime.compile=blocks`, whose uncompiled
+operations are counted by the sizes of their tensors:"""
 UNTRIED = """What remains untried until there is a card:
 
 - whether any number is right, and how fast any kernel is: rooflines know no caches, no occupancy, no shapes;
@@ -44,7 +45,7 @@ UNTRIED = """What remains untried until there is a card:
 - autograd's threads beside each other: fake tensors allow one, so offloading ran in one;
 - lengths that differ in `padded` (the host's reads are answered as if all were equal), and `PackedSplit` on the device;
 - FlexAttention in eager execution; CUDA graphs; max-autotune; FlashAttention 3; several GPUs (NCCL);
-- compiled steps that the table lacks: {missing}; compiled with FlashAttention, documents shorter than their row;
+- compiled steps that the tables lack: {missing};
 - with a memory trick the kernels `auto`, `dense` and `padded` (the plain rows have them); steps of more than 4
   layers, uncompiled;
 - the optimizer's own compiled kernels (torchao's 8-bit and 4-bit AdamW ran uncompiled)."""
@@ -119,13 +120,22 @@ def on_cards(rows: list[dict[str, Any]]) -> list[tuple[dict[str, Any], str]]:
     pairs = []
     for row in rows:
         pairs.append((row, CARDS[row["architecture"]].sheet))
-        if (
-            row["architecture"] == "sm_90"
-            and not row["name"]
-            and (row["model"], row["length"], "") not in own
-        ):
+        has_own = (row["model"], row["length"], "") in own
+        if row["architecture"] == "sm_90" and not row["name"] and not has_own:
             pairs.append((row, "A100"))
     return pairs
+
+
+def bytes_by_change(rows: list[dict[str, Any]]) -> list[str]:
+    """Bytes a token of a micro-batch's kernels, in rows of 128 for sm_90: a line for each change of the plain step."""
+    found: dict[str, dict[str, str]] = defaultdict(dict)
+    for row in rows:
+        if row["architecture"] == "sm_90" and row["length"] == 128:
+            size = sum(kernel["launches"] * kernel["bytes"] for kernel in row["kernels"])
+            found[row["name"] or PLAIN][row["model"]] = f"{size / row['tokens'] / 1e3:,.0f}"
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    lines = [[name, *(sizes.get(model, "–") for model in models)] for name, sizes in found.items()]
+    return _table(["kB a token", *models], lines)
 
 
 def speeds(rows: list[tuple[dict[str, Any], str]]) -> list[str]:
@@ -192,15 +202,25 @@ def count(rows: list[dict[str, Any]]) -> Counter[str]:
 def missing_of(plain: list[dict[str, Any]]) -> str:
     """The compiled steps that are wanted and not there."""
     done = {(row["architecture"], row["model"], row["length"]) for row in plain}
-    wanted = product(("sm_90", "sm_80"), ("bert-base", "crammed-bert", "modern"), (128, 512))
+    wanted = [
+        (piece["architecture"], piece["model"], piece["length"])
+        for piece in compiled_pieces()
+        if not piece["name"]
+    ]
     return ", ".join(" ".join(map(str, one)) for one in wanted if one not in done) or "none"
+
+
+def is_whole(row: dict[str, Any]) -> bool:
+    """Whether a step was compiled without a break, whole where its settings say so, and once for its shapes."""
+    in_parts = "runtime.compile=blocks" in row.get("overrides", [])
+    return row["breaks"] == 0 and not row.get("recompiled") and (in_parts or row["graphs"] == 1)
 
 
 def write(raw: Path, out: Path | None, docs: Path | None) -> None:
     """The result file, and the section of the documentation."""
     parts = read(raw)
     compiled = [row for row in parts.get("compiled", []) if "error" not in row]
-    compiled.sort(key=lambda r: (r["name"], r["architecture"] != "sm_90", r["length"], r["model"]))
+    compiled.sort(key=lambda row: (row["name"] != "", -int(row["architecture"][3:]), row["length"]))
     failed = [row for row in parts.get("compiled", []) if "error" in row]
     plain = [row for row in compiled if not row["name"]]
     steps = [row for part in ("training", "finetuning", "plan") for row in parts.get(part, [])]
@@ -208,22 +228,24 @@ def write(raw: Path, out: Path | None, docs: Path | None) -> None:
     about = (
         f"`benchmarks/gpu/dry_run.py`, torch 2.11.0+cu130, Triton 3.6, no GPU: {sum(found.values())} combinations of a"
         f" whole step on fake `cuda` tensors ({', '.join(f'{n} {name}' for name, n in sorted(found.items()))}), and"
-        f" {len(compiled)} steps compiled whole (`fullgraph=True`, one graph, no break"
-        f"{'' if all(row['graphs'] == 1 and row['breaks'] == 0 for row in compiled) else ' BUT SEE THE RAW FILE'})."
+        f" {len(compiled)} steps compiled (`fullgraph=True`, no break, one graph but with `runtime.compile=blocks`"
+        f"{'' if all(map(is_whole, compiled)) else ' BUT SEE THE RAW FILE'})."
     )
     about += (
         " Refused are `products`, which is for CPUs, and FlashAttention in fp32. Within a pass the host reads only with"
-        " `padded`, which makes its groups there; after it, four numbers a step. Step by step:"
-        " `benchmarks/results/dry_run_sm90_2026-11-22.md`."
+        " `padded`, which makes its groups there; after it, four numbers a step."
     )
+    if out:
+        about += f" Step by step: `benchmarks/results/{out.name}`."
     reckoning = (
         f"Reckoned, not measured: products at {MATMUL_UTILISATION:.0%} and attention at {ATTENTION_SHARE:.0%} of the"
         f" peak, bytes at {BANDWIDTH_UTILISATION:.0%} of the bandwidth, the host"
-        f" {KERNEL_SECONDS['cuda'] * 1e6:.0f} us a launch; bf16, AdamW, no checkpointing,"
-        " micro-batches of 65,536 tokens, a quarter of them targets, vocabulary 32768."
+        f" {KERNEL_SECONDS['cuda'] * 1e6:.0f} us a launch; {PLAIN} (2080 Ti: fp16 and fp32), AdamW, no checkpointing,"
+        " micro-batches of 65,536 tokens (2080 Ti: 16,384), a quarter of them targets, vocabulary 32768."
         " MFU is of the data sheet's peak."
     )
-    section = [about, "", reckoning, "", *speeds(on_cards(plain)), ""]
+    section = [about, "", reckoning, "", *speeds(on_cards(plain)), "", CHANGES, ""]
+    section += [*bytes_by_change(compiled), ""]
     section += [UNTRIED.format(missing=missing_of(plain))]
     if out:
         text = [
@@ -234,6 +256,10 @@ def write(raw: Path, out: Path | None, docs: Path | None) -> None:
             reckoning,
             "",
             *speeds(on_cards(compiled)),
+            "",
+            CHANGES,
+            "",
+            *bytes_by_change(compiled),
             "",
         ]
         text += [

@@ -63,6 +63,14 @@ def test_time_is_operations_or_bytes_whichever_takes_longer(report: Any) -> None
     assert slower.tokens_per_second < report.Reckoning(ROW, "H200").tokens_per_second
 
 
+def test_each_change_has_a_line_of_bytes_by_model(report: Any) -> None:
+    other = ROW | {"name": "blocks", "model": "modern", "tokens": 32768}
+    header, _, *lines = report.bytes_by_change([ROW, other, ROW | {"length": 512}])
+    assert header == "| kB a token | bert-base | modern |"
+    assert lines[0].endswith("| 122 | – |") and lines[1] == "| blocks | – | 244 |"
+    assert len(lines) == 2
+
+
 def test_the_section_is_replaced_and_the_rest_of_the_page_stays(
     report: Any, tmp_path: Path
 ) -> None:

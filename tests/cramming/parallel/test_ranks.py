@@ -96,6 +96,23 @@ def test_each_strategy_gives_the_losses_of_one_process(spread: Any, alone: Any, 
         assert found["validation"][0] == pytest.approx(one["validation"][0], rel=TOLERANCE)
 
 
+@pytest.mark.slow
+def test_compiled_blocks_and_losses_are_those_of_one_process(
+    case: Callable[..., dict[str, Any]], alone: Any, tmp_path: Path
+) -> None:
+    """Weights that are gathered, or on another process, are no others in compiled code."""
+    compiled = [*ONE, "model.num_layers=2", "runtime.compile=blocks"]
+    ways = {
+        "zero3": ["parallel=zero3", "train.micro_batch=2"],
+        "ddp": ["parallel=ddp", "train.micro_batch=2"],
+        "pp": ["parallel=pp", "train.micro_batch=4"],
+    }
+    cases = {name: case([*compiled, *how], 2, steps=3) for name, how in ways.items()}
+    expected = alone([*ONE, "model.num_layers=2"], steps=3)["steps"]
+    for name, found in run_cases(tmp_path, cases).items():
+        assert_same(name, found[0]["steps"], expected)
+
+
 @pytest.mark.parametrize("name", COMPRESSED)
 def test_a_run_learns_with_compressed_gradients_too(spread: Any, name: str) -> None:
     """All ranks alike; other losses than with exact sums, which shows that something else is sent, but near them."""
