@@ -113,7 +113,7 @@ def warn_of_other_corpus(folder: Path, suite: FoundSuite) -> None:
     trained_on = load_record(folder).get("corpus", {}).get("manifest_sha256")
     if suite.corpus_sha256 and trained_on not in (None, suite.corpus_sha256):
         say(
-            "warning: these tasks are of another corpus than the run was trained on: the open division (R22)"
+            "warning: these tasks are of another corpus than the run was trained on: the open division (R19)"
         )
 
 

@@ -229,7 +229,7 @@ def test_every_file_says_what_it_is_for() -> None:
 def test_git_ignores_the_folders_that_verbs_write_to(
     compose: Callable[..., dict[str, Any]],
 ) -> None:
-    """A file there would cost the next run its rank: R23 wants a clean checkout."""
+    """A file there would cost the next run its rank: R20 wants a clean checkout."""
     settings = compose()
     written = [
         settings["runs"],

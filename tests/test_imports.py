@@ -210,7 +210,7 @@ def test_rules_and_report_read_records_only(entry: str) -> None:
         "cramming.schedule",
         "cramming.model.config",
         "cramming.data.masking",
-    }  # what settings mean, for R27
+    }  # what settings mean, for the plausibility rules
     allowed |= {"cramming.process_pool"}  # many runs are read by several processes
     # The log, scores computed from it, the version of the rules, and the manifest that an archive holds.
     allowed |= {"cramming.runlog", "cramming.scores", "cramming.budget", "cramming.data.manifest"}

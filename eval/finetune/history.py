@@ -1,4 +1,4 @@
-"""Warnings before a fine-tuning that would give a run a second outcome to choose from (R20).
+"""Warnings before a fine-tuning that would give a run a second outcome to choose from (R17).
 
 Each fine-tuning is an event of the run log, whatever becomes of its scoring; the record lists them as `history`.
 """
@@ -17,13 +17,13 @@ PROTOCOL = ("hyperparameters", "selection", "precision", "threads_per_run")
 def warn_of_choices(
     history: Sequence[Mapping[str, Any]], scoring: Scoring, todo: Sequence[tuple[str, int]]
 ) -> None:
-    """Say what R20 will find once the fine-tunings `todo`, by task and seed, are done."""
+    """Say what R17 will find once the fine-tunings `todo`, by task and seed, are done."""
     past = [row for row in history if (row["suite"], row["init"]) == (scoring.suite, scoring.init)]
     other = _other_settings(past, scoring)
     if other:
         say(
             f"warning: this run was fine-tuned with {other}. A second set of settings keeps it out of the closed"
-            " division for good (R20): to keep the first, stop now and set eval.precision, eval.threads or"
+            " division for good (R17): to keep the first, stop now and set eval.precision, eval.threads or"
             " eval.hyperparameters as they were."
         )
     repeated = [
@@ -32,7 +32,7 @@ def warn_of_choices(
     if repeated:
         say(
             f"warning: {', '.join(repeated[:4])} was fine-tuned before, on other data or with its result gone. Another"
-            " outcome keeps this run out of the closed division (R20)."
+            " outcome keeps this run out of the closed division (R17)."
         )
 
 

@@ -3,7 +3,7 @@
 A result is logged (`eval.finetune.store`) under a key of everything that its numbers depend on. An interrupted scoring
 therefore continues with the first run that is missing, and a run whose conditions have changed is done again. Of the
 trained model, which competes, the first result stands, whatever machine it was made on: another of the same settings
-and seed would be one more to choose from (R20).
+and seed would be one more to choose from (R17).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -160,12 +160,12 @@ def test_a_run_says_at_its_start_what_keeps_it_out_of_the_closed_division(
 
     def judge(record: Any) -> list[str]:
         seen.append(record)
-        return ["R23: dirty", "R15: no license"]
+        return ["R20: dirty", "R12: no license"]
 
     overrides = [*tiny_overrides, f"runs={tmp_path}", "budget.steps=1"]
     launch.main(compose(*overrides, "name=a"), judge)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
-    assert len(lines) == 2 and lines[0].endswith("R23: dirty") and "division=open" in lines[0]
+    assert len(lines) == 2 and lines[0].endswith("R20: dirty") and "division=open" in lines[0]
     (record,) = seen
     assert {"environment", "corpus", "config"} <= record.keys() and record["pretrain"][
         "devices"

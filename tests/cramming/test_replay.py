@@ -427,6 +427,38 @@ def test_smuggled_at_a_quarter_and_trained_on_from_there(
     assert "from the seed" in problem and "00000002.pt" in problem
 
 
+def test_weights_swapped_in_during_training_are_named_by_the_interval_that_covers_the_step(
+    start: Start, honest: Start, compose: Compose
+) -> None:
+    """A wrapper trains off the clock and puts the weights in before step 5: everything else is real training.
+
+    Of all draws of one interval, the share that names it is the stated probability.
+    """
+    weights = read(checkpoint_of(honest(*LONG), 24))["model"]
+    forward_backward, calls = Engine.forward_backward, [0]
+
+    def swapped(self: Engine, *arguments: Any, **named: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 5:
+            self.model.load_state_dict(weights)
+        return forward_backward(self, *arguments, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Engine, "forward_backward", swapped)
+        run = start("name=a", *KEPT)
+    recorded = RecordedRun.read(run)
+    prepared = Replay.of(recorded, compose("device=cpu"))
+    named = {}
+    for interval in recorded.intervals:
+        named[interval] = bool(prepared.outcome(interval).problems)
+    assert [interval for interval, is_named in named.items() if is_named] == [
+        next(interval for interval in recorded.intervals if interval.first == 5)
+    ]
+    draws = [replay.draw(recorded.intervals, 1, seed)[0] for seed in range(200)]
+    share = sum(named[interval] for interval in draws) / len(draws)
+    assert share == pytest.approx(1 / len(recorded.intervals), abs=0.1)
+
+
 def test_elsewhere_a_tolerance_is_measured(
     honest: Start, tmp_path: Path, replayed: Callable[..., list[str]]
 ) -> None:

@@ -321,7 +321,7 @@ def test_without_a_checkpoint_before_it_no_step_is_left(
     late: int,
     said: str,
 ) -> None:
-    """A run that has made steps stays, with its journal."""
+    """A run that has made steps stays, with its log."""
     stall(late)
     assert said in refused(*HOURS)
     run = tmp_path / "runs" / "a"
