@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict as dcp
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from cramming.data.batches import Batch
@@ -70,7 +70,7 @@ class Spread:
         weights = self._gather(dcp.get_model_state_dict(self.model))
         if not optimizer.state:  # torch would make a step, to have some
             return weights, optimizer.state_dict() if self.mesh.is_main else {}
-        by_name = dcp.get_optimizer_state_dict(self.model, optimizer)
+        by_name: dict[str, Any] = dcp.get_optimizer_state_dict(self.model, optimizer)
         for name, tensors in by_name["state"].items():
             by_name["state"][name] = self._gather(tensors)
         return weights, numbered(by_name) if self.mesh.is_main else {}
@@ -130,22 +130,22 @@ def _whole(tensor: DTensor) -> Tensor:
     Matrices side by side are gathered as one stretch of rows and then put into their order: torch before 2.13 cannot
     gather a tensor that has a part of each.
     """
+    last = tensor.placements[-1]
+    if not isinstance(last, _StridedShard):
+        return _gathered(tensor, tensor.placements)
+    rows = _gathered(tensor, (*tensor.placements[:-1], Shard(last.dim)))
+    parts = rows.unflatten(last.dim, (tensor.device_mesh.size(-1), last.split_factor, -1))
+    return parts.transpose(last.dim, last.dim + 1).flatten(last.dim, last.dim + 2)
+
+
+def _gathered(tensor: DTensor, placements: Sequence[Placement]) -> Tensor:
+    """Return the whole tensor on the mesh's device, as if its local parts had these `placements`."""
     mesh = tensor.device_mesh
-    *placements, last = tensor.placements
-    is_side_by_side = isinstance(last, _StridedShard)
-    gathered = DTensor.from_local(
-        tensor.to_local().to(mesh.device_type),
-        mesh,
-        [*placements, Shard(last.dim) if is_side_by_side else last],
-        run_check=False,
-        shape=tensor.shape,
-        stride=tensor.stride(),
-    ).full_tensor()
-    if not is_side_by_side:
-        return gathered
-    dim = last.dim
-    parts = gathered.unflatten(dim, (mesh.size(-1), last.split_factor, -1))
-    return parts.transpose(dim, dim + 1).flatten(dim, dim + 2)
+    local = tensor.to_local().to(mesh.device_type)
+    placed = DTensor.from_local(
+        local, mesh, placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
+    return placed.full_tensor()
 
 
 @torch.no_grad()
