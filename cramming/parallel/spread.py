@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict as dcp
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
-from torch.distributed.tensor.placement_types import Placement, _StridedShard
+from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from cramming.data.batches import Batch
 from cramming.parallel.mesh import Mesh
@@ -130,16 +130,16 @@ def _whole(tensor: DTensor) -> Tensor:
     Matrices side by side are gathered as one stretch of rows and then put into their order: torch before 2.13 cannot
     gather a tensor that has a part of each.
     """
-    *placements, last = tensor.placements
+    last = tensor.placements[-1]
     if not isinstance(last, _StridedShard):
         return _gathered(tensor, tensor.placements)
-    rows = _gathered(tensor, [*placements, Shard(last.dim)])
+    rows = _gathered(tensor, (*tensor.placements[:-1], Shard(last.dim)))
     parts = rows.unflatten(last.dim, (tensor.device_mesh.size(-1), last.split_factor, -1))
     return parts.transpose(last.dim, last.dim + 1).flatten(last.dim, last.dim + 2)
 
 
 def _gathered(tensor: DTensor, placements: Sequence[Placement]) -> Tensor:
-    """Return what all ranks have of a tensor, as if its parts were placed like this."""
+    """Return the whole tensor on the mesh's device, as if its local parts had these `placements`."""
     mesh = tensor.device_mesh
     local = tensor.to_local().to(mesh.device_type)
     placed = DTensor.from_local(
