@@ -37,7 +37,7 @@ PREDICT = Path(__file__).with_name("predict.py")
 LIMIT_BYTES = 64 * 2**20  # of the tree and the bundle together
 TASKS = ("RTE", "MRPC", "CoLA")
 # By name in pyproject.toml, which says the version. What they need comes along.
-PACKAGES = ("hydra-core", "omegaconf", "rich", "torchao", "pytest")
+PACKAGES = ("hydra-core", "omegaconf", "pydantic", "rich", "torchao", "pytest")
 # Exactly what `import cramming` loads there, less what every machine with torch and transformers has.
 PREDECESSOR_PACKAGES = (
     "transformers==4.57.6",
@@ -98,9 +98,8 @@ def main(arguments: list[str] | None = None) -> None:
         }
     copy_tasks(args.out / "glue", args.glue)
     prepare_corpus(args.out / "corpus", args.text, args.documents, args.vocabulary)
-    if PREDICT.is_file():
-        predictions = args.out / "predictions.json"
-        subprocess.run([sys.executable, PREDICT, "--out", predictions], check=True, cwd=ROOT)
+    predictions = args.out / "predictions.json"
+    subprocess.run([sys.executable, PREDICT, "--out", predictions], check=True, cwd=ROOT)
     content["sizes_bytes"] = sizes_of_parts(args.out)
     text = json.dumps(content, indent=1)
     (args.out / "bundle.json").write_text(text + "\n", encoding="utf-8")
