@@ -116,19 +116,16 @@ def read_run(folder: Path) -> list[Entry]:
     return entries
 
 
-def refresh_record(folder: Path) -> None:
-    """Write `record.json` where it is missing, or not what the log gives."""
-    path = folder / RECORD
-    content = _content(load_record(folder))
-    if not path.is_file() or path.read_text(encoding="utf-8") != content:
-        write_atomically(path, content)
-
-
 def write_record(folder: Path) -> dict[str, Any]:
     """Write `record.json` for people and other programs; returns the record."""
     record = load_record(folder)
-    write_atomically(folder / RECORD, _content(record))
+    write_atomically(folder / RECORD, record_text(record))
     return record
+
+
+def record_text(record: Mapping[str, Any]) -> str:
+    """Return the content of `record.json`; pydantic writes it ten times as fast as `json` does with an indent."""
+    return to_json(record, indent=1, inf_nan_mode="null").decode() + "\n"
 
 
 def derive(entries: Sequence[Entry], training: Training | None = None) -> dict[str, Any]:
@@ -368,8 +365,3 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
     return value
-
-
-def _content(record: Mapping[str, Any]) -> str:
-    """Return a record as JSON; pydantic writes it ten times as fast as `json` does with an indent."""
-    return to_json(record, indent=1, inf_nan_mode="null").decode() + "\n"

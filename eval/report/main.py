@@ -22,11 +22,11 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from cramming.config import UserError, build, expand_home, printable, require
+from cramming.config import UserError, build, expand_home, file_sha256, printable, require
 from cramming.data.suites import AVERAGES
 from cramming.files import overwrite_atomically, sweep
 from cramming.progress import say
-from cramming.record import refresh_record
+from cramming.record import RECORD, write_record
 from eval.duel.duel_log import DuelLog
 from eval.report import plots, render, submission
 from eval.report.entries import verdicts_of
@@ -99,7 +99,7 @@ def _section(one: tuple[Run, Sequence[Row]], settings: ReportConfig, out: Path) 
     run, rows = one
     own = run.folder / "report" if settings.each_run and _takes_pages(run) else None
     if own is not None:
-        refresh_record(run.folder)
+        _refresh_record(run)
     lines, line = submission_lines(run, own), curve(run.metrics, run.record)
     page = RunPage(run, rows, lines, links(run, out, settings.repository, own))
     html = render.fragment("html", "body.j2", one=page)
@@ -111,6 +111,13 @@ def _section(one: tuple[Run, Sequence[Row]], settings: ReportConfig, out: Path) 
             own / "report.html", render.html(run.label, "report.j2", data, one=alone, content=html)
         )
     return Section(page, line, render.fragment("html", "details.j2", one=page, content=html))
+
+
+def _refresh_record(run: Run) -> None:
+    """Write the run's record.json where it is missing, or not what its log gives."""
+    path = run.folder / RECORD
+    if not path.is_file() or file_sha256(path) != run.record_sha256:
+        write_record(run.folder)
 
 
 def _takes_pages(run: Run) -> bool:

@@ -9,6 +9,7 @@ model for one, has no limit. A number that is missing stays None all the way.
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from cramming.data.suites import AVERAGES
 from cramming.record_schema import Scores
@@ -158,10 +159,11 @@ def _known(row: Row) -> dict[str, tuple[float, float | None]]:
     return {name: (task.score, task.spread) for name, task in tasks if task.score is not None}
 
 
-def columns_of(suite: str) -> list[str]:
+@cache
+def columns_of(suite: str) -> tuple[str, ...]:
     """The entries that the suite's averages are made of, in the order in which papers print them."""
     used = {entry for average in AVERAGES[suite].values() for entry in average.entries}
-    return [entry for entry in NINE if entry in used]
+    return tuple(entry for entry in NINE if entry in used)
 
 
 def gain_over(row: Row, other: Row) -> tuple[float | None, int]:

@@ -9,6 +9,8 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from eval.rules.evidence import Evidence, Outcome, all_or
 from eval.rules.plausibility import NOTHING_LOGGED
 
@@ -78,6 +80,4 @@ def varies_from_step_to_step(evidence: Evidence) -> Outcome:
 
 def _deviation(losses: Sequence[float]) -> float:
     """Return the standard deviation of a step's loss around its neighbours, by second differences."""
-    triples = zip(losses, losses[1:], losses[2:], strict=False)
-    differences = [after - 2 * now + before for before, now, after in triples]
-    return statistics.pstdev(differences) / math.sqrt(6)
+    return float(np.diff(losses, 2).std()) / math.sqrt(6)

@@ -40,11 +40,15 @@ class Counted(NamedTuple):
 
 @dataclass(frozen=True)
 class Evidence:
-    """A run as the plausibility rules read it: its record, and the log that the record was computed from."""
+    """A run as the plausibility rules read it: its record, and the log that the record was computed from.
+
+    `record_sha256`: of the content that `record.json` has to have.
+    """
 
     record: Record
     training: Training = field(default_factory=Training)
     entries: Sequence[Entry] = ()
+    record_sha256: str = ""
 
     @cached_property
     def facts(self) -> RecipeFacts | None:

@@ -4,6 +4,7 @@
 one bad folder: each run comes with its verdict, or with one line that says what is wrong.
 """
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ from typing import Any
 
 from cramming.config import UserError, printable
 from cramming.process_pool import Map, parallel_map, serial_map, usable_cores
-from cramming.record import derive, metrics_of, read_run
+from cramming.record import derive, metrics_of, read_run, record_text
 from cramming.record_schema import FilesPresent, OtherRun, Record, read_record
 from cramming.runlog import RUN_LOG, training_of
 from eval.archive import SUFFIX, changed_since, opened, weights_address
@@ -33,6 +34,7 @@ class Run:
     """One run folder, or the archive of one. `record` is empty when `problem` says why it could not be read.
 
     `label`: unique name within one report. `metrics`: rows of the curve, without the numbers of single steps.
+    `record_sha256`: of the content that `record.json` has to have.
     """
 
     folder: Path
@@ -41,6 +43,7 @@ class Run:
     metrics: list[dict[str, Any]] = field(default_factory=list)
     verdict: Verdict = _EMPTY
     problem: str | None = None
+    record_sha256: str = ""
 
     @property
     def name(self) -> str:
@@ -127,7 +130,8 @@ def load_run(folder: Path) -> Run:
     except Exception as error:  # whatever the log of a stranger makes of the code that reads it
         return _unread(folder, not_checked(folder, error))
     rows = [_without_lists(row) for row in metrics_of(evidence.training)]
-    run = Run(folder, "", evidence.record, rows, verdict)
+    sha256 = evidence.record_sha256
+    run = Run(folder, "", evidence.record, rows, verdict, record_sha256=sha256)
     return replace(run, label=run.name)
 
 
@@ -135,9 +139,10 @@ def read_evidence(folder: Path) -> Evidence:
     """Read the log of a run folder once; UserError for one that is damaged or of another format."""
     entries = read_run(folder)
     training = training_of(entries)
-    record = read_record(derive(entries, training))
-    record = record.model_copy(update={"files": files_present(folder)})
-    return Evidence(record, training, entries)
+    derived = derive(entries, training)
+    record = read_record(derived).model_copy(update={"files": files_present(folder)})
+    sha256 = hashlib.sha256(record_text(derived).encode()).hexdigest()
+    return Evidence(record, training, entries, sha256)
 
 
 def files_present(folder: Path) -> FilesPresent:

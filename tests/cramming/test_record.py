@@ -128,6 +128,7 @@ class TestRestart:
         (tmp_path / "a").mkdir()
         log = EventLog(tmp_path / "a" / RUN_LOG)
         versions = {"suite_version": "1", "rules_version": "7", "division": "open"}
+        versions["time"] = "2030-01-01T00:00:00+00:00"
         log.append(ExternalModel(recipe={"model_path": "bert"}, environment={}, **versions))
         log.close()
         for resume in (False, True):
