@@ -273,6 +273,7 @@ def test_the_schema_names_what_is_written(runs: Path) -> None:
     """Each attribute of the typed record has its name in the code that derives the record."""
     written = load_record(runs / "own")
     others = {"replaced_token_loss", "replaced_token_accuracy", "residual", "micro_batch"}
+    others.add("bits_per_byte")  # of a corpus that knows its bytes
     for section, raw in (
         (Pretraining, written["pretrain"]),
         (Budget, written["pretrain"]["budget"]),
