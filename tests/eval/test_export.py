@@ -204,12 +204,6 @@ def test_an_export_takes_the_place_of_an_earlier_one(
     assert (again / "notes.txt").read_text() == "mine"
 
 
-def edit_json(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    node = json.loads(path.read_text())
-    change(node)
-    path.write_text(json.dumps(node))
-
-
 def remove(path: Path) -> None:
     shutil.rmtree(path)
 
