@@ -353,15 +353,6 @@ def test_losses_on_one_text_compare(tmp_path: Path, scored: Callable[..., Run]) 
     assert "Validation losses are all on one text." in (tmp_path / "study.md").read_text()
 
 
-@pytest.mark.parametrize("repeated", [{"seeds": [0, 1, 0]}, {"vocab_sizes": [512, 512]}])
-def test_one_run_does_not_count_as_two(
-    calls: Calls, settings: Settings, tmp_path: Path, repeated: dict[str, list[int]]
-) -> None:
-    with pytest.raises(UserError, match=f"study: {next(iter(repeated))}=.*: name each once"):
-        main(settings(tmp_path, **repeated))
-    assert not calls
-
-
 @pytest.mark.parametrize(
     "word", ["seed=3", "name=y", "runs=elsewhere", "resume=true", "+study.glue=true"]
 )
@@ -412,12 +403,6 @@ def test_what_the_study_decides_is_refused(
     with pytest.raises(UserError, match=f"study: {word}: .*{problem}"):
         main(settings(tmp_path, what=what))
     assert not calls
-
-
-def test_a_failing_verb_ends_the_study(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(study.sys, "executable", "false")
-    with pytest.raises(UserError, match=r"`cramming prepare` ended with code 1"):
-        study._verb("prepare", [])
 
 
 def test_a_study_that_is_ended_ends_its_training_in_order(tmp_path: Path) -> None:
@@ -612,23 +597,3 @@ def test_shapes_keep_late_layers(compose: Callable[..., dict[str, Any]]) -> None
         for name, changes in config.overrides_of(shared).items():
             shape = Config.of(compose(*shared, *changes)).model
             assert shape.late_layers == late or name == "shallow-wide"
-
-
-def test_settings(compose: Callable[..., dict[str, Any]]) -> None:
-    settings = compose()
-    config = build(StudyConfig, settings["study"], "study")
-    assert config.overrides_of([])["vocab1024"] == ["tokenizer.vocab_size=1024"]
-    scored = {
-        what
-        for what in ("vocab", *STUDIES)
-        if build(StudyConfig, settings["study"] | {"what": what}, "").fine_tunes
-    }
-    assert set(config.variants) == set(STUDIES) and scored == {"vocab", "data"}
-    with pytest.raises(
-        UserError, match=r"study: what='all': choose one of architectures, batch, .*vocab"
-    ):
-        build(StudyConfig, settings["study"] | {"what": "all"}, "study")
-    with pytest.raises(UserError, match="study: nothing to run"):
-        build(StudyConfig, {"vocab_sizes": []}, "study").overrides_of([])
-    with pytest.raises(UserError, match=r"study: seeds=\[\]: nothing to run"):
-        build(StudyConfig, {"what": "pipelines", "seeds": []}, "study")
