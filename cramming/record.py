@@ -321,6 +321,7 @@ def _validation_section(final: Validation, training: Training) -> dict[str, Any]
         exclude={"event", "step", "progress", "seconds", "tokens", "held_out_tokens"}
     )
     section["tokens"] = final.held_out_tokens
+    section["bits_per_byte"] = None
     tokens_per_byte = training.setup.tokens_per_byte if training.setup else None
     if final.all_mask_loss is not None and tokens_per_byte is not None:
         section["bits_per_byte"] = final.all_mask_loss * tokens_per_byte / math.log(2)

@@ -605,6 +605,7 @@ def _add(training: Training, event: Event) -> None:
         training.processes[-1].setup = event
     elif isinstance(event, Steps):
         training.steps.append(event)
+        training.has_trained = True
     elif isinstance(event, Validation):
         training.validations.append(event)
     elif isinstance(event, MicroBatch):
@@ -621,6 +622,7 @@ def _add_timed(training: Training, event: Timed) -> None:
     if isinstance(event, Counted):
         _count(training, event)
     if isinstance(event, Checkpoint):
+        training.has_trained = training.has_trained or event.step > 0
         saved = Saved(event.step, event.sha256)
         training.saved.append(saved)
         if event.kept:

@@ -173,6 +173,16 @@ def test_a_resume_supersedes_what_came_after_its_checkpoint(write: Callable[...,
         training_of(read_log(write(start(), timed(Resume, 5.0, sha256=second))))
 
 
+def test_steps_that_no_heartbeat_counted_are_trained(write: Callable[..., Path]) -> None:
+    """A process killed within its first seconds: a resume must say from where it continues."""
+    path = write(start(recipe={}), steps(1))
+    assert training_of(read_log(path)).has_trained
+    first = "aa" * 32
+    path = write(start(), timed(Resume, 1.0, steps=0), timed(Checkpoint, 2.0, sha256=first, step=1))
+    training = training_of(read_log(path))
+    assert training.has_trained and training.steps == []
+
+
 def test_a_limit_on_a_files_size_is_named_and_leaves_nothing_behind(
     write: Callable[..., Path],
 ) -> None:

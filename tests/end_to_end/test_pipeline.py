@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from cramming import cli, overrides
-from cramming.record_schema import read_record
-from eval.rules.table import judge
+from eval.rules.load import load_run
 
 
 def write_rte(folder: Path) -> None:
@@ -72,9 +71,8 @@ def test_from_text_to_the_leaderboard(
     assert measured == {
         name for name in losses if record["pretrain"]["validation"][name] is not None
     }
-    assert ("R12" in {finding.rule for finding in judge(read_record(record)).broken}) == (
-        objective == "rtd"
-    )
+    broken = {finding.rule for finding in load_run(tmp_path / "runs" / "a").verdict.broken}
+    assert ("R9" in broken) == (objective == "rtd")
     assert record["glue"]["pretrained"]["tasks"]["rte"]["score"] is not None
     assert {"pretrained", "random"} <= record["glue"].keys()
     page = (tmp_path / "runs" / "report" / "leaderboard.md").read_text(encoding="utf-8")

@@ -63,6 +63,7 @@ def test_invented_losses_are_shown_by_the_weights(
     inputs: Inputs,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("cramming.device.GIVEN_CACHES", {})  # of the process that runs the tests
     corpora = honest_run.parents[1] / "corpora"
     settings = compose(*clean_tree, f"runs={tmp_path}", f"corpora={corpora}", "name=invented")
     with monkeypatch.context() as patch:
