@@ -205,7 +205,8 @@ def test_shapes_and_types_never_change(tiny_corpus: Path, packing: Mode) -> None
     assert {ids[1], positions[1], places[1], targets[1]} == {torch.int64}
     assert bounds[1] == torch.int32
     packings = {one.batch(first, 4).packing[1:] for first in range(0, 120, 4)}
-    assert packings == {(LENGTH if packing == "rows" else None, LENGTH, LENGTH, False)}
+    row_length = LENGTH if packing == "rows" else None
+    assert packings == {(row_length, LENGTH, LENGTH, False, None, False)}
 
 
 @pytest.mark.parametrize("packing", ["rows", "documents"])

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +16,7 @@ from cramming.data.batches import (
     STRETCH,
     BatchSource,
     HeldOut,
-    bits_per_byte,
+    tokens_per_byte,
     validation_text,
 )
 from cramming.data.corpus import Corpus, TokenStream
@@ -135,15 +134,10 @@ def test_a_validation_loss_does_not_depend_on_the_runs_own_masking(
     assert first["bits_per_byte"] is None  # a corpus without a count of its bytes
 
 
-def test_bits_per_byte_are_those_of_all_tokens(tiny_corpus: Path) -> None:
-    """Another vocabulary, with half as many tokens for the same bytes, has the same where a token costs twice."""
+def test_tokens_per_byte_are_those_of_all_tokens(tiny_corpus: Path) -> None:
+    """Special tokens do not count, so that vocabularies compare; None where bytes were not counted."""
     manifest = Corpus.open(tiny_corpus).manifest
     documents = sum(shard.documents for shards in manifest.splits.values() for shard in shards)
-
-    def bits(loss: float, tokens: int) -> float | None:
-        counts: dict[str, Any] = {"tokens": tokens + 2 * documents, "bytes": 4000}
-        return bits_per_byte(loss, dataclasses.replace(manifest, statistics=counts))
-
-    assert bits(3.0, 1000) == pytest.approx(3.0 * 1000 / 4000 / math.log(2))
-    assert bits(6.0, 500) == pytest.approx(bits(3.0, 1000))
-    assert bits_per_byte(3.0, manifest) is None
+    counts: dict[str, Any] = {"tokens": 1000 + 2 * documents, "bytes": 4000}
+    assert tokens_per_byte(dataclasses.replace(manifest, statistics=counts)) == 0.25
+    assert tokens_per_byte(manifest) is None

@@ -350,7 +350,7 @@ def test_the_processes_of_a_killed_torchrun_save_and_end(
     wait_until(lambda: not is_locked(run))
     *_, saved, end = [entry.event for entry in read_log(run / RUN_LOG)]
     assert (saved.event, end.event, end.reason) == ("checkpoint", "end", "stopped")
-    assert saved.steps == end.steps >= max(losses(run))
+    assert saved.step == end.steps >= max(losses(run))
 
 
 def wait_until(is_so: Callable[[], bool], seconds: float = 180) -> None:
