@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,6 +43,8 @@ def stopped_at_write(number: int) -> Iterator[list[str]]:
 
     def stopping(write: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any, **named: Any) -> Any:
+            if threading.current_thread() is not threading.main_thread():
+                return write(*arguments, **named)  # the heartbeat of a clock that a test left
             if number == 2 * len(written):
                 raise KeyboardInterrupt
             result = write(*arguments, **named)
