@@ -178,7 +178,7 @@ class Block(nn.Module):
         """
         kept, handed_on = self._attended(hidden_TD, rope, layout, context_TD, values)
         if self.pre:
-            out = materialized(kept + self.dropout(self.mlp(self.mlp_norm(kept))))
+            out = kept + self.dropout(self.mlp(self.mlp_norm(kept)))
         else:
             out = self.mlp_norm(kept + self.dropout(self.mlp(kept)))
         return (out, *handed_on) if handed_on else out
@@ -278,6 +278,8 @@ class Encoder(nn.Module):
                 hidden = hidden + self.skip_scales[mirrored] * skips.pop()
             if layer < len(self.convolutions):
                 hidden = self.convolutions[layer](hidden, positions_T, packing.causal)
+            if self.config.norm_order == "pre":
+                hidden = materialized(hidden)
             if layer == first_late:
                 shared = self._restricted(shared, queries_M, ids_T.shape[0])
             rope, layout = shared[self.config.half_window(layer)]
