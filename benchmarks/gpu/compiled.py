@@ -7,6 +7,7 @@ compiled code (`runtime.compile=blocks` leaves some) are counted too, by the siz
 """
 
 import copy
+import math
 import re
 import subprocess
 import tempfile
@@ -148,6 +149,8 @@ WRITES_ROWS = ("index_add_", "scatter_add_")  # reads and writes as much as its 
 class Uncompiled(TorchDispatchMode):
     """Notes each operation outside of compiled code, with the bytes that it reads and writes."""
 
+    supports_higher_order_operators = True  # FlexAttention is one, in compiled code
+
     def __init__(self, compiler: Compiler) -> None:
         super().__init__()
         self.compiler = compiler
@@ -159,8 +162,9 @@ class Uncompiled(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        is_question = func.namespace == "prim"  # such as on which device a tensor is
-        if not (self.compiler.is_running or is_question or _is_view(func)):
+        if self.compiler.is_running or func.namespace == "prim":  # "on which device is a tensor?"
+            return result
+        if not _is_view(func):
             self._note(func, [args, kwargs], result)
         return result
 
@@ -206,7 +210,19 @@ def _extern(node: Any, backward: bool) -> Kernel:
         flops, kind = _attention_flops(ir, "backward" in name), "attention"
     elif not flops:
         kind = "other"
-    return Kernel(name, kind, backward, 1, float(node.get_read_write_buffers_sizes()), flops)
+    size = float(node.get_read_write_buffers_sizes())
+    return Kernel(name, kind, backward, 1, size + _copied(ir, name), flops)
+
+
+def _copied(ir: Any, name: str) -> float:
+    """Bytes that `addmm` moves before its product, which inductor does not count: a matrix to add is copied into the
+    result (aten/src/ATen/native/cuda/Blas.cpp); a bias is not."""
+    if not name.startswith("aten.addmm"):
+        return 0.0
+    sizes = [[int(n) for n in part.get_size()] for part in (ir.inputs[0], ir)]
+    if sizes[0] != sizes[1]:
+        return 0.0
+    return 2.0 * math.prod(sizes[1]) * ir.get_dtype().itemsize
 
 
 def _attention_flops(ir: Any, backward: bool) -> float:

@@ -21,6 +21,7 @@ from .layers import (
     apply_rope,
     make_norm,
     materialized,
+    residual_sum,
     rope_tables,
 )
 
@@ -178,9 +179,9 @@ class Block(nn.Module):
         """
         kept, handed_on = self._attended(hidden_TD, rope, layout, context_TD, values)
         if self.pre:
-            out = materialized(kept + self.dropout(self.mlp(self.mlp_norm(kept))))
+            out = residual_sum(kept, self.dropout(self.mlp(self.mlp_norm(kept))))
         else:
-            out = self.mlp_norm(kept + self.dropout(self.mlp(kept)))
+            out = self.mlp_norm(residual_sum(kept, self.dropout(self.mlp(kept))))
         return (out, *handed_on) if handed_on else out
 
     def _attended(
@@ -198,9 +199,9 @@ class Block(nn.Module):
             found, handed_on = self.attn(
                 self.attn_norm(hidden_TD), rope, layout, context_TD, values
             )
-            return materialized(kept + self.dropout(found)), handed_on
+            return _materialized_stream(residual_sum(kept, self.dropout(found))), handed_on
         found, handed_on = self.attn(hidden_TD, rope, layout, context_TD, values)
-        return self.attn_norm(kept + self.dropout(found)), handed_on
+        return self.attn_norm(residual_sum(kept, self.dropout(found))), handed_on
 
 
 class Encoder(nn.Module):
@@ -278,6 +279,8 @@ class Encoder(nn.Module):
                 hidden = hidden + self.skip_scales[mirrored] * skips.pop()
             if layer < len(self.convolutions):
                 hidden = self.convolutions[layer](hidden, positions_T, packing.causal)
+            if self.config.norm_order == "pre":
+                hidden = _materialized_stream(hidden)
             if layer == first_late:
                 shared = self._restricted(shared, queries_M, ids_T.shape[0])
             rope, layout = shared[self.config.half_window(layer)]
@@ -334,6 +337,12 @@ class Encoder(nn.Module):
         return rope, attention.prepare(
             self.kernel, packing, positions_T.shape[0], window, dtype, dropout
         )
+
+
+def _materialized_stream(hidden_TD: Tensor) -> Tensor:
+    """Return `hidden_TD`, materialized where products are in 16 bits: what was measured is a GPU's compiled code."""
+    is_low = compute_dtype(hidden_TD).itemsize == 2
+    return materialized(hidden_TD) if is_low else hidden_TD
 
 
 def compute_dtype(like: Tensor) -> torch.dtype:

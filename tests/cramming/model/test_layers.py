@@ -17,6 +17,7 @@ from cramming.model.layers import (
     ScaledSinusoid,
     apply_rope,
     materialized,
+    residual_sum,
     rope_tables,
 )
 
@@ -92,6 +93,17 @@ def test_a_second_copy_of_the_module_compiles_beside_the_first() -> None:
         tables = torch.compile(module.rope_tables, backend="aot_eager", fullgraph=True)
         expected = module.rope_tables(torch.arange(5), 8, 100.0)
         torch.testing.assert_close(tables(torch.arange(5), 8, 100.0), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("branch", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("stream", [torch.bfloat16, torch.float32, torch.float64])
+def test_a_compiled_sum_of_the_stream_is_the_eager_one(
+    stream: torch.dtype, branch: torch.dtype
+) -> None:
+    """To the bit and in the same type, though added in fp32."""
+    x, y = torch.randn(32, 8).to(stream), torch.randn(32, 8).to(branch)
+    compiled = torch.compile(residual_sum, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, y), x + y, rtol=0, atol=0)
 
 
 def test_compiled_code_keeps_each_materialized_sum_for_the_backward_pass() -> None:
