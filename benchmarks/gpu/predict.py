@@ -79,7 +79,8 @@ def main(arguments: list[str] | None = None) -> None:
     from record import Record
     from step_rows import speed_cases, speed_spec
 
-    newest = sorted((ROOT / "benchmarks" / "results").glob("dry_run*.jsonl"))[-1]
+    dry_runs = (ROOT / "benchmarks" / "results").glob("dry_run*.jsonl")
+    newest = max(dry_runs, key=lambda path: path.stem.rpartition("_")[2])  # by its date
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--kernels", type=Path, default=newest, help="raw file of the dry run")
