@@ -87,7 +87,8 @@ def residual_sum(stream: Tensor, branch: Tensor) -> Tensor:
     if not torch.compiler.is_dynamo_compiling() or branch.dtype.itemsize != 2:
         return stream + branch
     dtype = torch.promote_types(stream.dtype, branch.dtype)
-    return (stream.float() + branch.float()).to(dtype)
+    wide = torch.promote_types(dtype, torch.float32)
+    return (stream.to(wide) + branch.to(wide)).to(dtype)
 
 
 def materialized(x: Tensor) -> Tensor:
