@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import predict
@@ -22,6 +23,7 @@ from cramming.config import UserError
 GB = 1e9
 SMALL_CARD_GIB = 11.0
 PREDECESSOR_ROWS = 128  # its micro-batch
+PREDECESSOR_IMPORTS = ("pandas", "pyarrow")  # of what it imports, all that the bundle leaves out
 TURNS = 3
 TURNS_IN_TIMED = 8  # turns of a comparison take so much less than the timed part of a speed row
 CLOSE_NATS = 0.02  # of a compiled step's loss to an eager one's
@@ -310,6 +312,11 @@ def against_predecessor(lab: Lab, peer: str) -> Result:
     """Measure the predecessor in a process with packages of its own, in turns with our crammed BERT."""
     if lab.bundle is None or not (lab.bundle / "predecessor").exists():
         raise UserError("--bundle: the predecessor is not in it. Make one with bundle.py.")
+    missing = [name for name in PREDECESSOR_IMPORTS if find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f"{peer}: needs {' and '.join(missing)}, too large for the bundle. Install them here."
+        )
     from peers import Checkout, predecessor_spec, worker_of
 
     length, scale = lab.scale.lengths[0], lab.scale
