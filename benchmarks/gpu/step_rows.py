@@ -315,7 +315,7 @@ def against_predecessor(lab: Lab, peer: str) -> Result:
     missing = [name for name in PREDECESSOR_IMPORTS if find_spec(name) is None]
     if missing:
         raise UserError(
-            f"{peer}: needs {' and '.join(missing)}, too large for the bundle. Install them here."
+            f"needs {' and '.join(missing)}, too large for the bundle: install them here."
         )
     from peers import Checkout, predecessor_spec, worker_of
 
