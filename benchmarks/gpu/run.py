@@ -82,8 +82,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     for name in ("out", "work", "bundle"):
         path = getattr(args, name)
         setattr(args, name, path and path.resolve())
-    if args.out.exists() and not args.out.is_dir():
-        parser.error(f"--out={args.out}: it is a file. Name a folder.")
+    for name in ("out", "work"):
+        path = getattr(args, name)
+        if path.exists() and not path.is_dir():
+            parser.error(f"--{name}={path}: it is a file. Name a folder.")
+    if not args.seconds > 0:
+        parser.error(f"--seconds={args.seconds:g}: no time for any row. Give more than 0.")
     if args.bundle and not (args.bundle / "bundle.json").is_file():
         parser.error(f"--bundle={args.bundle}: it has no bundle.json. Make one with bundle.py.")
     missing = [name for name in NEEDED if not importlib.util.find_spec(name)]
