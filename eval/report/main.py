@@ -13,7 +13,6 @@ cannot be read is listed with what is wrong; it hides no other run. Same logs, s
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,11 +68,13 @@ def main(config: dict[str, Any]) -> None:
         sweep(place, ".*", locked=False)
     with readers(folder) as run_map:
         runs = load_runs(folder, run_map)
-        rows = rows_of(runs)
-        with_rows = [
-            (run, [row for row in rows if row.run is run]) for run in runs if not run.problem
-        ]
-        sections = run_map(partial(_section, settings=settings, out=out), with_rows)
+    rows = rows_of(runs)
+    sections: list[Section] = []
+    for run in runs:
+        if run.problem:
+            continue
+        own_rows = [row for row in rows if row.run is run]
+        sections.append(_section(run, own_rows, settings, out))
     found = [run for run in runs if settings.each_run and not run.problem and run.folder.is_dir()]
     if closed := [run.label for run in found if not _takes_pages(run)]:
         say(f"{few(closed, 4)}: these folders can only be read, so they get no report of their own")
@@ -94,9 +95,8 @@ def main(config: dict[str, Any]) -> None:
     say(f"report: {out / 'leaderboard.html'}")
 
 
-def _section(one: tuple[Run, Sequence[Row]], settings: ReportConfig, out: Path) -> Section:
-    """The part of the leaderboard of a run with these rows; writes its own report, with the same content."""
-    run, rows = one
+def _section(run: Run, rows: Sequence[Row], settings: ReportConfig, out: Path) -> Section:
+    """Return a run's part of the leaderboard; write its own report, with the same content."""
     own = run.folder / "report" if settings.each_run and _takes_pages(run) else None
     if own is not None:
         _refresh_record(run)
