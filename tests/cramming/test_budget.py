@@ -400,7 +400,9 @@ import time
 from pathlib import Path
 from cramming.budget import BudgetClock, BudgetConfig
 from cramming.runlog import EventLog, Training
-clock = BudgetClock(BudgetConfig(1.0, None, None, None, 0.1), EventLog(Path({str(tmp_path / RUN_LOG)!r})), Training())
+limits = dict(exaflops=None, tokens=None, steps=None)
+budget = BudgetConfig(hours=1.0, heartbeat_seconds=0.1, **limits)
+clock = BudgetClock(budget, EventLog(Path({str(tmp_path / RUN_LOG)!r})), Training())
 clock.start("open", recipe={{}})
 print("on", flush=True)
 time.sleep(60)

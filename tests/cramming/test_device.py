@@ -17,10 +17,10 @@ import torch
 import cramming
 from cramming import CACHE_VARIABLES, device
 from cramming.budget import BudgetClock, BudgetConfig
-from cramming.checks import Config, Place, check
 from cramming.config import UserError, build
 from cramming.device import RuntimeConfig, is_out_of_memory, select
 from cramming.plan.search import power_of
+from cramming.recipe import Config, Hardware, check
 from cramming.record import load_record
 from cramming.runlog import RUN_LOG, EventLog, read_log, training_of
 
@@ -178,7 +178,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
 
 def test_killed_and_resumed_processes_are_summed_up(nvml: Nvml, tmp_path: Path) -> None:
     """Null where one process does not know: the driver does not tell, or was loaded anew and counts from zero."""
-    config = BudgetConfig(1.0, None, None, None, heartbeat_seconds=5.0)
+    config = BudgetConfig(hours=1.0, exaflops=None, tokens=None, steps=None, heartbeat_seconds=5.0)
     read = device.nvml_reader(GPU, "TotalEnergyConsumption")
 
     def process() -> BudgetClock:
@@ -279,7 +279,7 @@ from pathlib import Path
 from cramming import device
 import torch._dynamo, torch._inductor.runtime.triton_heuristics
 found = device.compile_cache(Path(sys.argv[1]), has_trained=False)
-device.prepare(device.RuntimeConfig("off", False, 1), torch.device("cpu"), Path(sys.argv[1]))
+device.prepare(device.RuntimeConfig(compile="off", keep_heap=False, prefetch=1), torch.device("cpu"), Path(sys.argv[1]))
 from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
 print(cache_dir(), triton_cache_dir(0), found)
 """
@@ -377,8 +377,8 @@ def test_kernels_of_a_gpu_are_not_asked_of_a_cpu(
         )
     )
     with pytest.raises(UserError, match=rf"runtime\.{next(iter(changes))}=.*this is a CPU; set"):
-        check(config, Place("cpu", "a CPU", "fp32"))
-    check(config, Place("cuda", "a GPU", "bf16"))
+        check(config, Hardware("cpu", "a CPU", "fp32"))
+    check(config, Hardware("cuda", "a GPU", "bf16"))
 
 
 def test_the_compiler_is_told_what_torch_means_by_the_same_names() -> None:
@@ -391,10 +391,10 @@ def test_the_compiler_is_told_what_torch_means_by_the_same_names() -> None:
     }
     assert modes.keys() == device.TUNING.keys()
     for tune, mode in modes.items():
-        config = RuntimeConfig("model", False, 1, tune=tune)  # type: ignore[arg-type]
+        config = RuntimeConfig(compile="model", keep_heap=False, prefetch=1, tune=tune)  # type: ignore[arg-type]
         options = device.compile_arguments(config).get("options", {})
         assert options == (list_mode_options(mode) if mode else {"coordinate_descent_tuning": True})
-    graphs = RuntimeConfig("model", False, 1, cuda_graphs=True)
+    graphs = RuntimeConfig(compile="model", keep_heap=False, prefetch=1, cuda_graphs=True)
     assert device.compile_arguments(graphs)["options"] == list_mode_options("reduce-overhead")
     plain = torch.nn.Linear(2, 2)
     plain.compile(**device.compile_arguments(graphs))  # which knows each option, or says so
@@ -495,7 +495,7 @@ def test_a_version_of_flash_attention_is_taken_where_it_runs(
     monkeypatch.setattr(device, "find_spec", lambda name: name in installed or None)
     monkeypatch.setattr(torch, "__version__", "2.13.0")
     config = Config.of(compose(*overrides))
-    place = Place(kind, "this device", "bf16", capability, trains=True)
+    place = Hardware(kind, "this device", "bf16", capability, trains=True)
     with nullcontext() if says is None else pytest.raises(UserError) as refusal:
         check(config, place)
     if says is not None:
@@ -508,7 +508,7 @@ def test_flash_attention_4_wants_the_torch_whose_backward_pass_takes_bounds(
 ) -> None:
     monkeypatch.setattr(device, "find_spec", lambda name: True)
     monkeypatch.setattr(torch, "__version__", "2.11.0+cu130")
-    place = Place("cuda", "H100", "bf16", (9, 0), trains=True)
+    place = Hardware("cuda", "H100", "bf16", (9, 0), trains=True)
     with pytest.raises(UserError, match=r"flash=4: needs torch 2\.13 or newer, this is 2\.11"):
         check(Config.of(compose("attention.flash=4")), place)
 

@@ -1,7 +1,6 @@
 """Schedules: bounded, continuous, with the promised start, peak and end, whatever the unit of the budget."""
 
 import math
-from dataclasses import fields
 from itertools import pairwise, product
 from typing import Any
 
@@ -19,7 +18,8 @@ from cramming.schedule import (
 
 GRID = [i / 2000 for i in range(2001)]
 RAMPS = [
-    BatchRamp(start, until) for start, until in ((0.1, 0.6), (0.125, 0.3), (0.5, 1.0), (0.8, 0.5))
+    BatchRamp(start=start, until=until)
+    for start, until in ((0.1, 0.6), (0.125, 0.3), (0.5, 1.0), (0.8, 0.5))
 ]
 
 
@@ -32,7 +32,7 @@ def variants(name: str) -> list[Schedule]:
         "start": (0.0, 0.25, 1.0),
         "final": (0.0, 0.1, 1.0),
     }
-    own = [field.name for field in fields(SCHEDULES[name]) if field.name != "name"]
+    own = [field for field in SCHEDULES[name].model_fields if field != "name"]
     return [
         SCHEDULES[name](**dict(zip(own, chosen)))
         for chosen in product(*(values[setting] for setting in own))
