@@ -346,7 +346,7 @@ def _size_problems(config: Config, hardware: Hardware) -> Iterator[Problem]:
     if ramp_step(train.batch_ramp, train.batch_size) % unit:
         yield (
             "train.micro_batch",
-            f"x {hardware.processes} process(es) does not divide the sequences by which"
+            f"in each of {hardware.processes} process(es) it does not divide the sequences by which"
             " train.batch_ramp grows. Lower it, or set it to auto.",
         )
     corpus = train.validation_corpus

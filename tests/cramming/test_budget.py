@@ -63,8 +63,8 @@ def young(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({}, "exactly one limit counts, found none"),
-        ({"hours": 1, "steps": 5}, "found hours=1 and steps=5"),
+        ({}, "budget.hours=null: no limit"),
+        ({"hours": 1, "steps": 5}, "budget.steps=5: a second limit"),
         *(({unit: value}, f"budget.{unit}={value}") for unit in UNITS for value in (0, -1)),
         *(
             ({"steps": 1, "heartbeat_seconds": seconds}, "heartbeat_seconds")

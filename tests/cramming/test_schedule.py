@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from cramming.config import UserError, build
 from cramming.schedule import (
     SCHEDULES,
     BatchRamp,
@@ -79,9 +78,7 @@ def test_known_points() -> None:
 @pytest.mark.parametrize("ramp", RAMPS)
 def test_batch_ramp_grows_from_its_start_to_the_full_batch(size: int, ramp: BatchRamp) -> None:
     if ramp.start * size < 1 or round(ramp.start * size) == size:
-        with pytest.raises(
-            ValueError, match=rf"batch_ramp.start={ramp.start} of {size} sequences is "
-        ):
+        with pytest.raises(ValueError, match=rf"batch_ramp.start={ramp.start}: "):
             ramp_step(ramp, size)
         return
     step = ramp_step(ramp, size)
@@ -99,17 +96,3 @@ def test_batch_ramp_grows_from_its_start_to_the_full_batch(size: int, ramp: Batc
 def test_without_a_ramp_every_batch_is_the_full_one(size: int) -> None:
     assert ramp_step(None, size) == size
     assert {sequences_per_step(None, p, size) for p in GRID} == {size}
-
-
-@pytest.mark.parametrize(
-    ("name", "changes", "says"),
-    [
-        ("wsd", {"warmup": -0.1}, "warmup=-0.1"),
-        ("wsd", {"decay": 1.5}, "decay=1.5"),
-        ("linear", {"final": 2.0}, "final=2.0"),
-        ("wsd", {"warmup": 0.7, "decay": 0.7}, "warmup=0.7 and decay=0.7"),
-    ],
-)
-def test_values_that_make_no_schedule(name: str, changes: dict[str, float], says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        build(SCHEDULES[name], {**vars(variants(name)[0]), **changes}, "schedule")
