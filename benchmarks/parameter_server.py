@@ -30,7 +30,6 @@ from torch.nn.utils import clip_grad_norm_, parameters_to_vector, vector_to_para
 from wire import ADDRESS, INTERFACE, ROUTER, hosts, in_hosts
 
 from cramming.bench.tables import versions
-from cramming.checks import Config
 from cramming.data.batches import PINNED, BatchSource, HeldOut
 from cramming.data.corpus import Corpus
 from cramming.data.masking import Masker
@@ -39,6 +38,7 @@ from cramming.environment import cpu_name
 from cramming.optim.build import set_learning_rate
 from cramming.overrides import compose
 from cramming.parallel.mesh import Mesh
+from cramming.recipe import Config
 from cramming.schedule import learning_rate_factor
 
 MODES = ("ring", "synchronous", "asynchronous")

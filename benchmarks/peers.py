@@ -42,12 +42,12 @@ from cramming.bench import tricks
 from cramming.bench.main import measure
 from cramming.bench.tables import versions
 from cramming.bench.worker import SPECIAL, Candidate, Spec, Worker, Workload, serve, warm_up
-from cramming.checks import Config
 from cramming.config import UserError
 from cramming.data.batches import Batch
 from cramming.model.config import ModelConfig
 from cramming.overrides import compose
 from cramming.precision import Precision, resolve
+from cramming.recipe import Config
 
 VOCABULARY, LENGTH = 32768, 128
 SHAPES = ("256,4,4,32", "768,12,12,16")  # hidden size, layers, heads, sequences per step
@@ -264,7 +264,7 @@ def predecessor_spec(spec: Spec, checkout: Checkout) -> dict[str, Any]:
     device = torch.device(spec["device"])
     config = Config.of(spec["settings"])
     model, train = replace(config.model, vocab_size=spec["vocab_size"]), config.train
-    config = replace(config, model=model)
+    config = config.replace(model=model)
     micro_batch = train.batch_size if train.micro_batch == "auto" else train.micro_batch
     precision = resolve(config.precision.mode, device)
     if spec["peer"] == AS_IT_SHIPS:

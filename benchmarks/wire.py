@@ -127,13 +127,13 @@ def worker(case: str, steps: int) -> None:
     import torch
     import torch.distributed as dist
 
-    from cramming.checks import Config
     from cramming.data.batches import BatchSource
     from cramming.data.corpus import TokenStream
     from cramming.data.masking import Masker
     from cramming.engine import build_engine, build_model
     from cramming.overrides import compose
     from cramming.parallel.mesh import Mesh
+    from cramming.recipe import Config
 
     name, *more = case.split()
     sizes = [f"model.{size}" for size in SIZES]

@@ -14,12 +14,13 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 import psutil
+from pydantic import Field, model_validator
 
 from cramming import __version__
-from cramming.config import Count, Positive, Within
+from cramming.config import Count, Positive, Section
 from cramming.runlog import (
     MAX_HEARTBEAT_SECONDS,
     Checkpoint,
@@ -39,8 +40,7 @@ RULES_VERSION = "7"
 TIMERS: dict[str, Callable[[], float]] = {"wall": time.monotonic, "cpu": time.process_time}
 
 
-@dataclass(frozen=True)
-class BudgetConfig:
+class BudgetConfig(Section):
     """Exactly one limit: hours, exaFLOPs of model compute, tokens, or optimizer steps.
 
     `clock` says which seconds count: those of the wall, or those for which this process's threads had a core, so that
@@ -51,23 +51,20 @@ class BudgetConfig:
     exaflops: Positive | None
     tokens: Positive | None
     steps: Count | None
-    heartbeat_seconds: Annotated[
-        float, Within(lambda s: 0 < s <= MAX_HEARTBEAT_SECONDS, "above 0 and at most 5")
-    ]
+    heartbeat_seconds: Annotated[float, Field(gt=0, le=MAX_HEARTBEAT_SECONDS)]
     minutes: Positive | None = None  # another way to write hours
     clock: Literal["wall", "cpu"] = "wall"
 
-    def __post_init__(self) -> None:
-        given = {
-            name: value
-            for name in (*get_args(Unit), "minutes")
-            if (value := getattr(self, name)) is not None
-        }
-        if len(given) != 1:
-            found = " and ".join(f"{u}={v:g}" for u, v in given.items()) or "none"
-            raise ValueError(
-                f"exactly one limit counts, found {found}; give one, for example budget.steps=1000 or budget.hours=24"
-            )
+    @model_validator(mode="after")
+    def _has_one_limit(self) -> Self:
+        limits = {name: getattr(self, name) for name in (*get_args(Unit), "minutes")}
+        typed = [f"{name}={limit:g}" for name, limit in limits.items() if limit is not None]
+        if not typed:
+            raise ValueError("hours=null: no limit. Set one, for example budget.hours=24.")
+        if len(typed) > 1:
+            others = " and ".join(typed[:-1])
+            raise ValueError(f"{typed[-1]}: a second limit beside {others}. Set one to null.")
+        return self
 
     @property
     def unit(self) -> Unit:

@@ -360,7 +360,7 @@ def _load(name: str) -> Callable[..., Any]:
 
 def _check_root(settings: dict[str, Any]) -> None:
     plain = {key: value for key, value in settings.items() if not isinstance(value, dict)}
-    for key in plain.keys() - RootConfig.__dataclass_fields__.keys():
+    for key in plain.keys() - RootConfig.model_fields.keys():
         raise UserError(
             f"{key}={plain[key]}: is no setting; type those of a section as {key}.<name>=..., see --cfg job"
         )

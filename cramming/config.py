@@ -1,259 +1,373 @@
-"""The border between YAML and code.
+"""Typed settings: the base class of sections, types of values, and validation errors as one line.
 
-Hydra composes one root configuration from `conf/`. Each part of the program declares the section it reads as a frozen
-dataclass beside its code, and `build` turns the plain mapping into that dataclass, strictly: an unknown key, a missing
-key, a value of the wrong type or outside its choices ends with one line that names the full path and what would be
-accepted. Below the entry modules nobody sees a dictionary of settings or a DictConfig.
+Hydra composes plain settings from `conf/`. Each part of the program declares the section that it reads as a frozen
+pydantic model beside its code, and `build` validates the settings into it. A user's mistake ends with one line,
+`section.key=value: problem. Fix.`; what is expected is worded from the JSON schema of the section.
 """
 
-import dataclasses
+import difflib
 import hashlib
 import json
-import math
 import re
-import types
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    NamedTuple,
-    TypeVar,
-    Union,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, cast
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    TypeAdapter,
+    ValidationError,
 )
+from pydantic_core import CoreSchema, core_schema
 
 T = TypeVar("T")
+Schema = dict[str, Any]
+NO_HOME = "there is no such home folder. Write the path out."
 LONGEST_NAME = 200  # bytes; file systems allow 255, and temporary files beside it have longer names
 
 
 class UserError(ValueError):
-    """A mistake of the user's: one line that names the thing, its place and what to do. The CLI prints it."""
+    """A mistake of the user's: one line that names the setting or file and says what to do. The CLI prints it."""
 
 
 def require(holds: object, problem: str) -> None:
-    """UserError with this line unless `holds`; in a `__post_init__` it needs no path, which `build` puts before it."""
+    """Raise UserError with this line unless `holds`."""
     if not holds:
         raise UserError(problem)
 
 
-class Within(NamedTuple):
-    """A number's range, as the mark of an `Annotated` type: `build` refuses what lies outside."""
-
-    holds: Callable[[Any], bool]
-    says: str
+# Sections and the types of their values -------------------------------------------------------------------------------
 
 
-Count = Annotated[int, Within(lambda n: n >= 1, "at least 1")]
-Natural = Annotated[int, Within(lambda n: n >= 0, "at least 0")]
-Seed = Annotated[int, Within(lambda n: 0 <= n < 2**63, "at least 0 and below 2^63")]
-Positive = Annotated[float, Within(lambda x: x > 0, "above 0")]
-NotNegative = Annotated[float, Within(lambda x: x >= 0, "at least 0")]
-Share = Annotated[float, Within(lambda x: 0 <= x <= 1, "from 0 to 1")]
-Fraction = Annotated[float, Within(lambda x: 0 <= x < 1, "at least 0 and below 1")]
+class Section(BaseModel):
+    """Part of the settings, valid by itself.
+
+    A validator of a whole section raises ValueError with a line that begins with the setting's name and value.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, validate_by_name=True
+    )
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a validated copy with these fields changed."""
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        return type(self).model_validate({**fields, **changes}, by_name=True)
 
 
-@dataclasses.dataclass(frozen=True)
-class RootConfig:
-    """The settings of the root itself, beside the sections. The verbs read them as plain keys; this is their check."""
+@dataclass(frozen=True)
+class Choice:
+    """Annotation of a section that is one of a table, by its setting `name`: each choice has settings of its own."""
 
-    name: str
+    table: Mapping[str, type[Section]]
+
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Return the discriminated union."""
+        choices = {name: handler.generate_schema(cls) for name, cls in self.table.items()}
+        return core_schema.tagged_union_schema(choices, discriminator="name")
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Annotation of text that is one of these names."""
+
+    names: Collection[str]
+
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Return the schema of a literal."""
+        return core_schema.literal_schema(list(self.names))
+
+
+def _text(value: object) -> object:
+    """Return a number as the text that was typed: `name=42` names a run."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return str(value) if is_number else value
+
+
+def _home_expanded(value: object) -> object:
+    """Return a path with `~` and `~user` replaced; ValueError where there is no such home, or no path."""
+    if not isinstance(value, str | Path):
+        return value
+    if not str(value).strip():
+        raise ValueError("expected a path. Give one.")
+    try:
+        return str(Path(value).expanduser())
+    except RuntimeError:
+        raise ValueError(NO_HOME) from None
+
+
+Count = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+Text = Annotated[str, BeforeValidator(_text)]
+LocalPath = Annotated[Path, BeforeValidator(_home_expanded)]
+
+
+class RootConfig(Section):
+    """Settings of the root itself, beside the sections."""
+
+    name: Text
     seed: Seed
-    nonce: str | None
+    nonce: Text | None
     resume: bool
     device: Literal["auto", "cpu", "cuda"]
     division: Literal["closed", "open"]
-    runs: Path
-    corpora: Path
-    model_path: str | None
-    gates: Path
-    forced: list[str]
-    trackers: list[Literal["tensorboard", "wandb"]]
+    runs: LocalPath
+    corpora: LocalPath
+    model_path: Text | None
+    gates: LocalPath
+    forced: tuple[str, ...]
+    trackers: tuple[Literal["tensorboard", "wandb"], ...]
 
 
-def folder_name(name: str, setting: str, place: object) -> str:
-    """`name`, if it can be a folder's on every system; else UserError."""
-    if not re.fullmatch(r"\w[\w.+=,@-]*", name):
-        raise UserError(
-            f"{setting}={name!r}: use letters, digits and . _ - + = , @ (it becomes a folder under {place})"
-        )
-    if len(name.encode()) > LONGEST_NAME:
-        raise UserError(
-            f"{setting}={name[:20]}...: {len(name)} characters are too many for the name of a folder"
-        )
-    return name
+# Validation -----------------------------------------------------------------------------------------------------------
 
 
-def expand_home(path: str | Path, setting: str) -> Path:
-    """`path` with `~` and `~user` replaced; UserError where there is no such home."""
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        raise UserError(
-            f"{setting}={path}: there is no such home folder; write the path out"
-        ) from None
+def build(kind: type[T], settings: object, path: str) -> T:
+    """Return plain settings as a section, or as another type that pydantic validates.
 
-
-def config_folder() -> Path:
-    """The folder of YAML files: `cramming/conf` in an installed wheel, `conf/` at the top of a checkout."""
-    here = Path(__file__).resolve().parent
-    return installed if (installed := here / "conf").is_dir() else here.parent / "conf"
-
-
-def build(cls: type[T], node: Mapping[str, Any] | None, path: str) -> T:
-    """Build the frozen dataclass `cls` from a plain mapping.
-
-    `path` is the section's place in the root configuration (`"model"`, "" for the root), used in messages. Supported
-    field types: bool, int, float, str, Path, Literal, Optional and unions, list, tuple, dict, nested dataclasses,
-    `Annotated[number, Within]`, and `Annotated[Base, table]` for one of several dataclasses (`choose`). A ValueError of
-    the dataclass's own `__post_init__` comes out as a UserError that begins with the path.
+    `path` is the place of the settings in the root configuration ("" for the root), or a file; messages begin with it.
+    Raises UserError. Validation is that of JSON, strictly: a list is a tuple, but text is no number, 1 is not true.
     """
-    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    if not isinstance(node, Mapping):
-        raise UserError(
-            f"{path}={node}: is a section; set one of {', '.join(fields)}, as in {path}.{next(iter(fields))}="
-        )
-    if unknown := [key for key in node if key not in fields]:
-        known = f"{path or 'the root'} has: {', '.join(sorted(fields))}"
-        raise UserError(f"{_below(path, unknown[0])}: unknown setting; {known}")
-    hints, values = get_type_hints(cls, include_extras=True), {}
-    for name, field in fields.items():
-        if name in node:
-            values[name] = _convert(hints[name], node[name], _below(path, name))
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise UserError(f"{_below(path, name)}: missing setting ({_describe(hints[name])})")
+    adapter: TypeAdapter[T] = _adapter(cast(Any, kind))
+    text = json.dumps(plain_numbers(settings))
     try:
-        return cls(**values)
-    except ValueError as error:
-        raise UserError(f"{path}: {error}" if path else str(error)) from None
+        return adapter.validate_json(text, strict=True)
+    except ValidationError as error:
+        raise UserError(_explain(error, adapter.json_schema(), path)) from None
 
 
-def choose(table: Mapping[str, type[T]], node: Mapping[str, Any] | None, path: str) -> T:
-    """The dataclass of `table` that `node["name"]` names, built from `node`: each choice has settings of its own."""
-    name = str(node.get("name")) if isinstance(node, Mapping) else ""
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:  # its schema takes milliseconds to build
+    return TypeAdapter(kind)
+
+
+def choose(table: Mapping[str, type[T]], settings: object, path: str) -> T:
+    """Return the section of a table that the setting `name` chooses; UserError as of `build`."""
+    name = shown(settings.get("name") if isinstance(settings, Mapping) else settings)
     if name not in table:
-        raise UserError(f"{path}.name={name!r}: choose one of {', '.join(table)}")
-    return build(table[name], node, path)
+        raise UserError(unknown_choice(below(path, "name"), name, table))
+    return build(table[name], settings, path)
 
 
-def _below(path: str, key: str) -> str:
+class _Spot(NamedTuple):
+    """Setting that an error is about: its dotted name, what its value may be, and the names beside it."""
+
+    setting: str
+    schemas: list[Schema]
+    siblings: list[str]
+
+
+def _explain(error: ValidationError, root: Schema, path: str) -> str:
+    """Return the first error as one line."""
+    first = error.errors(include_url=False)[0]
+    kind, loc, value = first["type"], first["loc"], first["input"]
+    if kind == "missing" and isinstance(loc[-1], int):  # a list that is too short
+        kind, loc = "too_short", loc[:-1]
+    setting, schemas, siblings = _locate(root, loc, path)
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f"{setting}: unknown setting. {suggestion(setting.rpartition('.')[2], siblings)}"
+    if kind == "missing":
+        return f"{setting}: missing. Expected {describe(schemas)}."
+    if kind.startswith("union_tag"):
+        mapping = schemas[0]["discriminator"]["mapping"]
+        return unknown_choice(below(setting, "name"), value.get("name"), mapping)
+    if kind == "value_error":
+        problem = str(first["ctx"]["error"])
+        is_section = any("properties" in schema for schema in schemas)
+        return below(setting, problem) if is_section else f"{setting}={shown(value)}: {problem}"
+    names = [name for schema in schemas for name in _names(schema)]
+    hint = suggestion(value, names) if closest(value, names) else ""
+    return f"{setting}={shown(value)}: expected {describe(schemas)}. {hint}".rstrip()
+
+
+def _locate(root: Schema, loc: Iterable[int | str], path: str) -> _Spot:
+    """Return what pydantic's location of an error stands for.
+
+    Its parts are also tags of a choice and labels of a union's members, which no user types.
+    """
+    spot = _Spot(path, _options(root, root), [])
+    for part in loc:
+        sections = [schema for schema in spot.schemas if schema.get("type") == "object"]
+        choices = [
+            schema["discriminator"]["mapping"] for schema in spot.schemas if "oneOf" in schema
+        ]
+        if isinstance(part, int):
+            items = [_item(schema, part) for schema in spot.schemas if schema["type"] == "array"]
+            spot = _Spot(f"{spot.setting}[{part}]", _options(root, *items), [])
+        elif choices and part in choices[0]:
+            spot = spot._replace(schemas=_options(root, {"$ref": choices[0][part]}))
+        elif sections:
+            values = [_value(section, part) for section in sections]
+            siblings = [name for section in sections for name in section.get("properties", {})]
+            spot = _Spot(below(spot.setting, part), _options(root, *values), siblings)
+    return spot
+
+
+def _options(root: Schema, *schemas: Schema) -> list[Schema]:
+    """Return the schemas of which a value has one, with references and unions resolved; a choice stays."""
+    options = list[Schema]()
+    for schema in schemas:
+        if "$ref" in schema:
+            options += _options(root, root["$defs"][schema["$ref"].rpartition("/")[2]])
+        elif "anyOf" in schema:
+            options += _options(root, *schema["anyOf"])
+        else:
+            options.append(schema)
+    return options
+
+
+def _item(schema: Schema, index: int) -> Schema:
+    """Return the schema of an item of an array."""
+    items: list[Schema] = schema.get("prefixItems", [])
+    return items[index] if index < len(items) else schema.get("items", {})
+
+
+def _value(section: Schema, name: str) -> Schema:
+    """Return the schema of a setting, {} where the section has none of this name."""
+    others = section.get("additionalProperties")
+    value: Schema = section.get("properties", {}).get(name, others)
+    return value if isinstance(value, dict) else {}
+
+
+# Words ----------------------------------------------------------------------------------------------------------------
+
+_TYPES = {
+    "boolean": "true or false",
+    "integer": "a whole number",
+    "number": "a number",
+    "string": "text",
+    "null": "null",
+    "array": "a list",
+    "object": "a section",
+}
+_BOUNDS = {
+    "minimum": "at least",
+    "exclusiveMinimum": "above",
+    "maximum": "at most",
+    "exclusiveMaximum": "below",
+}
+
+
+def describe(schemas: Iterable[Schema]) -> str:
+    """Return in words what a value must be, from the JSON schemas of which it has one."""
+    return " or ".join(_describe(schema) for schema in schemas)
+
+
+def _describe(schema: Schema) -> str:
+    if names := _names(schema):
+        return ", ".join(names)
+    if schema.get("format") == "path":
+        return "a path"
+    if "properties" in schema:
+        return f"a section with {', '.join(schema['properties'])}"
+    words = _TYPES.get(schema.get("type", ""), "another value")
+    bounds = [f"{word} {schema[name]:g}" for name, word in _BOUNDS.items() if name in schema]
+    if "prefixItems" in schema:
+        bounds.append(f"of {len(schema['prefixItems'])}")
+    return " ".join([words, " and ".join(bounds)]).rstrip()
+
+
+def _names(schema: Schema) -> list[str]:
+    """Return the values of a schema that lists them."""
+    values = schema.get("enum", [])
+    if "const" in schema:
+        values = [schema["const"]]
+    return [shown(value) for value in values]
+
+
+def closest(typed: object, known: Iterable[str]) -> str | None:
+    """Return the known word that is most like the typed one, None if none is."""
+    matches = difflib.get_close_matches(str(typed), list(known), n=1)
+    return matches[0] if matches else None
+
+
+def suggestion(typed: object, known: Iterable[str]) -> str:
+    """Return the sentence behind a word that is not known: the one that was meant, or all that there are."""
+    words = list(known)
+    meant = closest(typed, words)
+    if meant is not None:
+        return f"Did you mean {meant}?"
+    return f"Choose one of {', '.join(words)}."
+
+
+def unknown_choice(setting: str, typed: object, known: Iterable[str]) -> str:
+    """Return the line about a name that is none of a table's."""
+    return f"{setting}={shown(typed)}: unknown choice. {suggestion(typed, known)}"
+
+
+def below(path: str, key: str) -> str:
+    """Return the dotted name of a setting in the section `path`."""
     return f"{path}.{key}" if path else key
 
 
-def _convert(kind: Any, value: Any, path: str) -> Any:
-    origin, args = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        mark = kind.__metadata__[0]
-        if isinstance(mark, dict):
-            return choose(mark, value, path)
-        found = _convert(kind.__origin__, value, path)
-        if isinstance(mark, Within):
-            require(mark.holds(found), f"{path}={found} must be {mark.says}")
-        return found
-    if dataclasses.is_dataclass(kind):
-        return build(cast(type, kind), value, path)
-    if origin in (Union, types.UnionType):
-        return _convert_union(kind, args, value, path)
-    if origin in (list, tuple) and isinstance(value, (list, tuple)):
-        many = origin is list or args[1:] == (Ellipsis,)
-        if many or len(args) == len(value):
-            kinds = args[:1] * len(value) if many else args
-            return origin(
-                _convert(k, v, f"{path}[{i}]") for i, (k, v) in enumerate(zip(kinds, value))
-            )
-    if origin is dict and isinstance(value, Mapping):
-        return {str(k): _convert(args[1], v, f"{path}.{k}") for k, v in value.items()}
-    # YAML reads `off` and `on` as booleans; 1 == True must not count as a match either.
-    if kind is Any or (
-        origin is Literal and any(value == one and type(value) is type(one) for one in args)
-    ):
-        return value
-    if kind is Path and isinstance(value, (str, Path)) and str(value).strip():
-        return expand_home(value, path)
-    if (scalar := _scalar(kind, value)) is None:
-        raise UserError(
-            f"{path}={value!r}: {'choose' if origin is Literal else 'expected'} {_describe(kind)}"
-        )
-    return scalar
-
-
-def _convert_union(kind: Any, args: tuple[Any, ...], value: Any, path: str) -> Any:
-    if value is None and type(None) in args:
-        return None
-    choices = [a for a in args if a is not type(None)]
-    for choice in choices:
-        try:
-            return _convert(choice, value, path)
-        except UserError:
-            if len(choices) == 1:
-                raise
-    raise UserError(f"{path}={value!r}: expected {_describe(kind)}")
-
-
-def _scalar(kind: Any, value: Any) -> Any:
-    """The value as a bool, int, float or str; None where it is none."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if kind is bool and isinstance(value, bool):
-        return value
-    if kind is int and number and (isinstance(value, int) or value.is_integer()):
-        return int(value)
-    if kind is float and (number or isinstance(value, str)):  # YAML 1.1 reads 1e-4 as a string
-        try:
-            return float(value) if math.isfinite(float(value)) else None
-        except (ValueError, OverflowError):
-            return None
-    return (
-        str(value) if kind is str and (number or isinstance(value, str)) else None
-    )  # a name such as `name=42`
-
-
-def _describe(kind: Any) -> str:
-    origin, args = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        within = f" {kind.__metadata__[0].says}" if isinstance(kind.__metadata__[0], Within) else ""
-        return _describe(kind.__origin__) + within
-    if origin in (Union, types.UnionType):
-        return " or ".join("null" if a is type(None) else _describe(a) for a in args)
-    if origin is Literal:
-        return "one of " + ", ".join(map(str, args))
-    if origin in (list, tuple):
-        return f"a list{f' of {len(args)}' if origin is tuple and Ellipsis not in args else ', for example [a,b]'}"
-    names = {
-        bool: "true or false",
-        int: "a whole number",
-        float: "a finite number",
-        str: "text",
-        Path: "a path",
-    }
-    return names.get(kind, getattr(kind, "__name__", str(kind)))
-
-
 def shown(value: Any) -> str:
-    """As a user types it: null, true, `[a, b]`, and a section as `{start: 0.3, every: 0.1}`."""
-    value = (
-        dataclasses.asdict(value)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type)
-        else value
-    )
+    """Return a value as a user types it: null, true, `[a, b]`, and a section as `{start: 0.3, every: 0.1}`."""
+    if isinstance(value, Section):
+        value = value.model_dump(by_alias=True)
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{name}: {shown(one)}' for name, one in value.items())}}}"
+        pairs = [f"{name}: {shown(each)}" for name, each in value.items()]
+        return f"{{{', '.join(pairs)}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(shown, value))}]"
     return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
+def folder_name(name: str, setting: str, place: object) -> str:
+    """Return `name` if it can be a folder's on every system; UserError otherwise."""
+    if not re.fullmatch(r"\w[\w.+=,@-]*", name):
+        raise UserError(
+            f"{setting}={name}: no name for a folder under {place}. Use letters, digits and . _ - + = , @."
+        )
+    if len(name.encode()) > LONGEST_NAME:
+        raise UserError(
+            f"{setting}={name[:20]}...: {len(name)} characters are too many for a folder. Shorten it."
+        )
+    return name
+
+
+def expand_home(path: str | Path, setting: str) -> Path:
+    """Return `path` with `~` and `~user` replaced; UserError where there is no such home."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise UserError(f"{setting}={path}: {NO_HOME}") from None
+
+
+def config_folder() -> Path:
+    """Return the folder of YAML files: `cramming/conf` in an installed wheel, `conf/` at the top of a checkout."""
+    package = Path(__file__).resolve().parent
+    installed = package / "conf"
+    return installed if installed.is_dir() else package.parent / "conf"
+
+
 def printable(text: str) -> str:
-    """One line, without control characters, halves of a surrogate pair and what turns the direction of all that
-    follows; other signs without a shape of their own stay."""
-    shown = (
-        c if c.isprintable() or _is_format(c) else " " if c.isspace() else "\ufffd" for c in text
-    )
-    return "".join(shown)
+    """Return text as one line without control characters, halves of a surrogate pair and changes of direction.
+
+    Other signs without a shape of their own stay.
+    """
+    return "".join(map(_printable_sign, text))
+
+
+def _printable_sign(sign: str) -> str:
+    if sign.isprintable() or _is_format(sign):
+        return sign
+    return " " if sign.isspace() else "\ufffd"
 
 
 def _is_format(sign: str) -> bool:
@@ -262,20 +376,22 @@ def _is_format(sign: str) -> bool:
 
 
 def plain_numbers(node: Any) -> Any:
-    """The same settings with 1000 for 1e3 and 1000.0, which mean the same wherever a number is expected."""
-    text = json.dumps(node, default=str)
-    return json.loads(
-        text, parse_float=lambda digits: int(x) if (x := float(digits)).is_integer() else x
-    )
+    """Return the same settings with 1000 for 1e3 and 1000.0, which mean the same wherever a number is expected."""
+    return json.loads(json.dumps(node, default=str), parse_float=_plain_number)
+
+
+def _plain_number(digits: str) -> int | float:
+    number = float(digits)
+    return int(number) if number.is_integer() else number
 
 
 def settings_hash(*nodes: Any) -> str:
-    """First 12 hex digits of the SHA-256 of the nodes' canonical JSON: names things made from settings."""
+    """Return the first 12 hex digits of the SHA-256 of the nodes' canonical JSON: names things made from settings."""
     text = json.dumps(nodes, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hex."""
+    """Return the SHA-256 of a file's bytes, in hex."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()

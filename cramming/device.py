@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import psutil
 import torch
+from pydantic import model_validator
 
 from cramming import CACHE_VARIABLES, GIVEN_CACHES
-from cramming.config import Count, UserError
+from cramming.config import Count, Section, UserError
 from cramming.environment import cpu_name
 from cramming.files import remove
 
@@ -26,8 +27,7 @@ NVML = "libnvidia-ml.so.1"  # comes with the driver
 MAX_VARIANTS = 32  # of one compiled function: 8 for each of a few shapes
 
 
-@dataclass(frozen=True)
-class RuntimeConfig:
+class RuntimeConfig(Section):
     """The `runtime` section.
 
     `compile: blocks` compiles one block and reuses it for all, `model` the whole forward and backward pass. `tune`
@@ -42,15 +42,18 @@ class RuntimeConfig:
     tune: Literal["off", "coordinate-descent", "max-autotune"] = "off"
     cuda_graphs: bool = False
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _compiles_what_it_tunes(self) -> Self:
         if self.tune != "off" and self.compile == "off":
             raise ValueError(
-                f"tune={self.tune} does nothing with compile=off; set runtime.compile=model, or it to off"
+                f"tune={self.tune}: does nothing with runtime.compile=off. Set runtime.compile=model."
             )
         if self.cuda_graphs and self.compile != "model":
             raise ValueError(
-                f"cuda_graphs=true goes with compile=model, not {self.compile}; set runtime.compile=model"
+                f"cuda_graphs=true: needs a compiled model, not runtime.compile={self.compile}."
+                " Set runtime.compile=model."
             )
+        return self
 
 
 @dataclass(frozen=True)

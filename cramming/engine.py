@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from cramming import device as devices
-from cramming.checks import Config, Place, check
 from cramming.config import UserError
 from cramming.data.batches import Batch
 from cramming.data.masking import ReplacedTokensConfig
@@ -25,6 +24,7 @@ from cramming.optim.build import set_learning_rate
 from cramming.parallel.apply import apply, place
 from cramming.parallel.mesh import Mesh
 from cramming.precision import Precision
+from cramming.recipe import Config, Hardware, check
 
 if TYPE_CHECKING:
     from cramming.data.token_losses import TokenLosses
@@ -283,7 +283,7 @@ def _read(*values: Tensor) -> list[float]:
 
 def build_engine(config: Config, mesh: Mesh, device: torch.device) -> Engine:
     """What a run and a benchmark train with: a model with random weights and all that `config` applies to it."""
-    check(config, Place.here(config, device, mesh.world_size))
+    check(config, Hardware.here(config, device, mesh.world_size))
     devices.activate_flash(config.attention.flash)
     return equip(place(build_model(config), config.memory, device), config, mesh, device)
 

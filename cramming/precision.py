@@ -14,11 +14,13 @@ Beside the products, `residual` says in which type the hidden states between the
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
+from typing import Literal, Self
 
 import torch
+from pydantic import model_validator
 
+from cramming.config import Section
 from cramming.model.encoder import Encoder
 
 Mode = Literal["fp32", "bf16", "fp16", "fp8"]
@@ -32,8 +34,7 @@ DTYPES = {
 FP8_CAPABILITY = (8, 9)  # Ada; Hopper is 9.0
 
 
-@dataclass(frozen=True)
-class PrecisionConfig:
+class PrecisionConfig(Section):
     """`auto` takes bf16 where the device has it in hardware, else fp16 on a GPU and fp32 on a CPU.
 
     `emulate_fp8` computes mode fp8 by rounding and fp32 products, on any device and slowly: for tests. `fp8_scaling`:
@@ -46,6 +47,15 @@ class PrecisionConfig:
     emulate_fp8: bool = False
     fp8_scaling: Literal["tensorwise", "rowwise"] = "tensorwise"
     residual: Literal["auto", "fp32", "bf16"] = "auto"
+
+    @model_validator(mode="after")
+    def _has_fp8_settings_for_fp8_alone(self) -> Self:
+        cure = f"does nothing with precision.mode={self.mode}. Set precision.mode=fp8 too."
+        if self.emulate_fp8 and self.mode != "fp8":
+            raise ValueError(f"emulate_fp8=true: {cure}")
+        if self.fp8_scaling != "tensorwise" and self.mode != "fp8":
+            raise ValueError(f"fp8_scaling={self.fp8_scaling}: {cure}")
+        return self
 
 
 def resolve(mode: str, device: torch.device) -> Mode:

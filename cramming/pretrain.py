@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from cramming import device as devices
 from cramming.budget import BudgetClock, Pace, Work
-from cramming.checks import Config, TrainConfig, check_run
 from cramming.config import UserError, choose
 from cramming.data.batches import Batch, made_ahead
 from cramming.data.manifest import MANIFEST, corpus_folder
@@ -24,6 +23,7 @@ from cramming.engine import DivergedError, StepStats
 from cramming.finish import finish, out_of_memory
 from cramming.parallel.mesh import STRATEGIES, Mesh, data_size, launched_processes
 from cramming.progress import Progress, format_count, say
+from cramming.recipe import Config, TrainConfig, check_run
 from cramming.record import load_record, run_folder
 from cramming.runlog import EndReason
 from cramming.schedule import learning_rate_factor, sequences_per_step
@@ -84,7 +84,7 @@ def check(settings: dict[str, Any]) -> None:
         processes > 1
     ):  # one alone may ask about a run of several, of which it does not know how many
         data_size(config.parallel, processes)
-    check_run(settings, config, devices.select(settings["device"]), processes)
+    check_run(config, devices.select(settings["device"]), processes)
     if (
         corpus_folder(settings) / MANIFEST
     ).is_file():  # its shards are hashed when the run begins, not here

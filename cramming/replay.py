@@ -18,9 +18,10 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from cramming import checkpoint
@@ -29,14 +30,14 @@ from cramming.bench.gate import LEAST, MULTIPLE, REPETITIONS, WINDOW, NoiseFloor
 from cramming.bench.tricks import COARSE, SAME, Trick
 from cramming.bench.worker import perturb
 from cramming.budget import BudgetClock, BudgetConfig, Work
-from cramming.checks import Config
-from cramming.config import Count, Seed, build, file_sha256, require
+from cramming.config import Count, LocalPath, Section, Seed, build, file_sha256, require
 from cramming.data.batches import PINNED
 from cramming.finish import export, take_average, validate_fully
 from cramming.parallel.mesh import Mesh
 from cramming.parallel.offload import HostOptimizer
 from cramming.pretrain import train
 from cramming.progress import say, show_table, use_stderr
+from cramming.recipe import Config
 from cramming.record import derive, finite, read_run, run_folder
 from cramming.runlog import Event, Saved, Steps, Training, Validation, training_of
 from cramming.train_state import (
@@ -57,20 +58,19 @@ LOSSES = ("loss", "replaced_token_loss", "all_mask_loss")
 Tensors = dict[str, Tensor]
 
 
-@dataclass(frozen=True)
-class ReplayConfig:
+class ReplayConfig(Section):
     """The section `replay`. `intervals`: how many are drawn."""
 
-    run: Path | None
+    run: LocalPath | None
     intervals: Count | Literal["all"]
     seed: Seed | None
-    json: bool
+    as_json: Annotated[bool, Field(alias="json")]
 
 
 def main(settings: dict[str, Any]) -> None:
     """Run the verb `replay`; exit code 1 where a number is not the run's."""
     config = build(ReplayConfig, settings["replay"], "replay")
-    if config.json:
+    if config.as_json:
         use_stderr()
     began = time.monotonic()
     require(
@@ -92,7 +92,7 @@ def main(settings: dict[str, Any]) -> None:
     seconds = time.monotonic() - began
     charged = run.training.spent_seconds
     say(f"{said} {seconds:.1f} s, {seconds / charged:.1%} of what the run was charged.")
-    if config.json:
+    if config.as_json:
         facts = {
             "run": str(run.folder),
             "seed": seed,
@@ -351,7 +351,7 @@ class Replay:
         config = Config.of(own)
         data = RunData.open(own, config, verify=True)
         _refuse_other_corpus(run, data)
-        config = replace(config, model=fit_to_corpus(config.model, data.corpus))
+        config = config.replace(model=fit_to_corpus(config.model, data.corpus))
         if not differing:
             return cls(run, config, data, device, None, "compared bit for bit")
         is_fp32 = config.precision.mode == "fp32" and not config.precision.tf32

@@ -2,21 +2,21 @@
 
 A schedule that counts steps ends too early or too late when the budget is time; one that reads the clock itself lets
 replicas drift. Here progress comes in and a number comes out, so every schedule reaches its end exactly when the budget
-does, in whatever unit the budget is. To add a schedule: a dataclass here, its place in `SCHEDULES`, and its YAML file.
+does, in whatever unit the budget is. To add a schedule: a section here, its place in `SCHEDULES`, and its YAML file.
 A setting's type is its range (`Share`, `Count` ... of cramming/config.py); a bare int or float is not checked.
 """
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Literal, Self
 
-from cramming.config import Count, Fraction, Positive, Share
+from pydantic import model_validator
+
+from cramming.config import Count, Fraction, Positive, Section, Share
 
 
-@dataclass(frozen=True, kw_only=True)
-class Schedule(ABC):
+class Schedule(Section, ABC):
     """The learning rate as a share of its peak. Shares are of the budget, or of the peak."""
 
     start: Share  # of the peak, at progress 0
@@ -27,7 +27,6 @@ class Schedule(ABC):
         """The learning rate at `progress` as a share of its peak."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Constant(Schedule):
     """Warm-up over the share `warmup` of the budget, then the peak."""
 
@@ -44,7 +43,6 @@ class Constant(Schedule):
         return 1.0
 
 
-@dataclass(frozen=True, kw_only=True)
 class Linear(Constant):
     """Warm-up, then a straight line down to `final`."""
 
@@ -55,7 +53,6 @@ class Linear(Constant):
         return 1 + (self.final - 1) * progress
 
 
-@dataclass(frozen=True, kw_only=True)
 class Cosine(Constant):
     """Warm-up, then half a cosine down to `final`."""
 
@@ -66,7 +63,6 @@ class Cosine(Constant):
         return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-@dataclass(frozen=True, kw_only=True)
 class Triangle(Schedule):
     """Rises until the last `decay` of the budget, then falls (the paper's `budget-triangle2`: 0.25 and 0.25)."""
 
@@ -81,7 +77,6 @@ class Triangle(Schedule):
         return 1 + (self.final - 1) * (progress - peak) / max(self.decay, 1e-12)
 
 
-@dataclass(frozen=True, kw_only=True)
 class WarmupStableDecay(Constant):
     """Flat, then falling over the last `decay` of the budget, linearly or as 1 - sqrt (Hägele et al. 2024)."""
 
@@ -90,11 +85,14 @@ class WarmupStableDecay(Constant):
     decay_shape: Literal["linear", "sqrt"]
     final: Share
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _fits_into_the_budget(self) -> Self:
         if self.warmup + self.decay > 1:
             raise ValueError(
-                f"warmup={self.warmup} and decay={self.decay} are more than the whole budget"
+                f"decay={self.decay:g}: more than the whole budget with schedule.warmup={self.warmup:g}."
+                " Lower one of them."
             )
+        return self
 
     def factor(self, progress: float) -> float:
         done = (progress - (1 - self.decay)) / max(self.decay, 1e-12)
@@ -104,7 +102,11 @@ class WarmupStableDecay(Constant):
 
 
 SCHEDULES: dict[str, type[Schedule]] = {
-    kind.name: kind for kind in (Constant, Linear, Cosine, Triangle, WarmupStableDecay)
+    "constant": Constant,
+    "linear": Linear,
+    "cosine": Cosine,
+    "triangle": Triangle,
+    "wsd": WarmupStableDecay,
 }
 
 
@@ -115,8 +117,7 @@ def learning_rate_factor(schedule: Schedule, progress: float) -> float:
     )  # rounding may give -1e-16 at the end
 
 
-@dataclass(frozen=True)
-class BatchScale:
+class BatchScale(Section):
     """`optim.lr` is for a batch of `base_batch` sequences; `rule` carries it over to others.
 
     Linear (Goyal et al. 2017, section 2.1) keeps the sum of SGD's steps per epoch, the square root (Krizhevsky 2014,
@@ -127,8 +128,7 @@ class BatchScale:
     base_batch: Count
 
 
-@dataclass(frozen=True)
-class WidthScale:
+class WidthScale(Section):
     """`optim.lr` is for a model of width `base_width`; others take it times (width / base_width) ** power.
 
     Power -1 is right for hidden matrices under Adam, 0 for embeddings (Yang et al. 2022, table 8): one is between.
@@ -138,8 +138,7 @@ class WidthScale:
     power: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class PeakRate:
+class PeakRate(Section):
     """The settings of section `optim` that the peak of the learning rate follows from."""
 
     lr: Positive
@@ -158,8 +157,7 @@ class PeakRate:
         )
 
 
-@dataclass(frozen=True)
-class BatchRamp:
+class BatchRamp(Section):
     """The batch grows from `start` of its size to all of it at progress `until`: linearly, in equal steps."""
 
     start: Share
@@ -171,7 +169,7 @@ def ramp_step(ramp: BatchRamp | None, batch_size: int) -> int:
     """Sequences by which the batch grows, of which every batch is a multiple; all of `batch_size` without a ramp.
 
     The largest divisor of `batch_size` that is at most the first batch and leaves that below the full one. A
-    micro-batch divides it (cramming/checks.py), so the same batches follow whatever a device's memory holds at once.
+    micro-batch divides it (cramming/recipe.py), so the same batches follow whatever a device's memory holds at once.
     ValueError where the first batch is below one sequence or can only be the full one.
     """
     if ramp is None:
@@ -181,8 +179,8 @@ def ramp_step(ramp: BatchRamp | None, batch_size: int) -> int:
         if batch_size % step == 0 and round(first / step) * step < batch_size:
             return step
     raise ValueError(
-        f"batch_ramp.start={ramp.start:g} of {batch_size} sequences is {first:.3g}: no whole number from 1 to"
-        f" {batch_size - 1}; raise batch_size or train without a ramp"
+        f"batch_ramp.start={ramp.start:g}: a first batch of {first:.3g} of {batch_size} sequences, not of 1 to"
+        f" {batch_size - 1}. Raise train.batch_size, or set train.batch_ramp=null."
     )
 
 
@@ -195,8 +193,7 @@ def sequences_per_step(ramp: BatchRamp | None, progress: float, batch_size: int)
     return step * round(share * batch_size / step)
 
 
-@dataclass(frozen=True)
-class AverageConfig:
+class AverageConfig(Section):
     """The final weights are the mean of those at progress `start`, `start + every`, ... (cramming/optim/average.py)."""
 
     start: Fraction

@@ -14,12 +14,12 @@ import torch
 from scipy import sparse
 from torch import Tensor, nn
 
-from cramming.checks import Config, CooccurrenceStart
 from cramming.data.corpus import Corpus, TokenStream
 from cramming.engine import Engine
 from cramming.model.heads import MaskedLM, PretrainedModel
 from cramming.parallel.offload import HostOptimizer
 from cramming.precision import float32_products
+from cramming.recipe import Config, CooccurrenceStart
 
 CHUNK = 1 << 22  # tokens counted at a time: bounds the memory for sorting pairs
 STRETCHES, STRETCH = (

@@ -15,7 +15,6 @@ import torch
 from cramming import checkpoint
 from cramming import device as devices
 from cramming.budget import BudgetClock, Work
-from cramming.checks import Config, CooccurrenceStart, Place, check, check_run, tiny_defaults
 from cramming.config import UserError
 from cramming.data.batches import PINNED, Batch, BatchSource, HeldOut, tokens_per_byte
 from cramming.data.corpus import Corpus
@@ -27,6 +26,7 @@ from cramming.model.config import ModelConfig
 from cramming.model.heads import PretrainedModel
 from cramming.parallel.mesh import Mesh
 from cramming.progress import say
+from cramming.recipe import Config, CooccurrenceStart, Hardware, check, check_run, tiny_defaults
 from cramming.runlog import (
     RUN_LOG,
     CorpusChanged,
@@ -353,9 +353,9 @@ def build_train_state(
 ) -> TrainState:
     """Build a new run, or one that resumes from its newest checkpoint."""
     config = Config.of(settings)
-    kernels, gates = check_run(settings, config, device, mesh.world_size)
+    kernels, gates = check_run(config, device, mesh.world_size)
     data = RunData.open(settings, config, verify=mesh.is_main)
-    config = replace(config, model=fit_to_corpus(config.model, data.corpus))
+    config = config.replace(model=fit_to_corpus(config.model, data.corpus))
     training, saved = Training(), None
     if clock:
         training = training_of(read_log(folder / RUN_LOG))
@@ -520,6 +520,6 @@ def with_micro_batch(
     source = data.source.of(config.objective.with_most_targets())
     log = clock.log if clock else None
     rows = micro_batch_of_run(training, log, engine, source.batch, config, largest)
-    config = replace(config, train=replace(train, micro_batch=rows))
-    check(config, Place.here(config, engine.device, engine.mesh.world_size))
+    config = config.replace(train=train.replace(micro_batch=rows))
+    check(config, Hardware.here(config, engine.device, engine.mesh.world_size))
     return config

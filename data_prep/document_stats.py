@@ -124,7 +124,7 @@ def _mean_log_probabilities(stream: TokenStream, token_use: np.ndarray) -> np.nd
 
 def write_orders(
     folder: Path,
-    names: list[Curriculum],
+    names: Sequence[Curriculum],
     stats: DocumentStats,
     stream: TokenStream,
     token_use: np.ndarray,

@@ -6,11 +6,10 @@ appears whole or not at all, and takes the place of an earlier export.
 """
 
 import glob
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cramming.config import build, expand_home, file_sha256, require
+from cramming.config import LocalPath, Section, build, expand_home, file_sha256, require
 from cramming.files import overwrite_atomically, sweep
 from cramming.model.export import CODE, SPECIAL_TOKENS, load_exported, save_pretrained
 from cramming.model.heads import MaskedLM
@@ -35,11 +34,10 @@ FILES = {
 }
 
 
-@dataclass(frozen=True)
-class ExportConfig:
+class ExportConfig(Section):
     """Where the folder goes, and what only its owner can say of it."""
 
-    out: Path | None
+    out: LocalPath | None
     license: str | None
     language: str | None
 

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from cramming.checks import Config
 from cramming.config import UserError, build, file_sha256
 from cramming.data.batches import ALL_MASK, PINNED, Batch
 from cramming.data.suites import SUITES
 from cramming.device import describe, select
 from cramming.model.export import load_masked_lm
-from cramming.precision import Precision
+from cramming.precision import Precision, PrecisionConfig
+from cramming.recipe import Config
 from cramming.record_schema import Record, Scores
 from cramming.scores import run_name
 from cramming.train_state import RunData, fit_to_corpus
@@ -114,14 +114,17 @@ def _config_and_data(record: Record, corpus: Path) -> tuple[Config, RunData]:
     data = RunData.open(settings, config, verify=False)
     if data.corpus.manifest_sha256 != record.corpus.manifest_sha256:
         raise UserError(f"verify.corpus={corpus}: not the corpus of this run. Give that one.")
-    return replace(config, model=fit_to_corpus(config.model, data.corpus)), data
+    return config.replace(model=fit_to_corpus(config.model, data.corpus)), data
 
 
 def _precision(record: Record, config: Config, device: torch.device) -> Precision:
     """Return the run's number format, or fp32 where this device is of another kind."""
     same_kind = record.environment.device.kind == device.type
-    mode: Any = record.training.precision if same_kind else "fp32"
-    return Precision(replace(config.precision, mode=mode), device)
+    if same_kind:
+        return Precision(config.precision.replace(mode=record.training.precision), device)
+    precision = config.precision
+    fp32 = PrecisionConfig(mode="fp32", tf32=precision.tf32, residual=precision.residual)
+    return Precision(fp32, device)
 
 
 def finetune_again(

@@ -6,11 +6,10 @@
 An invalid or unfinished run is refused. A run of the open division is not; the findings say what keeps it there.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cramming.config import UserError, build
+from cramming.config import LocalPath, Section, UserError, build
 from cramming.data.manifest import MANIFEST
 from cramming.progress import format_count, say
 from cramming.record import run_folder
@@ -19,12 +18,11 @@ from eval.archive import SUFFIX, pack
 from eval.rules.load import Run, load_run, unscored
 
 
-@dataclass(frozen=True)
-class SubmitConfig:
+class SubmitConfig(Section):
     """Folder of the run, where it is not the one that `name` gives; the archive; address of the final weights."""
 
-    run: Path | None
-    out: Path | None
+    run: LocalPath | None
+    out: LocalPath | None
     weights_url: str | None
 
 

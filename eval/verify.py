@@ -14,9 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Annotated, Any
 
-from cramming.config import NotNegative, UserError, build, file_sha256
+from pydantic import Field
+
+from cramming.config import LocalPath, NotNegative, Section, UserError, build, file_sha256
 from cramming.data import inspect
 from cramming.data.corpus import Corpus
 from cramming.data.manifest import MANIFEST, Manifest, corpus_folder
@@ -41,14 +43,13 @@ MakeTasks = Callable[[Path, int, str], bool]  # data_prep.again.embedded_tasks
 Search = Callable[[Path, Path, float], tuple[list[str], str]]  # data_prep.again.overlap
 
 
-@dataclass(frozen=True)
-class VerifyConfig:
+class VerifyConfig(Section):
     """Section `verify`; conf/config.yaml says what each setting does."""
 
-    json: bool
-    corpus: Path | None
+    as_json: Annotated[bool, Field(alias="json")]
+    corpus: LocalPath | None
     overlap_seconds: NotNegative
-    weights: Path | None
+    weights: LocalPath | None
     refinetune: bool
 
 
@@ -341,7 +342,7 @@ def main(config: Mapping[str, Any], make_tasks: MakeTasks, search: Search) -> No
     """Check a run or a corpus; the exit code is 1 where it is not in order, 3 where a run is not finished."""
     settings = build(VerifyConfig, config["verify"], "verify")
     place = corpus_folder(config)
-    if settings.json:
+    if settings.as_json:
         use_stderr()
     code = 0
     if is_archive(place) or has_log(place):
@@ -366,7 +367,7 @@ def main(config: Mapping[str, Any], make_tasks: MakeTasks, search: Search) -> No
         problems = inspect.verify(place)
         code = INVALID if problems else 0
         summary = {"corpus": str(place), "in_order": not problems, "problems": problems}
-    if settings.json:
+    if settings.as_json:
         print(json.dumps(summary))
     if code:
         raise SystemExit(code)

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
+from omegaconf import OmegaConf
 
 from cramming import CACHE_VARIABLES, progress
 from cramming.config import config_folder
@@ -192,7 +192,7 @@ def compose_settings(*overrides: str) -> dict[str, Any]:
             node = node[section]
         if key not in groups:
             assert name in node, f"no setting {key}"
-            node[name] = yaml.safe_load(text)
+            node[name] = OmegaConf.to_container(OmegaConf.create(f"value: {text}"))["value"]
     return settings
 
 
@@ -217,7 +217,7 @@ def tiny_source(tiny_corpus: Path) -> Any:
 
     corpus = Corpus.open(tiny_corpus)
     masker = Masker(
-        ObjectiveConfig("mlm", 0.25, 0.8, 0.1),
+        ObjectiveConfig(name="mlm", rate=0.25, mask_share=0.8, random_share=0.1),
         corpus.vocab_size,
         corpus.special_ids.mask,
         (0, 1, 2, 3, 4),

@@ -13,11 +13,11 @@ import yaml
 
 from cramming import cli
 from cramming.bench.main import BenchConfig
-from cramming.checks import Config, Place, check, tiny_defaults
 from cramming.config import build
 from cramming.overrides import compose, with_quotes
 from cramming.parallel.mesh import data_size
 from cramming.plan.search import PlanConfig, planned_config
+from cramming.recipe import Config, Hardware, check, tiny_defaults
 from cramming.replay import ReplayConfig
 from eval.duel.main import DuelConfig
 from eval.export import ExportConfig
@@ -146,7 +146,7 @@ def test_the_commands_for_several_processes_are_accepted_by_as_many() -> None:
         )
         config = Config.of(compose(words.split()))
         data_size(config.parallel, count)
-        check(config, Place("cuda", "H100", "bf16", (9, 0), count))
+        check(config, Hardware("cuda", "H100", "bf16", (9, 0), count))
     (script,) = re.findall(r"```bash\n(#!/bin/bash.*?)```", texts[1], re.DOTALL)
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 

@@ -31,7 +31,7 @@ LEVELS = {
             bench.gate precision model
         """,
         2: """
-            parallel engine checkpoint optim data.batches plan.tracker checks
+            parallel engine checkpoint optim data.batches plan.tracker recipe
         """,
         3: """
             plan plan.roofline plan.memory plan.micro_batch start resume launch train_state finish plan.search

@@ -10,7 +10,6 @@ import importlib
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +59,7 @@ class InProcess:
     def cut_step(self, spec: Mapping[str, Any]) -> None:
         """Train one micro-batch a step from now on, which is what `spec` says; what is compiled serves on."""
         rows = self.candidate.train.batch_size // self.candidate.micro_batches
-        self.candidate.train = replace(self.candidate.train, batch_size=rows)
+        self.candidate.train = self.candidate.train.replace(batch_size=rows)
         self.candidate.micro_batches = 1
         self.spec, self.facts = spec, facts_of(self.candidate)
 

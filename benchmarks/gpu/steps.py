@@ -17,7 +17,6 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cramming.checks import Config, Place
 from cramming.config import UserError, build
 from cramming.model.attention import KERNELS, Packing
 from cramming.model.classifier import SequenceClassifier
@@ -28,6 +27,7 @@ from cramming.overrides import compose
 from cramming.plan.memory import Simulation
 from cramming.plan.search import PlanConfig, explore, find_target, planned_config
 from cramming.precision import Precision, PrecisionConfig
+from cramming.recipe import Config, Hardware
 
 VOCABULARY = 32768
 LAYERS = 4  # a window, a global layer, the last one, and more than offloading keeps on the device
@@ -63,9 +63,7 @@ def config_of(overrides: list[str], length: int, packing: Any) -> Config:
     """A step of this configuration."""
     config = Config.of(compose(overrides))
     model, train = replace(config.model, vocab_size=VOCABULARY), config.train
-    return replace(
-        config, model=model, train=replace(train, sequence_length=length, packing=packing)
-    )
+    return config.replace(model=model, train=train.replace(sequence_length=length, packing=packing))
 
 
 class Reads(TorchDispatchMode):
@@ -104,7 +102,7 @@ class Step(Simulation):
     def __init__(self, config: Config) -> None:
         self.reads = Reads()
         self.reads.truth = False  # no random number is outside its bounds
-        super().__init__(config, Place.here(config, torch.device("cuda")))
+        super().__init__(config, Hardware.here(config, torch.device("cuda")))
         self.reads.truth = True  # gradients are finite
         model: Any = self.engine.model
         model.register_forward_pre_hook(lambda *_: setattr(self.reads, "in_forward", True))
@@ -112,7 +110,7 @@ class Step(Simulation):
 
     def _executed(self, is_fake: bool) -> Config:
         assert not is_fake
-        return replace(self.config, runtime=replace(self.config.runtime, compile="off"))
+        return self.config.replace(runtime=self.config.runtime.replace(compile="off"))
 
     @contextmanager
     def _simulating(self, category: str) -> Iterator[None]:
@@ -121,7 +119,7 @@ class Step(Simulation):
 
     def outcome(self, kernel: str, packing: Any) -> str:
         """`ok`, with what the host read inside the pass if anything; why it was refused; or what failed."""
-        self.config = replace(self.config, train=replace(self.config.train, packing=packing))
+        self.config = self.config.replace(train=self.config.train.replace(packing=packing))
         model: Any = self.engine.model
         model.encoder.kernel, self.reads.in_forward = kernel, False
         self.reads.count.clear()
@@ -221,7 +219,7 @@ def finetuning(model: str, mode: str) -> dict[str, Any]:
                     packing = Packing(bounds, None, max(LENGTHS), lengths=LENGTHS)
                     batch = Batch(ids, positions, types, packing, labels)
                     number_format = Precision(
-                        PrecisionConfig(cast(Any, mode), tf32=mode != "fp32"), device
+                        PrecisionConfig(mode=cast(Any, mode), tf32=mode != "fp32"), device
                     )
                     optimizer = torch.optim.AdamW(
                         parameter_groups(classifier, 0.01), lr=1e-4, fused=True

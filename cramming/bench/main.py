@@ -9,19 +9,19 @@ conditions.
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 
 from cramming import device as devices
 from cramming.bench import gate, tables, tricks
 from cramming.bench.gate import BASELINE, Curves, spec_of
 from cramming.bench.tricks import Trick, changed
 from cramming.bench.worker import SPECIAL, Spec, Worker, warm_up
-from cramming.config import Count, UserError, Within, build, expand_home, require
+from cramming.config import Count, LocalPath, Section, UserError, build, expand_home, require
 from cramming.environment import git
 from cramming.plan.roofline import repeat_seconds
 from cramming.precision import DTYPES, float32_products, resolve
@@ -29,13 +29,10 @@ from cramming.progress import Progress, say
 
 ELSEWHERE = {"cuda": "needs CUDA", "cpu": "is for CPUs only"}  # a trick of the other kind of device
 Make = Callable[[Spec], Worker]
-Vocabulary = Annotated[
-    int, Within(lambda size: size >= 2 * len(SPECIAL), f"at least {2 * len(SPECIAL)}")
-]
+Vocabulary = Annotated[int, Field(ge=2 * len(SPECIAL))]
 
 
-@dataclass(frozen=True)
-class BenchConfig:
+class BenchConfig(Section):
     """The section `bench`.
 
     `only`: names of rows, null for all. A pair takes `rounds` turns of `steps` steps. `gate`: changes of model and
@@ -46,13 +43,11 @@ class BenchConfig:
     rounds: Count
     steps: Count
     vocab_size: Vocabulary
-    gate_steps: Annotated[
-        int, Within(lambda steps: steps >= 2 * gate.WINDOW, f"at least {2 * gate.WINDOW}")
-    ]
+    gate_steps: Annotated[int, Field(ge=2 * gate.WINDOW)]
     gate_vocab_size: Vocabulary
     gate: dict[str, dict[str, Any]]
-    out: Path
-    raw: Path
+    out: LocalPath
+    raw: LocalPath
 
 
 def main(settings: dict[str, Any]) -> None:

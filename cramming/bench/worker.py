@@ -26,7 +26,6 @@ import torch
 from torch import Tensor
 
 from cramming import device as devices
-from cramming.checks import Config
 from cramming.config import UserError
 from cramming.data.batches import Batch, BatchSource, made_ahead
 from cramming.data.corpus import TokenStream
@@ -35,6 +34,7 @@ from cramming.device import compile_seconds, prepare_heap
 from cramming.engine import build_engine
 from cramming.parallel.mesh import Mesh
 from cramming.plan.micro_batch import find_micro_batch
+from cramming.recipe import Config
 
 Spec = Mapping[str, Any]
 WARMUP_STEPS = 20  # of the learning rate
@@ -149,12 +149,10 @@ class Workload:
     def __init__(self, spec: Spec, device: torch.device) -> None:
         self.device = device
         config = Config.of(spec["settings"])
-        model, train = (
-            replace(config.model, vocab_size=spec["vocab_size"]),
-            replace(config.train, batch_ramp=None),
-        )
-        self.config = config = replace(
-            config, model=model, train=train, objective=config.objective.at(0.0)
+        self.config = config = config.replace(
+            model=replace(config.model, vocab_size=spec["vocab_size"]),
+            train=config.train.replace(batch_ramp=None),
+            objective=config.objective.at(0.0),
         )
         self.train, self.objective, self.optim = config.train, config.objective, config.optim
         self.flops_per_token = config.flops_per_token()

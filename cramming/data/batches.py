@@ -36,8 +36,10 @@ from cramming.model.attention import Packing
 Packed = Literal["rows", "documents"]
 
 SEED, STRETCH = 20_221_228, 1024  # of the validation, whose text is stretches of so many tokens
-PINNED = ObjectiveConfig("mlm", PER_BLOCK / BLOCK, 0.8, 0.1)  # Devlin et al. 2019, section 3.1
-ALL_MASK = replace(PINNED, mask_share=1.0, random_share=0.0)  # no target shows itself
+PINNED = ObjectiveConfig(
+    name="mlm", rate=PER_BLOCK / BLOCK, mask_share=0.8, random_share=0.1
+)  # Devlin et al. 2019, section 3.1
+ALL_MASK = PINNED.replace(mask_share=1.0, random_share=0.0)  # no target shows itself
 _PERMUTE, _OFFSET, _CHOOSE = 11, 12, 21  # streams of random numbers
 
 

@@ -5,14 +5,13 @@
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from cramming.config import Natural, UserError, build, require
+from cramming.config import Natural, Section, UserError, build, require
 from cramming.data.corpus import SPLITS, Corpus, TokenStream, damage
 from cramming.data.manifest import MANIFEST, Manifest, Split, corpus_folder
 from cramming.files import LOCK
@@ -22,8 +21,7 @@ BEGINNING = 400  # characters shown of one of several documents
 QUANTILES = {"shortest": 0.0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "longest": 1.0}
 
 
-@dataclass(frozen=True)
-class InspectConfig:
+class InspectConfig(Section):
     """Section `inspect`."""
 
     split: Split

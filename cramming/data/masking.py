@@ -5,13 +5,13 @@ or process it appears in, and a later epoch, with other sample indices, has othe
 section 4.1). Shapes: N rows, L tokens per row, C = round(rate * L) targets per row, M = N * C; they never change.
 """
 
-from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple, Self
 
 import numpy as np
+from pydantic import Field, model_validator
 
-from cramming.config import Fraction, Positive, Share, Within, require
+from cramming.config import Fraction, Positive, Section, Share, shown
 
 IGNORE = -100  # the target id of a place without a target, as in torch's cross entropy
 BLOCK, PER_BLOCK = 20, 3  # of the validation: of each so many tokens so many are targets
@@ -20,11 +20,10 @@ BLOCK, PER_BLOCK = 20, 3  # of the validation: of each so many tokens so many ar
 _SELECT, _REPLACE, _TOKEN, _SAMPLE = 1, 2, 3, 4
 
 
-Rate = Annotated[float, Within(lambda rate: 0 < rate < 1, "above 0 and below 1")]
+Rate = Annotated[float, Field(gt=0, lt=1)]
 
 
-@dataclass(frozen=True)
-class Phase:
+class Phase(Section):
     """From progress `at` on (a share of the budget) `rate` of the tokens are targets, in a `causal` phase or not."""
 
     at: Share
@@ -32,8 +31,7 @@ class Phase:
     causal: bool = False
 
 
-@dataclass(frozen=True)
-class ByLoss:
+class ByLoss(Section):
     """Tokens with a high mean loss are targets more often, from progress `start` to `until` (shares of the budget).
 
     A token's weight is its loss beside the mean one, to the `power`, from every `every` of the budget on anew
@@ -45,12 +43,16 @@ class ByLoss:
     every: Positive
     power: Positive
 
-    def __post_init__(self) -> None:
-        require(self.until > self.start, f"until={self.until:g} is not after start={self.start:g}")
+    @model_validator(mode="after")
+    def _ends_after_its_start(self) -> Self:
+        if self.until <= self.start:
+            raise ValueError(
+                f"until={self.until:g}: not after start={self.start:g}. Raise it, or lower start."
+            )
+        return self
 
 
-@dataclass(frozen=True)
-class ObjectiveConfig:
+class ObjectiveConfig(Section):
     """How targets are chosen and hidden.
 
     `rate` of the tokens of each row are targets; of these `mask_share` are shown as [MASK], `random_share` as a random
@@ -80,16 +82,19 @@ class ObjectiveConfig:
     )
     validation_name: ClassVar[str] = "validation loss"
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
         begins = [phase.at for phase in self.phases or ()]
         if begins != sorted(begins):
             raise ValueError(
-                f"phases begin at {', '.join(map(str, begins))} of the budget; put them in this order"
+                f"phases={shown(self.phases)}: not in order. Sort them by `at`, the share of the budget."
             )
         if self.mask_share + self.random_share > 1 + 1e-9:
             raise ValueError(
-                f"mask_share={self.mask_share} and random_share={self.random_share} are not shares of one whole"
+                f"random_share={self.random_share:g}: more than the whole with mask_share={self.mask_share:g}."
+                " Lower one of them."
             )
+        return self
 
     def targets_per_row(self, length: int) -> int:
         """Targets in a row of `length` tokens, at least one; of the first phase where there are several."""
@@ -99,7 +104,7 @@ class ObjectiveConfig:
         """The phase in force at this share of the budget."""
         begun = [phase for phase in self.phases or () if phase.at <= progress]
         now = begun[-1] if begun else self
-        return replace(self, rate=now.rate, causal=now.causal, phases=None)
+        return self.replace(rate=now.rate, causal=now.causal, phases=None)
 
     @property
     def each_phase(self) -> "dict[float, ObjectiveConfig]":
@@ -119,7 +124,6 @@ class ObjectiveConfig:
         return ", then ".join(kind for kind, _ in groupby(kinds))
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReplacedTokensConfig(ObjectiveConfig):
     """Replaced-token detection (Clark et al. 2020, ELECTRA): the encoder tells which tokens a generator has put there.
 
@@ -129,18 +133,22 @@ class ReplacedTokensConfig(ObjectiveConfig):
     """
 
     weight: Positive
-    generator_width: Annotated[float, Within(lambda share: 0 < share <= 1, "above 0 and at most 1")]
+    generator_width: Annotated[float, Field(gt=0, le=1)]
     replaces_tokens: ClassVar[bool] = True
     validation_name: ClassVar[str] = "loss of telling replaced tokens"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @model_validator(mode="after")
+    def _masks_alone(self) -> Self:
         if self.causal or any(phase.causal for phase in self.phases or ()):
             raise ValueError(
-                "a causal phase is for objective=mlm; set causal=false here and in each of phases"
+                f"causal={shown(self.causal)}: a causal phase is for objective=mlm."
+                " Set causal=false, in each of objective.phases too."
             )
         if self.by_loss:
-            raise ValueError("by_loss is for objective=mlm; set it to null")
+            raise ValueError(
+                f"by_loss={shown(self.by_loss)}: for objective=mlm only. Set it to null."
+            )
+        return self
 
 
 OBJECTIVES: dict[str, type[ObjectiveConfig]] = {"mlm": ObjectiveConfig, "rtd": ReplacedTokensConfig}

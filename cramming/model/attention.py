@@ -5,19 +5,14 @@ sequence. `prepare` turns it into one `Layout` per window size, once per forward
 with one of the kernels of attention_kernels.py. Shapes: T tokens, H heads, K head size, M queries.
 """
 
-from dataclasses import dataclass
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from .attention_kernels import KERNELS, additive, restrict_rows
-from .config import LastLayer
 from .packing import Layout, Packing, sequence_ids
 
 __all__ = [
     "KERNELS",
-    "AttentionConfig",
     "Layout",
     "Packing",
     "attend",
@@ -29,22 +24,6 @@ __all__ = [
     "restrict",
     "sequence_ids",
 ]
-
-
-@dataclass(frozen=True)
-class AttentionConfig:
-    """`kernel` is one of `KERNELS` or auto; `last_layer`: the tokens that the late layers are computed for.
-
-    `flash`: the version of FlashAttention behind `varlen` and SDPA on a GPU; `auto` leaves torch's choice alone.
-    """
-
-    kernel: str
-    last_layer: LastLayer
-    flash: Literal["auto", 2, 3, 4] = "auto"
-
-    def __post_init__(self) -> None:
-        if self.kernel not in ("auto", *KERNELS):
-            raise ValueError(f"kernel={self.kernel}: choose one of auto, {', '.join(KERNELS)}")
 
 
 def choose(packing: Packing, half_window: int | None, dtype: torch.dtype, dropout: float) -> str:
@@ -76,7 +55,7 @@ def reason_against_dropout(kernel: str, dropout: float) -> str | None:
 
 
 def refusal(kernel: str, reason: str) -> str:
-    return f"attention.kernel={kernel}: {reason}; set it to auto, sdpa or padded"
+    return f"attention.kernel={kernel}: {reason}. Set it to auto, sdpa or padded."
 
 
 def prepare(

@@ -6,7 +6,7 @@ the crammed BERT of Geiping & Goldstein (2022) and ModernBERT (Warner et al., 20
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "relu2", "silu"]
 Pooling = Literal["mean", "cls", "pairs"]  # of a classifier (classifier.py)
@@ -15,10 +15,29 @@ LastLayer = Literal[
 ]  # the tokens for which a masked language model computes its late layers
 Init = Literal["normal", "truncated", "depth_scaled", "small"]
 
+_LEAST = {
+    "vocab_size": 1,
+    "hidden_size": 1,
+    "num_layers": 1,
+    "num_heads": 1,
+    "intermediate_size": 1,
+    "max_length": 1,
+    "local_window": 2,
+    "global_every": 1,
+    "late_layers": 1,
+    "value_embeddings": 0,
+    "convolution": 0,
+    "token_types": 0,
+}
+_POSITIVE = ("norm_eps", "init_std", "rope_theta_global", "rope_theta_local", "logit_softcap")
+
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The `model` section. Every field is independent of the others unless said here."""
+    """Section `model`. Every field is independent of the others unless said here.
+
+    A dataclass without pydantic, which validates it from outside: this file is copied into exported models.
+    """
 
     vocab_size: int | None = (
         None  # rows of the embedding; null: the corpus's vocabulary, padded to a multiple of 64
@@ -95,57 +114,44 @@ class ModelConfig:
     zero_residual: bool = False
     attention_init: Literal["random", "mimetic"] = "random"  # mimetic: see init.py
 
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
     def __post_init__(self) -> None:
-        least = {
-            "vocab_size": 1,
-            "hidden_size": 1,
-            "num_layers": 1,
-            "num_heads": 1,
-            "intermediate_size": 1,
-        }
-        least |= {
-            "max_length": 1,
-            "local_window": 2,
-            "global_every": 1,
-            "convolution": 0,
-            "token_types": 0,
-        }
-        for name, bound in least.items():
+        for name, least in _LEAST.items():
             value = getattr(self, name)
-            _require(value is None or value >= bound, f"{name}={value} must be at least {bound}")
+            _require(value is None or value >= least, f"{name}={value}: expected at least {least}.")
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            _require(value is None or value > 0, f"{name}={value}: expected a number above 0.")
+        for name in ("dropout", "attention_dropout"):
+            value = getattr(self, name)
+            _require(0.0 <= value < 1.0, f"{name}={value}: expected at least 0 and below 1.")
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
         _require(
             self.hidden_size % self.num_heads == 0,
-            f"hidden_size={self.hidden_size} is not a multiple of num_heads={self.num_heads}",
+            f"hidden_size={self.hidden_size}: not a multiple of model.num_heads={self.num_heads}."
+            " Change one of them.",
         )
         _require(
             self.positions not in ("rope", "scaled_sinusoidal") or self.head_size % 2 == 0,
-            f"positions={self.positions} needs an even head size, not {self.head_size} (hidden_size / num_heads)",
+            f"positions={self.positions}: needs an even head size, not hidden_size / num_heads ="
+            f" {self.head_size}. Change model.num_heads.",
         )
         _require(
             not (self.norm == "rmsnorm" and self.norm_bias),
-            "norm=rmsnorm has no bias: set norm_bias=false",
+            "norm_bias=true: model.norm=rmsnorm has no bias. Set it to false.",
         )
         _require(
-            1 <= self.late_layers <= self.num_layers,
-            f"late_layers={self.late_layers} must be from 1 to num_layers={self.num_layers}",
+            self.late_layers <= self.num_layers,
+            f"late_layers={self.late_layers}: more than model.num_layers={self.num_layers}. Lower it.",
         )
         _require(
-            0 <= 2 * self.value_embeddings <= self.num_layers,
-            f"value_embeddings={self.value_embeddings} must be from 0 to half of num_layers={self.num_layers}",
+            2 * self.value_embeddings <= self.num_layers,
+            f"value_embeddings={self.value_embeddings}: more than half of"
+            f" model.num_layers={self.num_layers}. Lower it.",
         )
-        for name in (
-            "norm_eps",
-            "init_std",
-            "rope_theta_global",
-            "rope_theta_local",
-            "logit_softcap",
-        ):
-            value = getattr(self, name)
-            _require(value is None or value > 0, f"{name}={value} must be positive")
-        for name in ("dropout", "attention_dropout"):
-            _require(
-                0.0 <= getattr(self, name) < 1.0, f"{name}={getattr(self, name)} must be in [0, 1)"
-            )
 
     @property
     def head_size(self) -> int:

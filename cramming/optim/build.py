@@ -1,25 +1,24 @@
 """The table of optimizers: torch's own, torchao's with 8- and 4-bit state, LAMB, LARS, Muon and NorMuon.
 
-To add an optimizer: its row in `BUILDERS`, with a dataclass for settings that no other has, and its YAML file. The
-dataclass's own fields have the names of the optimizer class's arguments. One whose update of a matrix is not made
+To add an optimizer: its row in `BUILDERS`, with a section for settings that no other has, and its YAML file. The
+section's own fields have the names of the optimizer class's arguments. One whose update of a matrix is not made
 element by element goes into `NEED_WHOLE_MATRICES`, too.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from cramming.config import Fraction, NotNegative, Positive, Within
+from cramming.config import Fraction, NotNegative, Positive
 from cramming.schedule import PeakRate
 
 Groups = list[dict[str, Any]]
 
 
-@dataclass(frozen=True, kw_only=True)
 class OptimConfig(PeakRate):
     """What all optimizers have: the peak learning rate, and the largest global gradient norm (null: no clipping)."""
 
@@ -36,7 +35,6 @@ class OptimConfig(PeakRate):
         return BUILDERS[self.name][1](groups, self)
 
 
-@dataclass(frozen=True, kw_only=True)
 class AdamConfig(OptimConfig):
     """Of Adam and those that descend from it."""
 
@@ -44,26 +42,23 @@ class AdamConfig(OptimConfig):
     eps: NotNegative
 
 
-@dataclass(frozen=True, kw_only=True)
 class AdagradConfig(OptimConfig):
     """Of Adagrad (Duchi et al. 2011)."""
 
     eps: NotNegative
 
 
-@dataclass(frozen=True, kw_only=True)
 class MomentumConfig(OptimConfig):
     """Of SGD and LARS."""
 
     momentum: Fraction
 
 
-@dataclass(frozen=True, kw_only=True)
 class MuonConfig(AdamConfig):
     """Of Muon; `betas`, `eps` and the learning rate `rest_lr * lr` are those of AdamW for all but the matrices."""
 
     momentum: Fraction
-    iterations: Annotated[int, Within(lambda n: 1 <= n <= 5, "from 1 to 5")]
+    iterations: Annotated[int, Field(ge=1, le=5)]
     rest_lr: Positive
     cautious_weight_decay: bool
 
@@ -74,14 +69,13 @@ class MuonConfig(AdamConfig):
         return with_matrices(super().groups(model), model, self.weight_decay)
 
 
-@dataclass(frozen=True, kw_only=True)
 class NorMuonConfig(MuonConfig):
     """Of NorMuon: `row_beta` is the decay of the second moment of each neuron's update."""
 
     row_beta: Fraction
 
 
-COMMON = OptimConfig.__dataclass_fields__.keys()
+COMMON = OptimConfig.model_fields.keys()
 
 
 def _by(module: str, name: str, **fixed: Any) -> Callable[[Groups, Any], torch.optim.Optimizer]:

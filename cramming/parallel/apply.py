@@ -6,18 +6,18 @@ around that, activation offload around that, then compile; last come the copies 
 stays plain mathematics; this is the only place that changes how it is executed.
 """
 
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
+from pydantic import model_validator
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
     create_selective_checkpoint_contexts,
 )
 
-from cramming.config import Count, Natural, Share, require
+from cramming.config import Count, Natural, Section, Share
 from cramming.device import RuntimeConfig, compile_arguments, forbid_fallback
 from cramming.model.encoder import Block, Encoder
 from cramming.model.heads import HeadTransform, MaskedLM, PretrainedModel
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from cramming.parallel.spread import Spread
 
 
-@dataclass(frozen=True)
-class MemoryConfig:
+class MemoryConfig(Section):
     """Time for memory. None of these changes a number of the training, but for the rounding of compiled code.
 
     `checkpoint_every: k` computes every k-th block again in the backward pass (Chen et al. 2016) instead of keeping
@@ -48,11 +47,14 @@ class MemoryConfig:
     offload_optimizer: bool
     loss_chunk: Count | None = None
 
-    def __post_init__(self) -> None:
-        require(
-            self.checkpoint_every or self.checkpoint == "full",
-            "checkpoint=selective does nothing with checkpoint_every=0; choose it by memory=selective, which has 1",
-        )
+    @model_validator(mode="after")
+    def _keeps_of_what_it_recomputes(self) -> Self:
+        if self.checkpoint == "selective" and not self.checkpoint_every:
+            raise ValueError(
+                "checkpoint=selective: does nothing with memory.checkpoint_every=0."
+                " Choose memory=selective, which sets it to 1."
+            )
+        return self
 
 
 def place(model: PretrainedModel, config: MemoryConfig, device: torch.device) -> PretrainedModel:

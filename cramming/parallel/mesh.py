@@ -11,20 +11,19 @@ process and each of its methods is free.
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import torch
 import torch.distributed as dist
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from cramming.config import Count, UserError, Within, require
+from cramming.config import Choice, Count, Section, UserError, require
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ParallelConfig:
+class ParallelConfig(Section):
     """Sizes of the mesh: replicas or shards of the data (`dp`; null: what the number of processes leaves), parts of
     each matrix (`tp`), stages of layers (`pp`). `sequence`: what is between the matrices is cut by tokens over `tp`.
     `backend: auto` is nccl on GPUs and gloo on CPUs."""
@@ -36,42 +35,53 @@ class ParallelConfig:
     sequence: bool = False
     backend: Literal["auto", "nccl", "gloo"]
 
+    @model_validator(mode="after")
+    def _cuts_one_way(self) -> Self:
+        if self.pp > 1 and self.name != "pp":
+            raise ValueError(
+                f"pp={self.pp}: stages are for parallel=pp. Choose it, or set pp to 1."
+            )
+        if self.tp > 1 and self.name == "pp":
+            raise ValueError(f"tp={self.tp}: not with parallel=pp. Set it to 1.")
+        if self.sequence and self.tp == 1:
+            raise ValueError("sequence=true: needs parallel.tp=2 or more. Set it to false.")
+        return self
 
-@dataclass(frozen=True)
-class CompressionConfig:
+
+class CompressionConfig(Section):
     """What is sent of the gradients in place of themselves (cramming/parallel/compression.py)."""
 
     name: str
 
 
-@dataclass(frozen=True)
 class PowerSgdConfig(CompressionConfig):
     """Of each matrix two thin ones, of this `rank`."""
 
     rank: Count
 
 
-@dataclass(frozen=True)
 class TopKConfig(CompressionConfig):
     """The largest entries, `density` of all."""
 
-    density: Annotated[float, Within(lambda x: 0 < x <= 1, "above 0 and at most 1")]
+    density: Annotated[float, Field(gt=0, le=1)]
 
 
-COMPRESSIONS = dict.fromkeys(("none", "bf16", "fp16", "qsgd"), CompressionConfig) | {
+COMPRESSIONS: dict[str, type[CompressionConfig]] = {
+    "none": CompressionConfig,
+    "bf16": CompressionConfig,
+    "fp16": CompressionConfig,
+    "qsgd": CompressionConfig,
     "powersgd": PowerSgdConfig,
     "topk": TopKConfig,
 }
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReplicaConfig(ParallelConfig):
     """Every process has the whole model; gradients are summed while the backward pass goes on (DDP)."""
 
-    compression: Annotated[CompressionConfig, COMPRESSIONS]
+    compression: Annotated[CompressionConfig, Choice(COMPRESSIONS)]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ShardConfig(ParallelConfig):
     """Processes share the optimizer's state (zero1), also gradients (zero2), also parameters (zero3). `shards`: so
     many, next to each other, share one copy of them (hybrid sharding, HSDP); null: all along `dp`."""
@@ -79,7 +89,6 @@ class ShardConfig(ParallelConfig):
     shards: Count | None
 
 
-@dataclass(frozen=True, kw_only=True)
 class PipelineConfig(ParallelConfig):
     """Processes share the layers, `pp` stages of them, or two in each with the schedules that interleave; whole
     pipelines are copied along `dp`. `schedule`: the order of the micro-batches' passes (parallel/pipeline.py)."""

@@ -6,11 +6,10 @@ of the same steps. Neither needs a corpus or the device itself.
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from cramming.checkpoint import KEEP
-from cramming.checks import Config, check, tiny_defaults
 from cramming.config import UserError, build
 from cramming.files import write_atomically
 from cramming.plan.memory import CATEGORIES
@@ -36,6 +35,7 @@ from cramming.plan.search import (
     planned_config,
 )
 from cramming.progress import format_count, say, show_table
+from cramming.recipe import Config, check, tiny_defaults
 
 
 def main(settings: dict[str, Any]) -> None:
@@ -63,7 +63,7 @@ def main(settings: dict[str, Any]) -> None:
         for line in cost_lines(costs, target):
             say(line)
     many = many_devices(plan, config, target, best)
-    if plan.json:
+    if plan.json_file:
         found = {
             "parameters": config.parameters.total,
             "vocab_size": config.model.vocab_size,
@@ -75,7 +75,7 @@ def main(settings: dict[str, Any]) -> None:
             "costs": asdict(costs) if costs else None,
             "devices": [asdict(prediction) for prediction in many],
         }
-        write_atomically(plan.json, json.dumps(found, indent=1) + "\n")
+        write_atomically(plan.json_file, json.dumps(found, indent=1) + "\n")
     if best is None:
         least = min(options, key=lambda o: o.peak_bytes)
         needs, usable = least.peak_bytes / GIB, max(0.0, target.usable_bytes) / GIB
@@ -93,7 +93,7 @@ def many_devices(
     if not plan.devices or best is None:
         return []
     network = NETWORKS[plan.network]
-    config = replace(config, memory=best.memory)
+    config = config.replace(memory=best.memory)
     for devices in plan.devices:
         if not splits(config, target.place, devices, network):
             check(

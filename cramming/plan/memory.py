@@ -10,7 +10,6 @@ Bounds of sequences have no values here: a kernel that would read them is given 
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -20,7 +19,6 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from cramming.checks import Config, Place
 from cramming.data.batches import Batch
 from cramming.engine import build_model, equip
 from cramming.model import attention, heads
@@ -31,6 +29,7 @@ from cramming.parallel.mesh import Mesh
 from cramming.parallel.offload import CopyStream
 from cramming.plan.tracker import HOST, Operation, StorageTracker
 from cramming.precision import resolve_residual
+from cramming.recipe import Config, Hardware
 
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "head", "workspace")
 TOKENS_PER_DOCUMENT = (
@@ -73,7 +72,7 @@ class Simulation:
     """Steps of one configuration at one place; `memory_bytes` of a GPU that is not here: a large one has more logits at
     a time."""
 
-    def __init__(self, config: Config, place: Place, memory_bytes: float = 0.0) -> None:
+    def __init__(self, config: Config, place: Hardware, memory_bytes: float = 0.0) -> None:
         self.config, self.place = config, place
         self.on_gpu = place.kind == "cuda"
         is_fake = self.on_gpu and not torch.cuda.is_available()
@@ -169,19 +168,17 @@ class Simulation:
         elif kernel == "flex":  # it exists compiled only; what it saves is what the others do
             kernel = "varlen" if uses_flash else "sdpa"
         number_format = "bf16" if mode == "fp8" else mode
-        precision = replace(
-            config.precision,
+        precision = config.precision.replace(
             mode=number_format,
             emulate_fp8=False,
             fp8_scaling="tensorwise",
             residual=resolve_residual(config.precision.residual, mode, self.place.kind),
         )
-        return replace(
-            config,
-            attention=replace(config.attention, kernel=kernel),
-            memory=replace(config.memory, activation_budget=None),
-            runtime=replace(config.runtime, compile="off", tune="off", cuda_graphs=False),
-            parallel=replace(config.parallel, tp=1),
+        return config.replace(
+            attention=config.attention.replace(kernel=kernel),
+            memory=config.memory.replace(activation_budget=None),
+            runtime=config.runtime.replace(compile="off", tune="off", cuda_graphs=False),
+            parallel=config.parallel.replace(tp=1, sequence=False),
             precision=precision,
         )
 

@@ -17,13 +17,13 @@ import torch
 from torch import nn
 
 from cramming import device as devices
-from cramming.checks import Config, Place
 from cramming.config import UserError
 from cramming.data.batches import Batch
 from cramming.engine import Engine
 from cramming.parallel.mesh import Mesh
 from cramming.plan.memory import Simulation, heap_factor, largest_fitting, micro_batch_sizes
 from cramming.progress import format_count, say
+from cramming.recipe import Config, Hardware
 from cramming.runlog import Log, MicroBatch, Training
 
 CPU_SHARE = 0.9  # of the free memory: other processes and the page cache want some
@@ -88,7 +88,7 @@ def by_prediction(
     engine: Engine, config: Config, sizes: list[int], sequences: int
 ) -> tuple[int | None, str]:
     """On a CPU: simulated peaks of steps of `sequences` against the memory that is free now, beside the weights."""
-    simulation = Simulation(config, Place.here(config, engine.device))
+    simulation = Simulation(config, Hardware.here(config, engine.device))
     there = simulation.tracker.live["weights"]
     free = (CPU_SHARE * devices.available_bytes() + there) / heap_factor(config, engine.device.type)
     peaks: dict[int, int] = {}
@@ -106,7 +106,7 @@ def by_trying(
     engine: Engine, make_batch: MakeBatch, config: Config, sizes: list[int]
 ) -> tuple[int | None, str]:
     """On a GPU: real passes, bisecting, while room is held for the optimizer's state and a margin."""
-    place, device = Place.here(config, engine.device), engine.device
+    place, device = Hardware.here(config, engine.device), engine.device
     missing = 0 if engine.optimizer.state else Simulation(config, place).tracker.live["optimizer"]
     share = torch.cuda.get_per_process_memory_fraction(device)
     margin = int(GPU_MARGIN * share * devices.describe(device).memory_bytes)

@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from cramming.checks import Config, Place
 from cramming.parallel.mesh import (
     CompressionConfig,
     ParallelConfig,
@@ -29,6 +28,7 @@ from cramming.plan.memory import Simulation, micro_batch_sizes
 from cramming.plan.roofline import Rates
 from cramming.plan.search import GIB, Target, accepts
 from cramming.progress import format_count
+from cramming.recipe import Config, Hardware
 
 WEIGHT_BYTES = 4  # of a parameter, and of its gradient
 BACKWARD_SHARE = 2 / 3  # of a micro-batch's time
@@ -120,18 +120,18 @@ class Split:
         ]
         return " ".join([f"parallel={'pp' if self.pp > 1 else self.strategy}", *sizes])
 
-    def as_run(self, config: Config, place: Place, rows: int) -> tuple[Config, Place]:
+    def as_run(self, config: Config, place: Hardware, rows: int) -> tuple[Config, Hardware]:
         """What `pretrain` is given with these settings and micro-batches of `rows` sequences."""
         mesh: dict[str, Any] = {"dp": self.dp, "tp": self.tp, "pp": self.pp, "backend": "auto"}
         parallel: ParallelConfig = ReplicaConfig(
-            name="ddp", compression=CompressionConfig("none"), **mesh
+            name="ddp", compression=CompressionConfig(name="none"), **mesh
         )
         if self.pp > 1:
             parallel = PipelineConfig(name="pp", schedule="1f1b", **mesh)
         elif self.strategy != "ddp":
             parallel = ShardConfig(name=self.strategy, shards=None, **mesh)
-        train = replace(config.train, micro_batch=rows)
-        return replace(config, parallel=parallel, train=train), replace(
+        train = config.train.replace(micro_batch=rows)
+        return config.replace(parallel=parallel, train=train), replace(
             place, processes=self.devices
         )
 
@@ -155,7 +155,7 @@ class Prediction:
         return self.compute_seconds + self.bubble_seconds + self.exposed_seconds
 
 
-def splits(config: Config, place: Place, devices: int, network: Network) -> list[Split]:
+def splits(config: Config, place: Hardware, devices: int, network: Network) -> list[Split]:
     """Those that `pretrain` accepts: replicas alone, and replicas on several devices each."""
     every = [Split(strategy, devices) for strategy in ("ddp", "zero1", "zero2", "zero3")]
     for share in (share for share in MODEL_SHARES if devices % share == 0):

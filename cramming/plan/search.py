@@ -7,21 +7,21 @@ a step needs and how long it takes is predicted (memory.py, roofline.py), not me
 
 import functools
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 
 from cramming import device as devices
-from cramming.checks import Config, Place, attention_kernels, check
-from cramming.config import Count, Positive, UserError, require
+from cramming.config import Count, LocalPath, Positive, Section, UserError, require
 from cramming.model import attention
 from cramming.parallel.apply import MemoryConfig
 from cramming.plan import cards, roofline
 from cramming.plan.memory import Simulation, heap_factor, largest_fitting, micro_batch_sizes
 from cramming.plan.roofline import Rates
+from cramming.recipe import Config, Hardware, attention_kernels, check
 from cramming.schedule import ramp_step, sequences_per_step
 
 GIB = 2**30
@@ -39,9 +39,8 @@ CHECKPOINTING: tuple[dict[str, Any], ...] = (
 )
 
 
-@dataclass(frozen=True)
-class PlanConfig:
-    """`memory_gb` is in GiB (null: what the device has for programs); `json` a file for the whole result.
+class PlanConfig(Section):
+    """`memory_gb` is in GiB (null: what the device has for programs); `json_file` a file for the whole result.
 
     `price_per_hour` of the device, in whatever currency. `devices`: for so many, joined by `network`, the table of
     cramming/plan/scaling.py follows.
@@ -49,7 +48,7 @@ class PlanConfig:
 
     memory_gb: Positive | None
     device: str
-    json: Path | None
+    json_file: Annotated[LocalPath | None, Field(alias="json")]
     price_per_hour: Positive | None = None
     devices: tuple[Count, ...] = ()
     network: Literal["nvlink", "pcie"] = "nvlink"
@@ -59,7 +58,7 @@ class PlanConfig:
 class Target:
     """The device that is planned for."""
 
-    place: Place
+    place: Hardware
     memory_bytes: float
     rates: Rates
     heap_factor: float = 1.0  # by how much more than its tensors the process may hold
@@ -95,7 +94,7 @@ def planned_config(settings: dict[str, Any]) -> Config:
     """As `pretrain` reads it; the vocabulary is the tokenizer's upper limit where the model leaves it open."""
     config = Config.of(settings)
     vocabulary = config.model.vocab_size or (settings["tokenizer"]["vocab_size"] + 63) // 64 * 64
-    return replace(config, model=replace(config.model, vocab_size=vocabulary))
+    return config.replace(model=replace(config.model, vocab_size=vocabulary))
 
 
 def find_target(plan: PlanConfig, device: str, config: Config) -> Target:
@@ -105,7 +104,7 @@ def find_target(plan: PlanConfig, device: str, config: Config) -> Target:
     if plan.device in ("auto", "cpu", "cuda"):
         here = devices.select(device if plan.device == "auto" else plan.device)
         attention_kernels(config, here)  # refuses what `pretrain` would
-        place = replace(Place.here(config, here), trains=False)
+        place = replace(Hardware.here(config, here), trains=False)
         memory: float = (
             devices.describe(here).memory_bytes
             if here.type == "cuda"
@@ -115,7 +114,7 @@ def find_target(plan: PlanConfig, device: str, config: Config) -> Target:
     else:
         card = roofline.named(plan.device)
         mode = precision.mode if precision.mode != "auto" else "bf16" if card.has_bf16 else "fp16"
-        place = Place("cuda", card.name, mode, card.capability)
+        place = Hardware("cuda", card.name, mode, card.capability)
         check_kernel(config, place)
         memory, rates, here = (
             card.memory_bytes,
@@ -130,7 +129,7 @@ def find_target(plan: PlanConfig, device: str, config: Config) -> Target:
     return Target(place, memory, rates, heap_factor(config, place.kind), *power)
 
 
-def check_kernel(config: Config, card: Place) -> None:
+def check_kernel(config: Config, card: Hardware) -> None:
     """UserError where the attention kernel that is set cannot run on a card that is not here."""
     kernel, dropout = config.attention.kernel, config.model.attention_dropout
     if kernel == "auto":
@@ -167,10 +166,10 @@ def explore(config: Config, target: Target) -> Iterator[Option]:
     sizes = [
         rows
         for rows in micro_batch_sizes(ramp_step(train.batch_ramp, train.batch_size))
-        if accepts(replace(config, train=replace(train, micro_batch=rows)), target.place)
+        if accepts(config.replace(train=train.replace(micro_batch=rows)), target.place)
     ]
     for memory in variants(config, target.place):
-        simulation = Simulation(replace(config, memory=memory), target.place, target.memory_bytes)
+        simulation = Simulation(config.replace(memory=memory), target.place, target.memory_bytes)
         price = functools.cache(functools.partial(price_of, config, target, simulation))
         wanted = [largest_fitting(sizes, lambda rows: price(rows).fits) or sizes[0]]  # noqa: B023
         if memory == config.memory and isinstance(train.micro_batch, int):
@@ -178,15 +177,15 @@ def explore(config: Config, target: Target) -> Iterator[Option]:
         yield from (price(rows) for rows in dict.fromkeys(wanted))
 
 
-def variants(config: Config, place: Place) -> list[MemoryConfig]:
+def variants(config: Config, place: Hardware) -> list[MemoryConfig]:
     """The configured section `memory` and, on top of it, each checkpointing that goes with the rest."""
     check(config, place)
-    tried = [replace(config.memory, **changes) for changes in CHECKPOINTING]
-    accepted = [memory for memory in tried if accepts(replace(config, memory=memory), place)]
+    tried = [config.memory.replace(**changes) for changes in CHECKPOINTING]
+    accepted = [memory for memory in tried if accepts(config.replace(memory=memory), place)]
     return list(dict.fromkeys([config.memory, *accepted]))
 
 
-def accepts(config: Config, place: Place) -> bool:
+def accepts(config: Config, place: Hardware) -> bool:
     """Whether `pretrain` would run it there."""
     try:
         check(config, place)
@@ -201,9 +200,9 @@ def price_of(config: Config, target: Target, simulation: Simulation, rows: int) 
     cost, memory = simulation.step(rows, count), simulation.config.memory
     seconds = count * target.rates.seconds(cost.micro_batch) + target.rates.seconds(cost.update)
     rate = count * rows * config.train.sequence_length / seconds
-    before = asdict(config.memory)
+    before = dict(config.memory)
     changed = [
-        f"memory.{key}={value}" for key, value in asdict(memory).items() if value != before[key]
+        f"memory.{key}={value}" for key, value in dict(memory).items() if value != before[key]
     ]
     return Option(
         micro_batch=rows,

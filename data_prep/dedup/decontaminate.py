@@ -17,13 +17,13 @@ Suffixes: W words, E entries of the table, S sentences, K candidates for a match
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
-from cramming.config import UserError, Within, file_sha256
+from cramming.config import Section, UserError, file_sha256
 from cramming.data.task_files import AX, GLUE, SUPERGLUE, TASKS, texts_sha256
 from data_prep.dedup.ngram_hashes import BASE, HashedWords, combine, hash_words, mix, word_places
 from data_prep.stage_stats import excerpt
@@ -65,12 +65,11 @@ _JSON_TEXT = {
 _DIGIT = np.array([0x30 <= byte < 0x3A for byte in range(256)])
 
 
-@dataclass(frozen=True)
-class DecontaminationConfig:
+class DecontaminationConfig(Section):
     """Section `data.decontaminate`."""
 
     tasks: str | None = None  # folder with CoLA/, SST-2/ ... BoolQ/ ...; null: no decontamination
-    ngram: Annotated[int, Within(lambda n: 9 <= n <= 50, "from 9 to 50")] = 13
+    ngram: Annotated[int, Field(ge=9, le=50)] = 13
     train_text: bool = False  # look for the training sets too
 
 

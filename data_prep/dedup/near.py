@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 
-from cramming.config import Count, Seed, Share, Within
+from cramming.config import Count, Section, Seed, Share
 from cramming.files import overwrite_atomically
 from data_prep.dedup.exact import in_sorted
 from data_prep.dedup.ngram_hashes import hash_words, ngrams
@@ -43,8 +44,7 @@ PAIRS_AT_ONCE = 1 << 14
 SPREAD = np.uint32(0x9E3779B1)  # odd: every bit of a number reaches the highest 8 of its multiple
 
 
-@dataclass(frozen=True)
-class NearDuplicateConfig:
+class NearDuplicateConfig(Section):
     """Section `data.near_duplicates`."""
 
     enabled: bool = False
@@ -53,9 +53,7 @@ class NearDuplicateConfig:
         0.5  # estimated Jaccard similarity from which two documents are near-duplicates
     )
     permutations: Count = 256  # bytes of a signature
-    rows: Annotated[int, Within(lambda n: 1 <= n <= 8, "from 1 to 8")] = (
-        3  # bytes in a band; bands = permutations // rows
-    )
+    rows: Annotated[int, Field(ge=1, le=8)] = 3  # bytes in a band; bands = permutations // rows
     seed: Seed = 0
 
 

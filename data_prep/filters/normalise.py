@@ -11,11 +11,12 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal
 
-from cramming.config import Count, Within
+from pydantic import Field
+
+from cramming.config import Count, Section
 
 # C0 and C1 controls that are not whitespace; soft hyphen, directional marks, byte-order mark; lone surrogates, which
 # JSON escapes can smuggle in.
@@ -39,15 +40,12 @@ _UNICODE_FORMS: dict[str, Callable[[str], str]] = {
 _LINE_BREAK = re.compile(r"<br ?/?>")  # left in reviews and in what WikiExtractor makes
 
 
-@dataclass(frozen=True)
-class CleanConfig:
+class CleanConfig(Section):
     """Section `data.clean`."""
 
     unicode: Literal["NFC", "NFKC", "none"] = "NFC"
     min_characters: Count = 20
-    max_characters: Annotated[int, Within(lambda n: n >= 1000, "at least 1000")] = (
-        4_000_000  # longer documents are cut
-    )
+    max_characters: Annotated[int, Field(ge=1000)] = 4_000_000  # longer documents are cut
 
 
 def normalize(text: str, config: CleanConfig, deleted: Counter[str] | None = None) -> str:

@@ -10,13 +10,12 @@ and Goldstein 2022, section 4.4). Not taken over: C4's list of bad words, and it
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, NamedTuple, get_origin, get_type_hints
 
 import numpy as np
 
-from cramming.config import Count, Natural, NotNegative, Share
+from cramming.config import Count, Natural, NotNegative, Section, Share
 from data_prep.filters.normalise import CleanConfig
 from data_prep.filters.repetition import (
     duplicate_line_characters,
@@ -218,8 +217,7 @@ def _lines(reason: str, test: Callable[[str], object], only_with: Iterable[bytes
     )
 
 
-@dataclass(frozen=True)
-class FilterConfig:
+class FilterConfig(Section):
     """Section `data.filters`: the filters in the order in which they judge; the first that removes is named.
 
     Each setting is its filter's limit, in conf/data/filters with its published value. None (`no_`: false) switches the

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,7 +17,6 @@ def generator_sha256() -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
-@dataclass(frozen=True, kw_only=True)
 class EmbeddedConfig(DataConfig):
     """`data=embedded`."""
 

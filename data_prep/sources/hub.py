@@ -8,12 +8,12 @@ stands for when the preparation begins.
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
+from pydantic import model_validator
 
 from cramming.config import UserError, file_sha256
 from cramming.data.manifest import TokenizerInfo
@@ -29,7 +29,6 @@ class ConnectionLostError(UserError):
     """The network failed: what was prepared so far is kept and the same command goes on."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class HubConfig(DataConfig):
     """`data=hub` and its presets. `dataset` is a hub name, or a local folder that `datasets` can load."""
 
@@ -43,16 +42,21 @@ class HubConfig(DataConfig):
     ids_field: str | None = None  # a column of token ids, instead of text
     tokenizer_file: str | None = None  # the data set's own tokenizer.json, which `ids_field` needs
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @model_validator(mode="after")
+    def _is_complete(self) -> Self:
         if not self.dataset:
             raise ValueError(
-                "dataset is not set; name one (data.dataset=owner/name) or take a preset (data=wikipedia)"
+                "dataset=null: not set. Name one (data.dataset=owner/name), or choose a preset (data=wikipedia)."
             )
-        if (self.ids_field is None) != (self.tokenizer_file is None):
+        if self.ids_field is not None and self.tokenizer_file is None:
             raise ValueError(
-                "ids_field and tokenizer_file belong together: ids mean nothing without their tokenizer"
+                f"ids_field={self.ids_field}: ids mean nothing without their tokenizer. Set tokenizer_file too."
             )
+        if self.ids_field is None and self.tokenizer_file is not None:
+            raise ValueError(
+                f"tokenizer_file={self.tokenizer_file}: only for ids. Set ids_field too, or it to null."
+            )
+        return self
 
     @property
     def processes(self) -> int | None:

@@ -11,10 +11,11 @@ A sample for the tokenizer has the same proportions. With a part that is costly 
 import random
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
-from cramming.config import UserError, build
+from pydantic import model_validator
+
+from cramming.config import UserError, build, shown, unknown_choice
 from data_prep.sources.embedded import EmbeddedSource
 from data_prep.sources.hub import HubSource
 from data_prep.sources.source import DataConfig, Document, Source, limited
@@ -28,23 +29,26 @@ PARTS: dict[str, Any] = {
 }  # what can be mixed
 
 
-@dataclass(frozen=True, kw_only=True)
 class MixConfig(DataConfig):
     """`data=mix`. A part is a section `data` of another source with a `weight`, without what all share."""
 
     parts: list[dict[str, Any]]
     unit: Literal["bytes", "documents"] = "bytes"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @model_validator(mode="after")
+    def _weighs_parts(self) -> Self:
         if len(self.parts) < 2:
             raise ValueError(
-                "parts: a mix has at least two, each as {weight: 1, source: text, paths: [a.txt]}"
+                f"parts={shown(self.parts)}: a mix has at least two."
+                " Give each as {weight: 1, source: text, paths: [a.txt]}."
             )
         for number, part in enumerate(self.parts):
             weight = part.get("weight")
             if not isinstance(weight, (int, float)) or not 0 < weight < float("inf"):
-                raise ValueError(f"parts[{number}].weight={weight!r} must be a number above 0")
+                raise ValueError(
+                    f"parts[{number}].weight={shown(weight)}: expected a number above 0."
+                )
+        return self
 
 
 class MixSource(Source):
@@ -151,7 +155,7 @@ def _open_part(config: MixConfig, number: int) -> Source:
     """One part as a source of its own; what all parts share is the mix's."""
     shared = {
         key: value
-        for key, value in asdict(config).items()
+        for key, value in config.model_dump().items()
         if key not in ("source", "parts", "unit")
     }
     shared["max_documents"] = None
@@ -173,7 +177,7 @@ def open_source(
     """The source that a section of settings describes. UserError: one line that names the setting."""
     kind = str(section.get("source"))
     if kind not in sources:
-        raise UserError(f"{place}.source={kind!r}: choose one of {', '.join(sources)}")
+        raise UserError(unknown_choice(f"{place}.source", kind, sources))
     config = build(sources[kind].config_class, section, place)
     try:
         opened: Source = sources[kind](config)

@@ -10,11 +10,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
+from pydantic import model_validator
 
-from cramming.config import Count, Fraction, Seed, folder_name
+from cramming.config import Count, Fraction, Section, Seed, folder_name
 from cramming.data.corpus import Curriculum
 from data_prep.dedup.decontaminate import DecontaminationConfig
 from data_prep.dedup.near import NearDuplicateConfig
@@ -59,8 +60,7 @@ class Document(NamedTuple):
         return self.ids is None and self.damage is None
 
 
-@dataclass(frozen=True, kw_only=True)
-class DataConfig:
+class DataConfig(Section):
     """Section `data`, the part that every source has."""
 
     name: str
@@ -74,16 +74,18 @@ class DataConfig:
     license: str | None = None
     validation_fraction: Fraction = 0.01
     max_documents: Count | None = None
-    clean: CleanConfig = field(default_factory=CleanConfig)
-    filters: FilterConfig = field(default_factory=FilterConfig)
+    clean: CleanConfig = CleanConfig()
+    filters: FilterConfig = FilterConfig()
     deduplicate: bool = True
-    near_duplicates: NearDuplicateConfig = field(default_factory=NearDuplicateConfig)
-    decontaminate: DecontaminationConfig = field(default_factory=DecontaminationConfig)
-    orders: list[Curriculum] = field(default_factory=lambda: ["sentence_length", "compressibility"])
+    near_duplicates: NearDuplicateConfig = NearDuplicateConfig()
+    decontaminate: DecontaminationConfig = DecontaminationConfig()
+    orders: tuple[Curriculum, ...] = ("sentence_length", "compressibility")
     shard_tokens: Count = 1 << 26
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _names_a_folder(self) -> Self:
         folder_name(self.name, "name", "corpora")
+        return self
 
     @property
     def processes(self) -> int | None:

@@ -78,7 +78,6 @@ FORMATS: dict[str, Format] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
 class TextConfig(DataConfig):
     """`data=text`."""
 

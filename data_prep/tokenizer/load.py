@@ -8,14 +8,14 @@ text that spells a special token: pretraining reads `[MASK]` as text (data_prep/
 import json
 import unicodedata
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from cramming.config import Count, Positive, UserError, Within, file_sha256
+from cramming.config import Count, Positive, Section, UserError, file_sha256
 from cramming.data.manifest import TokenizerInfo
 
 SPECIAL_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
@@ -25,14 +25,11 @@ SPELLINGS = (SPECIAL_TOKENS, {name: f"<{name}>" for name in SPECIAL_TOKENS})
 TOKENIZER_CONFIG = "tokenizer_config.json"  # beside tokenizer.json, for transformers
 
 
-@dataclass(frozen=True)
-class TokenizerConfig:
+class TokenizerConfig(Section):
     """Section `tokenizer`. With `path` nothing is trained and the other fields do not matter."""
 
     kind: Literal["wordpiece", "bpe", "unigram"] = "wordpiece"
-    vocab_size: Annotated[int, Within(lambda n: 5 < n <= 1 << 20, "from 6 to 1048576")] = (
-        32768  # an upper limit
-    )
+    vocab_size: Annotated[int, Field(ge=6, le=1 << 20)] = 32768  # an upper limit
     lowercase: bool = True
     min_frequency: Count = 2  # of a new entry; Unigram has a rule of its own
     sample_mb: Positive = 100.0  # trained on an even random sample of the text, at most this large

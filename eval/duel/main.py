@@ -12,14 +12,24 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+from pydantic import Field, model_validator
 
 from cramming.budget import limits_of
 from cramming.children import run_or_exit
 from cramming.cli import check
-from cramming.config import NotNegative, UserError, Within, build, require, settings_hash
+from cramming.config import (
+    LocalPath,
+    NotNegative,
+    Section,
+    UserError,
+    build,
+    require,
+    settings_hash,
+)
 from cramming.data.manifest import MANIFEST, Manifest, corpus_folder
 from cramming.data.masking import OBJECTIVES
 from cramming.environment import git_state
@@ -63,31 +73,30 @@ ON_THE_CLOCK = (
 OF_A_STEP = (("train", "batch_size"), ("train", "sequence_length"))
 
 
-@dataclass(frozen=True)
-class DuelConfig:
+class DuelConfig(Section):
     """Section `duel`. `base` and `candidate` are overrides of one side each, as on a command line."""
 
     what: Literal["fight", "ladder"]
     base: str | None
     candidate: str | None
-    pairs: Annotated[int, Within(lambda n: FEWEST <= n <= 50, f"from {FEWEST} to 50")]
-    first_look: Annotated[int, Within(lambda n: n >= FEWEST, f"at least {FEWEST}")]
-    error: Annotated[float, Within(lambda p: 0.001 <= p <= 0.5, "from 0.001 to 0.5")]
+    pairs: Annotated[int, Field(ge=FEWEST, le=50)]
+    first_look: Annotated[int, Field(ge=FEWEST)]
+    error: Annotated[float, Field(ge=0.001, le=0.5)]
     delta: NotNegative
     glue: bool
     keep: bool
-    folder: Path
-    json: bool
+    folder: LocalPath
+    as_json: Annotated[bool, Field(alias="json")]
 
-    def __post_init__(self) -> None:
-        require(
-            self.first_look <= self.pairs,
-            f"first_look={self.first_look} is above pairs={self.pairs}",
-        )
-        require(
-            self.folder.is_dir() or not self.folder.exists(),
-            f"folder={self.folder}: is a file; give a folder",
-        )
+    @model_validator(mode="after")
+    def _can_be_held(self) -> Self:
+        if self.first_look > self.pairs:
+            raise ValueError(
+                f"first_look={self.first_look}: above duel.pairs={self.pairs}. Change one of them."
+            )
+        if self.folder.exists() and not self.folder.is_dir():
+            raise ValueError(f"folder={self.folder}: a file. Give a folder.")
+        return self
 
 
 class Opponent(NamedTuple):
@@ -103,18 +112,18 @@ Opponents = Sequence[Opponent]  # both, the base first
 def main(settings: dict[str, Any]) -> None:
     """The verb `duel`."""
     config = build(DuelConfig, settings["duel"], "duel")
-    if config.json:
+    if config.as_json:
         use_stderr()
     log = DuelLog(config.folder)
     if config.what == "ladder":
-        ladder.show(log, config.json)
+        ladder.show(log, config.as_json)
         return
     opponents = read_opponents(config)
     cores, device = where(opponents)
     opponents = on_the_clock(opponents, cores)
     check_sides(opponents, config)
     by_score = needs_scores(opponents, config.glue)
-    prepare(opponents, config.json)
+    prepare(opponents, config.as_json)
     both = [side.settings for side in opponents]
     measure: Measure = "score" if by_score else measure_of(*both)
     seed = int(settings["seed"])
@@ -390,7 +399,7 @@ def fight(
         say_pair(duel, len(duel.pairs))
     duel = log.duels()[duel_id]
     say(ladder.sentence(duel))
-    if config.json:
+    if config.as_json:
         pairs = [pair.model_dump(mode="json") for pair in duel.pairs]
         print(json.dumps({**ladder.summary(duel), "pairs": pairs}), flush=True)
 

@@ -11,14 +11,12 @@ for each schedule of cramming/parallel/stages.py the idle share of a step; `stud
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from cramming import device as devices
-from cramming.checks import Config
 from cramming.config import require
 from cramming.data.batches import PINNED
 from cramming.engine import DivergedError, build_engine
@@ -27,6 +25,7 @@ from cramming.parallel.mesh import Mesh
 from cramming.parallel.stages import ORDERS
 from cramming.parallel.timeline import Slot, bubble, formula, most_kept, timeline
 from cramming.progress import say
+from cramming.recipe import Config
 from cramming.record import finite
 from cramming.schedule import learning_rate_factor
 from cramming.train_state import RunData, fit_to_corpus
@@ -121,7 +120,7 @@ def _trained(
 def _train(settings: Mapping[str, Any], rule: Rule, stages: Stages) -> dict[str, Any]:
     config = Config.of(settings)
     data = RunData.open(settings, config, verify=False)
-    config = replace(config, model=fit_to_corpus(config.model, data.corpus))
+    config = config.replace(model=fit_to_corpus(config.model, data.corpus))
     device, steps, rows = (
         devices.select(settings["device"]),
         int(config.budget.limit),

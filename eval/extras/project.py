@@ -10,13 +10,12 @@ projection knows nothing of what only begins beyond the runs, such as reading th
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
-from cramming.config import Positive, UserError, build, expand_home
+from cramming.config import LocalPath, Positive, Section, UserError, build, expand_home
 from cramming.files import overwrite_atomically, write_atomically
 from cramming.progress import say, use_stderr
 from cramming.record_schema import number
@@ -32,21 +31,20 @@ if TYPE_CHECKING:
 DRAWN = 200  # points of the law's line
 
 
-@dataclass(frozen=True)
-class ProjectConfig:
+class ProjectConfig(Section):
     """Section `project`. The full budget is `exaflops`, or what `hours` give at the longest run's speed."""
 
     names: list[str] | None
     hours: Positive
     exaflops: Positive | None
-    out: Path | None
-    json: bool
+    out: LocalPath | None
+    as_json: Annotated[bool, Field(alias="json")]
 
 
 def main(settings: dict[str, Any]) -> None:
     """The verb `project`."""
     config = build(ProjectConfig, settings["project"], "project")
-    if config.json:
+    if config.as_json:
         use_stderr()
     folder = expand_home(settings["runs"], "runs")
     runs = read_runs(folder, config.names)
@@ -70,7 +68,7 @@ def main(settings: dict[str, Any]) -> None:
     figure = draw(runs.points, losses)
     write_atomically(out / "projection.svg", plots.svg(figure, "projection"))
     overwrite_atomically(out / "projection.png", lambda path: path.write_bytes(plots.png(figure)))
-    if config.json:
+    if config.as_json:
         print(json.dumps(projection_words.for_programs(runs, losses, scores)), flush=True)
     else:
         projection_words.show(runs, losses, scores)

@@ -15,12 +15,24 @@ import statistics
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+from pydantic import Field, model_validator
 
 from cramming.children import run_process
-from cramming.config import Count, UserError, build, expand_home, folder_name, require
+from cramming.config import (
+    Count,
+    LocalPath,
+    Section,
+    UserError,
+    build,
+    expand_home,
+    folder_name,
+    require,
+    shown,
+    suggestion,
+)
 from cramming.data.manifest import MANIFEST, corpus_folder
 from cramming.data.task_files import ENTRIES
 from cramming.files import write_atomically
@@ -45,24 +57,28 @@ HEADER = (
 )
 
 
-@dataclass(frozen=True)
-class StudyConfig:
+class StudyConfig(Section):
     """Section `study`. `variants` has a table for each study: name of a variant -> overrides that it is run with."""
 
     what: str = "vocab"
-    variants: dict[str, dict[str, list[str]]] = field(default_factory=dict)
-    vocab_sizes: list[int] = field(default_factory=list)
+    variants: dict[str, dict[str, list[str]]] = Field(default_factory=dict)
+    vocab_sizes: tuple[int, ...] = ()
     stages: Count = 4
-    seeds: list[int] = field(default_factory=lambda: [0])
+    seeds: tuple[int, ...] = (0,)
     glue: bool | None = None
-    out: Path | None = None
+    out: LocalPath | None = None
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _has_runs(self) -> Self:
         known = sorted({*self.variants, "vocab", "pipelines"})
-        require(self.what in known, f"what={self.what!r}: choose one of {', '.join(known)}")
-        require(self.seeds, "seeds=[]: nothing to run; name at least one")
+        if self.what not in known:
+            raise ValueError(f"what={self.what}: unknown study. {suggestion(self.what, known)}")
+        if not self.seeds:
+            raise ValueError("seeds=[]: nothing to run. Name at least one.")
         for name, values in {"seeds": self.seeds, "vocab_sizes": self.vocab_sizes}.items():
-            require(len(values) == len(set(values)), f"{name}={values}: name each once")
+            if len(values) != len(set(values)):
+                raise ValueError(f"{name}={shown(values)}: not each once. Leave out what is twice.")
+        return self
 
     @property
     def fine_tunes(self) -> bool:

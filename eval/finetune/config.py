@@ -1,10 +1,10 @@
 """The settings of `cramming glue`: section `eval`, with one set of hyperparameters for all tasks."""
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from cramming.config import Count, Fraction, NotNegative, Positive, Seed, Within, require
+from pydantic import Field, field_validator, model_validator
+
+from cramming.config import Count, Fraction, LocalPath, NotNegative, Positive, Section, Seed
 from cramming.data.suites import SourceName
 from cramming.model.config import Pooling
 from cramming.schedule import Constant, Cosine, Linear, learning_rate_factor
@@ -13,8 +13,7 @@ Init = Literal["pretrained", "random"]  # the weights that fine-tuning starts fr
 SELECTION = "last epoch"  # whose weights are scored
 
 
-@dataclass(frozen=True)
-class Hyperparameters:
+class Hyperparameters(Section):
     """The global set. `warmup` is a share of all steps; `dropout` also that of the classification head.
 
     `pooling` takes the first token or the mean of a sequence, or compares the means of its two texts; `pooler` puts a
@@ -35,7 +34,7 @@ class Hyperparameters:
     attention_dropout: Fraction
     pooling: Pooling
     pooler: bool
-    max_length: Annotated[int, Within(lambda length: length >= 8, "at least 8 tokens")]
+    max_length: Annotated[int, Field(ge=8)]
 
     def learning_rate_at(self, progress: float) -> float:
         """The learning rate after `progress` in [0, 1] of all steps."""
@@ -47,8 +46,7 @@ class Hyperparameters:
         return self.learning_rate * learning_rate_factor(shapes[self.schedule], progress)
 
 
-@dataclass(frozen=True)
-class EvalConfig:
+class EvalConfig(Section):
     """Section `eval`; conf/eval/glue_sane.yaml says what each setting does.
 
     `sweep` chooses by the scores that are printed, which the closed division does not allow.
@@ -56,24 +54,30 @@ class EvalConfig:
     """
 
     source: SourceName
-    data_dir: Path | None
+    data_dir: LocalPath | None
     tasks: tuple[str, ...] | None
     init: tuple[Init, ...]
     seeds: tuple[Seed, ...]
     predict_test: bool
     baselines: bool
     sweep: bool
-    minimal_pairs: Path | None
+    minimal_pairs: LocalPath | None
     workers: Count | None
     threads: Count
     precision: Literal["auto", "fp32", "bf16", "fp16"]
     hyperparameters: Hyperparameters
 
-    def __post_init__(self) -> None:
-        for name, values in {"init": self.init, "seeds": self.seeds, "tasks": self.tasks}.items():
-            require(
-                values is None or 0 < len(values) == len(set(values)),
-                f"{name} must name at least one, each once",
+    @field_validator("init", "seeds", "tasks")
+    @classmethod
+    def _names_each_once(cls, values: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
+        if values is not None and not 0 < len(values) == len(set(values)):
+            raise ValueError("expected at least one, each once.")
+        return values
+
+    @model_validator(mode="after")
+    def _reads_one_source(self) -> Self:
+        if self.source == "embedded" and self.data_dir:
+            raise ValueError(
+                f"data_dir={self.data_dir}: for real GLUE data. Choose eval=glue_sane."
             )
-        given = self.source == "embedded" and self.data_dir
-        require(not given, "data_dir is for real GLUE data; add eval=glue_sane")
+        return self

@@ -159,7 +159,9 @@ def finetune(run: TaskRun, on_examples: Callable[[int], None] = lambda count: No
     started, task, device = time.perf_counter(), TASKS[run.task], torch.device(run.device)
     torch.manual_seed(run.seed)
     model = build_classifier(run.source, run.init, task.outputs, run.hyper).to(device)
-    number_format = Precision(PrecisionConfig(run.precision, tf32=run.precision != "fp32"), device)
+    number_format = Precision(
+        PrecisionConfig(mode=run.precision, tf32=run.precision != "fp32"), device
+    )
     train_set, put_back = run.data.train, None
     # A row of the word embedding that no training text uses has no gradient, and without weight decay never changes.
     if run.source.own and run.hyper.weight_decay == 0:

@@ -12,16 +12,25 @@ cannot be read is listed with what is wrong; it hides no other run. Same logs, s
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import field_validator
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from cramming.config import UserError, build, expand_home, file_sha256, printable, require
+from cramming.config import (
+    LocalPath,
+    Section,
+    UserError,
+    build,
+    expand_home,
+    file_sha256,
+    printable,
+)
 from cramming.data.suites import AVERAGES
 from cramming.files import overwrite_atomically, sweep
 from cramming.progress import say
@@ -32,7 +41,8 @@ from eval.report.entries import verdicts_of
 from eval.report.leaderboard import Board, board_of
 from eval.report.leaderboard_csv import comma_separated
 from eval.report.leaderboard_latex import latex
-from eval.report.page_data import Section, curve, data_of
+from eval.report.page_data import Section as PageSection
+from eval.report.page_data import curve, data_of
 from eval.report.ranking import Row, bars, main_average, rows_of
 from eval.report.render import Figure
 from eval.report.run_page import RunPage, links
@@ -46,18 +56,20 @@ if TYPE_CHECKING:
 MOST_BARS = 40  # of the plot of scores
 
 
-@dataclass(frozen=True)
-class ReportConfig:
+class ReportConfig(Section):
     """Where the report goes; `duels`: the folder of duels; `repository`: the web address of the code, for links."""
 
-    out: Path | None
+    out: LocalPath | None
     each_run: bool
-    duels: Path
+    duels: LocalPath
     repository: str | None
 
-    def __post_init__(self) -> None:
-        web = self.repository is None or self.repository.startswith(("https://", "http://"))
-        require(web, f"repository={self.repository}: not a web address; give https://...")
+    @field_validator("repository")
+    @classmethod
+    def _is_on_the_web(cls, repository: str | None) -> str | None:
+        if repository is not None and not repository.startswith(("https://", "http://")):
+            raise ValueError("not a web address. Give https://...")
+        return repository
 
 
 def main(config: dict[str, Any]) -> None:
@@ -69,7 +81,7 @@ def main(config: dict[str, Any]) -> None:
     with readers(folder) as run_map:
         runs = load_runs(folder, run_map)
     rows = rows_of(runs)
-    sections: list[Section] = []
+    sections: list[PageSection] = []
     for run in runs:
         if run.problem:
             continue
@@ -95,7 +107,7 @@ def main(config: dict[str, Any]) -> None:
     say(f"report: {out / 'leaderboard.html'}")
 
 
-def _section(run: Run, rows: Sequence[Row], settings: ReportConfig, out: Path) -> Section:
+def _section(run: Run, rows: Sequence[Row], settings: ReportConfig, out: Path) -> PageSection:
     """Return a run's part of the leaderboard; write its own report, with the same content."""
     own = run.folder / "report" if settings.each_run and _takes_pages(run) else None
     if own is not None:
@@ -105,12 +117,12 @@ def _section(run: Run, rows: Sequence[Row], settings: ReportConfig, out: Path) -
     html = render.fragment("html", "body.j2", one=page)
     if own:
         alone = replace(page, links=links(run, own, settings.repository))
-        data = data_of([Section(alone, line)])
+        data = data_of([PageSection(alone, line)])
         _write(own / "report.md", render.markdown("report.j2", one=alone))
         _write(
             own / "report.html", render.html(run.label, "report.j2", data, one=alone, content=html)
         )
-    return Section(page, line, render.fragment("html", "details.j2", one=page, content=html))
+    return PageSection(page, line, render.fragment("html", "details.j2", one=page, content=html))
 
 
 def _refresh_record(run: Run) -> None:
@@ -198,7 +210,7 @@ def _score_figure(rows: Sequence[Row], suite: str, out: Path) -> Figure | None:
 
 
 def _write_board(
-    out: Path, runs: Sequence[Run], boards: Sequence[Board], sections: Sequence[Section]
+    out: Path, runs: Sequence[Run], boards: Sequence[Board], sections: Sequence[PageSection]
 ) -> None:
     """The leaderboard, from the tables down to the rules."""
     rows = [row for board in boards for row in board.rows]

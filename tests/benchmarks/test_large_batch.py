@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from cramming.checks import Config
 from cramming.overrides import compose
+from cramming.recipe import Config
 
 
 @pytest.fixture

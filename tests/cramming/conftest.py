@@ -1,7 +1,6 @@
 """An engine made from keywords and steps of it; runs of 12 steps made from overrides, and what they left behind."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,12 @@ import torch
 from torch import Tensor
 
 from cramming import checkpoint, launch
-from cramming.checks import Config
 from cramming.config import UserError, choose
 from cramming.engine import Engine, StepStats, build_engine
 from cramming.model.config import ModelConfig
 from cramming.optim.build import OPTIMIZERS
 from cramming.parallel.mesh import Mesh
+from cramming.recipe import Config
 from cramming.record import load_metrics, load_record
 
 CPU = torch.device("cpu")
@@ -54,13 +53,12 @@ def make_engine(
         torch.manual_seed(seed)
         own = compose(f"optim={(optim or {}).get('name', 'adamw-tiny')}")["optim"]
         own = {key: 1e-8 if key == "eps" else value for key, value in own.items()}
-        config = replace(
-            plain,
+        config = plain.replace(
             model=model,
-            memory=replace(plain.memory, **memory),
+            memory=plain.memory.replace(**memory),
             optim=choose(OPTIMIZERS, {**own, **(optim or {})}, "optim"),
-            precision=replace(
-                plain.precision, mode=mode, emulate_fp8=mode == "fp8", residual=residual
+            precision=plain.precision.replace(
+                mode=mode, emulate_fp8=mode == "fp8", residual=residual
             ),
         )
         return build_engine(config, Mesh(plain.parallel, device), device)

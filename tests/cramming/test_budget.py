@@ -63,8 +63,8 @@ def young(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({}, "exactly one limit counts, found none"),
-        ({"hours": 1, "steps": 5}, "found hours=1 and steps=5"),
+        ({}, "budget.hours=null: no limit"),
+        ({"hours": 1, "steps": 5}, "budget.steps=5: a second limit"),
         *(({unit: value}, f"budget.{unit}={value}") for unit in UNITS for value in (0, -1)),
         *(
             ({"steps": 1, "heartbeat_seconds": seconds}, "heartbeat_seconds")
@@ -400,7 +400,9 @@ import time
 from pathlib import Path
 from cramming.budget import BudgetClock, BudgetConfig
 from cramming.runlog import EventLog, Training
-clock = BudgetClock(BudgetConfig(1.0, None, None, None, 0.1), EventLog(Path({str(tmp_path / RUN_LOG)!r})), Training())
+limits = dict(exaflops=None, tokens=None, steps=None)
+budget = BudgetConfig(hours=1.0, heartbeat_seconds=0.1, **limits)
+clock = BudgetClock(budget, EventLog(Path({str(tmp_path / RUN_LOG)!r})), Training())
 clock.start("open", recipe={{}})
 print("on", flush=True)
 time.sleep(60)

@@ -12,11 +12,11 @@ import torch
 
 from cramming import checkpoint
 from cramming.budget import Work
-from cramming.checks import CheckpointConfig
 from cramming.config import UserError, file_sha256
 from cramming.engine import Engine
 from cramming.parallel.mesh import Mesh
 from cramming.precision import Precision, PrecisionConfig
+from cramming.recipe import CheckpointConfig
 from cramming.runlog import Saved
 
 KNOWN: list[Saved] = []  # by all tests here: no two files are the same
@@ -27,7 +27,7 @@ class State(Engine):
     """A model, an optimizer with history, a scaler."""
 
     def __init__(self, model: torch.nn.Module, steps: int):
-        precision = Precision(PrecisionConfig("fp32", tf32=False), CPU)
+        precision = Precision(PrecisionConfig(mode="fp32", tf32=False), CPU)
         super().__init__(
             model,
             torch.optim.AdamW(model.parameters(), lr=0.1),
@@ -161,9 +161,9 @@ def test_a_save_that_ends_at_any_byte_is_the_systems_error_and_keeps_the_old_one
 
 
 def test_when_a_save_is_due() -> None:
-    by_steps = CheckpointConfig(10.0, 3, ())
+    by_steps = CheckpointConfig(every_minutes=10.0, every_steps=3, keep_at=())
     assert [s for s in range(1, 10) if by_steps.is_due(s, 0.0)] == [3, 6, 9]
-    by_time = CheckpointConfig(0.5, None, ())
+    by_time = CheckpointConfig(every_minutes=0.5, every_steps=None, keep_at=())
     assert not by_time.is_due(1, 29.9)
     assert by_time.is_due(1, 30.0)
 

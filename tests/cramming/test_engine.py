@@ -21,7 +21,7 @@ def engine(
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     if kind == "adamw":
         optimizer = torch.optim.AdamW(model.parameters(), lr=1.0)
-    precision = Precision(PrecisionConfig(mode, False), CPU)  # type: ignore[arg-type]
+    precision = Precision(PrecisionConfig(mode=mode, tf32=False), CPU)  # type: ignore[arg-type]
     return Engine(model, optimizer, precision, clip, Mesh.solo(CPU), CPU)
 
 
@@ -95,7 +95,7 @@ def test_a_fused_update_clips_as_a_separate_pass_does(
             for m, fused in ((found, True), (expected, False))
         ]
         for model, optimizer in zip((found, expected), optimizers):
-            precision = Precision(PrecisionConfig("fp32", False), CPU)
+            precision = Precision(PrecisionConfig(mode="fp32", tf32=False), CPU)
             one = Engine(model, optimizer, precision, clip, Mesh.solo(CPU), CPU)
             for rows in (1, 6):
                 one.step([tiny_source.batch(0, rows)], 1e-3)

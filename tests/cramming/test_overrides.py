@@ -9,9 +9,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from cramming.budget import BudgetConfig
-from cramming.checks import Config
 from cramming.config import UserError, build, config_folder
 from cramming.overrides import compose, literal, parse, points_of, with_implied, with_quotes
+from cramming.recipe import Config
 from cramming.runlog import Unit
 
 EXPERIMENTS = sorted(path.stem for path in (config_folder() / "experiment").glob("*.yaml"))

@@ -1,13 +1,11 @@
 """Schedules: bounded, continuous, with the promised start, peak and end, whatever the unit of the budget."""
 
 import math
-from dataclasses import fields
 from itertools import pairwise, product
 from typing import Any
 
 import pytest
 
-from cramming.config import UserError, build
 from cramming.schedule import (
     SCHEDULES,
     BatchRamp,
@@ -19,7 +17,8 @@ from cramming.schedule import (
 
 GRID = [i / 2000 for i in range(2001)]
 RAMPS = [
-    BatchRamp(start, until) for start, until in ((0.1, 0.6), (0.125, 0.3), (0.5, 1.0), (0.8, 0.5))
+    BatchRamp(start=start, until=until)
+    for start, until in ((0.1, 0.6), (0.125, 0.3), (0.5, 1.0), (0.8, 0.5))
 ]
 
 
@@ -32,7 +31,7 @@ def variants(name: str) -> list[Schedule]:
         "start": (0.0, 0.25, 1.0),
         "final": (0.0, 0.1, 1.0),
     }
-    own = [field.name for field in fields(SCHEDULES[name]) if field.name != "name"]
+    own = [field for field in SCHEDULES[name].model_fields if field != "name"]
     return [
         SCHEDULES[name](**dict(zip(own, chosen)))
         for chosen in product(*(values[setting] for setting in own))
@@ -79,9 +78,7 @@ def test_known_points() -> None:
 @pytest.mark.parametrize("ramp", RAMPS)
 def test_batch_ramp_grows_from_its_start_to_the_full_batch(size: int, ramp: BatchRamp) -> None:
     if ramp.start * size < 1 or round(ramp.start * size) == size:
-        with pytest.raises(
-            ValueError, match=rf"batch_ramp.start={ramp.start} of {size} sequences is "
-        ):
+        with pytest.raises(ValueError, match=rf"batch_ramp.start={ramp.start}: "):
             ramp_step(ramp, size)
         return
     step = ramp_step(ramp, size)
@@ -99,17 +96,3 @@ def test_batch_ramp_grows_from_its_start_to_the_full_batch(size: int, ramp: Batc
 def test_without_a_ramp_every_batch_is_the_full_one(size: int) -> None:
     assert ramp_step(None, size) == size
     assert {sequences_per_step(None, p, size) for p in GRID} == {size}
-
-
-@pytest.mark.parametrize(
-    ("name", "changes", "says"),
-    [
-        ("wsd", {"warmup": -0.1}, "warmup=-0.1"),
-        ("wsd", {"decay": 1.5}, "decay=1.5"),
-        ("linear", {"final": 2.0}, "final=2.0"),
-        ("wsd", {"warmup": 0.7, "decay": 0.7}, "warmup=0.7 and decay=0.7"),
-    ],
-)
-def test_values_that_make_no_schedule(name: str, changes: dict[str, float], says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        build(SCHEDULES[name], {**vars(variants(name)[0]), **changes}, "schedule")

@@ -10,15 +10,15 @@ import pytest
 import torch
 from scipy import sparse
 
-from cramming.checks import CooccurrenceStart
 from cramming.data.corpus import TokenStream
 from cramming.model.config import ModelConfig
 from cramming.model.heads import MaskedLM
+from cramming.recipe import CooccurrenceStart
 from cramming.start import _decompose, count_pairs, start_from_text, word_vectors
 
 VOCAB, SPECIAL, CPU = 40, (0, 1, 2), torch.device("cpu")
 CONFIG = CooccurrenceStart(
-    "cooccurrence", window=2, max_tokens=1_000_000, embedding_std=0.1, decoder_std=0.05
+    name="cooccurrence", window=2, max_tokens=1_000_000, embedding_std=0.1, decoder_std=0.05
 )
 MODEL = ModelConfig(
     VOCAB, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_length=64

@@ -76,7 +76,7 @@ HYPER = Hyperparameters(
     pooler=True,
     max_length=16,
 )
-FIRST_TOKEN = replace(HYPER, pooling="cls")
+FIRST_TOKEN = HYPER.replace(pooling="cls")
 CPU = torch.device("cpu")
 
 
@@ -175,7 +175,7 @@ def test_no_layer_of_a_classifier_asks_the_device_for_anything(
     """With dropout of attention, for which sequences are padded in groups."""
     monkeypatch.setattr(encoder, "compute_dtype", lambda like: like.dtype)  # meta has no autocast
     split = PackedSplit(encode(bert, make_data("rte", 30)).train, torch.device("meta"))
-    hyper = replace(HYPER, pooling=pooling, attention_dropout=0.1)
+    hyper = HYPER.replace(pooling=pooling, attention_dropout=0.1)
     model = build_classifier(open_model(bert), "pretrained", 2, hyper).to("meta").train()
     batch = split.batch(torch.tensor([7, 3, 29, 0]))
     found = model(batch.ids_T, batch.positions_T, batch.packing, batch.types_T)
@@ -245,8 +245,8 @@ def test_a_pretrained_pooler_is_where_fine_tuning_starts(
 def test_the_training_loss_is_the_mean_over_all_examples(bert: Path) -> None:
     """Of 17 in batches of 16 the last one counts no more than any other: with a learning rate of 0 all losses are those
     of one model."""
-    still = replace(HYPER, learning_rate=1e-30, dropout=0.0, epochs=1)
-    whole = run(bert, "stsb", hyper=replace(still, batch_size=17), examples=17).train_loss
+    still = HYPER.replace(learning_rate=1e-30, dropout=0.0, epochs=1)
+    whole = run(bert, "stsb", hyper=still.replace(batch_size=17), examples=17).train_loss
     assert run(bert, "stsb", hyper=still, examples=17).train_loss == pytest.approx(whole, rel=1e-5)
 
 
@@ -266,7 +266,7 @@ def test_fp32_is_without_tf32_and_the_setting_does_not_outlive_the_run(
 ) -> None:
     data, hyper, source = (
         encode(bert, make_data("sst2", 4)),
-        replace(HYPER, epochs=1),
+        HYPER.replace(epochs=1),
         open_model(bert),
     )
     task_run = TaskRun("sst2", 0, "pretrained", data, source, hyper, mode, "cpu")
@@ -286,7 +286,7 @@ def test_training_with_a_part_of_the_vocabulary_changes_no_bit(
     data = replace(
         data, train=replace(data.train, texts=(rare, rare))
     )  # the dev set has words that training lacks
-    hyper = replace(HYPER, weight_decay=0.0, max_grad_norm=None)
+    hyper = HYPER.replace(weight_decay=0.0, max_grad_norm=None)
 
     def predictions() -> np.ndarray:
         encoded = encode(bert, data)
@@ -346,7 +346,7 @@ def test_another_architecture_is_fine_tuned(
     encoded = encode_task(data, load_encoder(tmp_path, source.own, 16, source.vocab_size))
     for init in get_args(Init):
         found = finetune(
-            TaskRun("sst2", 0, init, encoded, source, replace(HYPER, epochs=1), "fp32", "cpu")
+            TaskRun("sst2", 0, init, encoded, source, HYPER.replace(epochs=1), "fp32", "cpu")
         )
         assert np.isfinite(found.scored["sst2"]).all()
 
@@ -426,7 +426,7 @@ def test_a_diverged_run_has_no_predictions(bert: Path) -> None:
     found = run(
         bert,
         "stsb",
-        hyper=replace(HYPER, learning_rate=1e30, max_grad_norm=None, epochs=1),
+        hyper=HYPER.replace(learning_rate=1e30, max_grad_norm=None, epochs=1),
         examples=64,
     )
     assert np.isnan(found.scored["stsb"]).all() and np.isnan(found.train_loss)
@@ -443,7 +443,7 @@ def test_random_initialisation_ignores_the_weights_of_the_folder(
         torch.manual_seed(5)
         states.append(
             build_classifier(
-                open_model(folder), "random", 2, replace(HYPER, pooler=False)
+                open_model(folder), "random", 2, HYPER.replace(pooler=False)
             ).state_dict()
         )
     # The folders differ in initializer_range, which scales the weights and changes nothing else.
@@ -498,7 +498,7 @@ def test_evaluation_covers_every_example_once_in_full_groups() -> None:
 
 def test_learning_rate_rises_and_falls_to_zero() -> None:
     for schedule in ("linear", "cosine"):
-        hyper = replace(HYPER, schedule=schedule, learning_rate=1.0)  # type: ignore[arg-type]
+        hyper = HYPER.replace(schedule=schedule, learning_rate=1.0)  # type: ignore[arg-type]
         rates = [hyper.learning_rate_at(p / 100) for p in range(101)]
         assert (
             rates[0] == 0

@@ -56,7 +56,7 @@ class Given:
 
 
 def engine_of(model: nn.Module, kind: type[torch.optim.Optimizer] = torch.optim.SGD) -> Engine:
-    precision = Precision(PrecisionConfig("fp32", False), CPU)
+    precision = Precision(PrecisionConfig(mode="fp32", tf32=False), CPU)
     return Engine(model, kind(model.parameters(), lr=1.0), precision, None, Mesh.solo(CPU), CPU)
 
 

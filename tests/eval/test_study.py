@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from cramming.checks import Config, Place, check
 from cramming.config import UserError, build, config_folder
 from cramming.data.manifest import Manifest
 from cramming.model.config import ModelConfig, count_parameters
 from cramming.overrides import compose as compose_by_hydra
+from cramming.recipe import Config, Hardware, check
 from cramming.record import load_record
 from cramming.record_schema import Pretraining, Record
 from eval.extras import study
@@ -498,7 +498,7 @@ def test_every_variant_is_a_run_at_any_size(
     seen = []
     for changes in variants.values():
         found = Config.of(composed := compose(*given, *changes))
-        check(found, Place("cuda", "a GPU", "bf16", (9, 0)))
+        check(found, Hardware("cuda", "a GPU", "bf16", (9, 0)))
         seen.append(composed)
     assert all(one != other for i, one in enumerate(seen) for other in seen[:i])
 
@@ -551,7 +551,7 @@ def test_a_multiple_of_what_is_set() -> None:
 def test_a_multiple_is_of_what_the_variant_has_otherwise(
     changes: list[str], expected: list[str]
 ) -> None:
-    config = StudyConfig("mine", {"mine": {"a": changes}})
+    config = StudyConfig(what="mine", variants={"mine": {"a": changes}})
     assert config.overrides_of(["train.batch_size=32"]) == {"a": expected}
 
 

@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 from cramming.bench.worker import cap_memory, topic_batches
-from cramming.checks import Config
 from cramming.config import build
 from cramming.data.batches import Batch
 from cramming.data.masking import ObjectiveConfig
 from cramming.engine import Engine, StepStats, build_engine
 from cramming.parallel.mesh import Mesh
+from cramming.recipe import Config
 
 MEMORY_GB = "CRAMMING_GPU_TESTS_GB"
 FORCED = os.environ.get("CRAMMING_GPU_TESTS") == "cpu"

@@ -11,12 +11,12 @@ import torch
 from cramming import checkpoint
 from cramming.bench.worker import cap_memory
 from cramming.budget import Work
-from cramming.checks import Config
 from cramming.data.batches import Batch
 from cramming.device import compiled_graphs
 from cramming.engine import Engine, StepStats
 from cramming.model.attention import Packing
 from cramming.plan.micro_batch import find_micro_batch
+from cramming.recipe import Config
 
 from .conftest import ROWS
 

@@ -11,8 +11,8 @@ import pytest
 from cramming.bench import gate, tricks
 from cramming.bench.gate import BASELINE, NoiseFloor, Verdict
 from cramming.bench.tricks import COARSE, SAME, TRICKS
-from cramming.checks import Config
 from cramming.config import UserError
+from cramming.recipe import Config
 
 Compose = Callable[..., dict[str, Any]]
 PLAIN = replace(BASELINE, rounding=SAME)

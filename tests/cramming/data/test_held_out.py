@@ -32,7 +32,7 @@ def held_out(
     seed: int = 0,
     most: int = 700,
 ) -> HeldOut:
-    objective = ObjectiveConfig("mlm", rate, 1.0, 0.0)
+    objective = ObjectiveConfig(name="mlm", rate=rate, mask_share=1.0, random_share=0.0)
     masker = Masker(
         objective, corpus.vocab_size, corpus.special_ids.mask, tuple(corpus.special_ids), seed
     )
@@ -89,7 +89,13 @@ def test_shapes_never_change_and_rows_have_as_many_places(tiny_corpus: Path) -> 
 
 
 def test_three_of_twenty_tokens_are_targets(tiny_corpus: Path) -> None:
-    masker = Masker(ObjectiveConfig("mlm", 0.4, 1.0, 0.0), 1000, 4, (0, 1, 2, 3, 4), 0)
+    masker = Masker(
+        ObjectiveConfig(name="mlm", rate=0.4, mask_share=1.0, random_share=0.0),
+        1000,
+        4,
+        (0, 1, 2, 3, 4),
+        0,
+    )
     ids = np.random.default_rng(0).integers(5, 1000, 40_000)
     ids[5000:5018] = 3  # of this block two tokens are regular
     text = HeldOut(

@@ -40,7 +40,7 @@ def test_every_row_has_the_same_number_of_targets_each_at_another_place(
 
 
 def test_a_later_phase_has_fewer_of_the_same_targets() -> None:
-    phases = (Phase(0.5, 0.15), Phase(0.9, 0.05))
+    phases = (Phase(at=0.5, rate=0.15), Phase(at=0.9, rate=0.05))
     objective = masker(phases=phases).config
     assert [objective.at(progress).rate for progress in (0.0, 0.49, 0.5, 0.89, 0.9, 1.0)] == [
         0.25,
@@ -58,7 +58,11 @@ def test_a_later_phase_has_fewer_of_the_same_targets() -> None:
 
 
 def test_phases_may_be_causal_and_the_record_says_in_which_order() -> None:
-    phases = (Phase(0.0, 0.15, causal=True), Phase(0.4, 0.15), Phase(0.5, 0.1))
+    phases = (
+        Phase(at=0.0, rate=0.15, causal=True),
+        Phase(at=0.4, rate=0.15),
+        Phase(at=0.5, rate=0.1),
+    )
     objective = masker(phases=phases).config
     assert [objective.at(progress).causal for progress in (0.0, 0.39, 0.4, 0.5, 1.0)] == [
         True,

@@ -1,7 +1,6 @@
 """Masking by loss: as many targets as before, chosen by the losses of kept steps, and nothing else of a run changes."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from cramming.checks import Config
 from cramming.config import UserError
 from cramming.data.batches import Batch
 from cramming.data.masking import ByLoss, Masker, ObjectiveConfig
 from cramming.data.token_losses import LEAST, MOST, TokenLosses, weights_of
 from cramming.engine import Engine, build_engine
 from cramming.parallel.mesh import Mesh
+from cramming.recipe import Config
 from cramming.record import load_record
 
 CPU, SPECIAL, MASK = torch.device("cpu"), (0, 1, 2, 3, 4), 4
@@ -25,7 +24,13 @@ BY_LOSS = ByLoss(start=0.2, until=0.9, every=0.1, power=0.5)
 
 def targets(ids_NL: np.ndarray, weights_V: np.ndarray | None, rate: float = 0.25) -> np.ndarray:
     """Places of targets [N, C] in each row."""
-    masker = Masker(ObjectiveConfig("mlm", rate, 0.8, 0.1), 100, MASK, SPECIAL, 0)
+    masker = Masker(
+        ObjectiveConfig(name="mlm", rate=rate, mask_share=0.8, random_share=0.1),
+        100,
+        MASK,
+        SPECIAL,
+        0,
+    )
     masker.weights_V = weights_V
     found = masker(ids_NL, np.arange(len(ids_NL)))
     assert (found.target_ids_M >= 5).all()
@@ -89,9 +94,7 @@ def engine(compose: Callable[..., dict[str, Any]], small_model: Any) -> Engine:
     config = Config.of(
         compose("precision=fp32", "train.sequence_length=16", "memory.loss_chunk=4000")
     )
-    config = replace(
-        config, model=small_model, objective=replace(config.objective, by_loss=BY_LOSS)
-    )
+    config = config.replace(model=small_model, objective=config.objective.replace(by_loss=BY_LOSS))
     return build_engine(config, Mesh.solo(CPU), CPU)
 
 

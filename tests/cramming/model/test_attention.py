@@ -305,7 +305,7 @@ def test_where_a_kernel_cannot_run(
 
 def test_a_kernel_that_is_unknown_or_does_not_take_the_packing_is_refused() -> None:
     with pytest.raises(ValueError, match="auto, varlen, products, sdpa, padded, flex"):
-        AttentionConfig("flash9", "all")
+        AttentionConfig(kernel="flash9", last_layer="all")
     with pytest.raises(ValueError, match=r"attention\.kernel=sdpa: needs rows of equal length"):
         attention.prepare("sdpa", RAGGED, TOKENS, None, torch.float32, 0.0)
     with pytest.raises(ValueError, match=r"attention\.kernel=varlen: "):

@@ -152,9 +152,10 @@ def test_products_in_8_bits_are_called_as_the_gpus_kernels_want_them(
     x, d_out, results = torch.randn(40, 32).bfloat16(), torch.randn(40, 96).bfloat16(), []
     for emulated in (False, True):
         encoder = make_model(hidden_size=32).encoder
-        Precision(PrecisionConfig("fp8", False, emulated, scaling), torch.device("cpu")).convert(
-            encoder
-        )
+        Precision(
+            PrecisionConfig(mode="fp8", tf32=False, emulate_fp8=emulated, fp8_scaling=scaling),
+            torch.device("cpu"),
+        ).convert(encoder)
         layer, inputs = encoder.blocks[0].attn.qkv, x.clone().requires_grad_()
         out = layer(inputs)
         out.backward(d_out)

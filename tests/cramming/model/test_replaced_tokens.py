@@ -121,7 +121,9 @@ def test_validation_is_one_number_whatever_fills_the_last_batch(
     tiny_corpus: Path, packing: Any
 ) -> None:
     corpus = Corpus.open(tiny_corpus)
-    objective = ReplacedTokensConfig("rtd", 0.15, 1.0, 0.0, weight=50.0, generator_width=0.5)
+    objective = ReplacedTokensConfig(
+        name="rtd", rate=0.15, mask_share=1.0, random_share=0.0, weight=50.0, generator_width=0.5
+    )
     masker = Masker(
         objective, corpus.vocab_size, corpus.special_ids.mask, tuple(corpus.special_ids), 0
     )

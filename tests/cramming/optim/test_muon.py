@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from cramming import checkpoint
 from cramming.budget import Work
-from cramming.checks import Config, Place
 from cramming.engine import Engine, StepStats
 from cramming.optim.cautious import CautiousAdamW
 from cramming.optim.muon import UPDATE_RMS, Muon, orthogonalize
 from cramming.plan.memory import Simulation
+from cramming.recipe import Config, Hardware
 
 LR, DECAY, BETAS, MOMENTUM, ROW_BETA = 0.1, 0.05, (0.9, 0.98), 0.95, 0.9
 Make = Callable[..., Engine]
@@ -188,8 +188,8 @@ def test_the_plan_counts_one_momentum_for_matrices(
 ) -> None:
     """Two moments and a counter for the rest; NorMuon's moments are one per row."""
     simulation = Simulation(
-        replace(Config.of(compose(f"optim={name}")), model=small_model),
-        Place("cpu", "a device", "fp32", (0, 0)),
+        Config.of(compose(f"optim={name}")).replace(model=small_model),
+        Hardware("cpu", "a device", "fp32", (0, 0)),
     )
     matrices, *others = simulation.engine.optimizer.param_groups
     rest = [p for group in others for p in group["params"]]

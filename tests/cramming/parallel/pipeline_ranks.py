@@ -5,7 +5,6 @@ writes what it found of each setting, and which passes each rank computed in the
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 
-from cramming.checks import Config
 from cramming.data.batches import PINNED
 from cramming.engine import Engine, build_engine
 from cramming.parallel.mesh import Mesh
+from cramming.recipe import Config
 from cramming.train_state import RunData, fit_to_corpus
 from tests.cramming.parallel.rank_worker import be_ranks, own_cases
 
@@ -50,7 +49,7 @@ def opened(settings: dict[str, Any]) -> tuple[Config, RunData]:
     """The configuration with the corpus's vocabulary, and its data."""
     config = Config.of(settings)
     data = RunData.open(settings, config, verify=False)
-    return replace(config, model=fit_to_corpus(config.model, data.corpus)), data
+    return config.replace(model=fit_to_corpus(config.model, data.corpus)), data
 
 
 def note_passes(done: list[tuple[str, int, int]]) -> None:

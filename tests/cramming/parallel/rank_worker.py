@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cramming.checks import Config
 from cramming.engine import Engine, build_engine
 from cramming.parallel.mesh import Mesh
+from cramming.recipe import Config
 from cramming.train_state import RunData, fit_to_corpus
 
 CPU = torch.device("cpu")
@@ -158,7 +157,7 @@ def train(case: Mapping[str, Any]) -> dict[str, Any]:
     """The steps of the run that the case's settings describe: what each gave, the validation, and what lies here."""
     config = Config.of(case["settings"])
     data = RunData.open(case["settings"], config, verify=False)
-    config = replace(config, model=fit_to_corpus(config.model, data.corpus))
+    config = config.replace(model=fit_to_corpus(config.model, data.corpus))
     mesh = Mesh(config.parallel, CPU)
     torch.manual_seed(config.seed)
     engine = build_engine(config, mesh, CPU)

@@ -16,19 +16,34 @@ from cramming.parallel.mesh import Mesh, ParallelConfig
 from cramming.precision import Precision, PrecisionConfig
 
 CPU = torch.device("cpu")
-EAGER, COMPILED = RuntimeConfig("off", False, 1), RuntimeConfig("model", False, 1)
+EAGER, COMPILED = (
+    RuntimeConfig(compile="off", keep_heap=False, prefetch=1),
+    RuntimeConfig(compile="model", keep_heap=False, prefetch=1),
+)
 
 
 def memory(
     every: int = 0, kind: Any = "full", budget: float | None = None, offload: bool = False
 ) -> MemoryConfig:
-    return MemoryConfig(every, kind, budget, offload, False, False)
+    return MemoryConfig(
+        checkpoint_every=every,
+        checkpoint=kind,
+        activation_budget=budget,
+        offload_activations=offload,
+        offload_weights=False,
+        offload_optimizer=False,
+    )
 
 
 def applied(model: Any, config: MemoryConfig, how: RuntimeConfig) -> Any:
     parallel = ParallelConfig(name="ddp", dp=None, tp=1, pp=1, backend="auto")
     apply(
-        model, config, how, parallel, Mesh.solo(CPU), Precision(PrecisionConfig("fp32", False), CPU)
+        model,
+        config,
+        how,
+        parallel,
+        Mesh.solo(CPU),
+        Precision(PrecisionConfig(mode="fp32", tf32=False), CPU),
     )
     return model
 
@@ -70,7 +85,7 @@ def test_checkpointing_computes_blocks_again_and_keeps_less(
 @pytest.mark.parametrize(
     ("config", "how"),
     [
-        (memory(), RuntimeConfig("blocks", False, 1)),
+        (memory(), RuntimeConfig(compile="blocks", keep_heap=False, prefetch=1)),
         (memory(1), COMPILED),
         (memory(budget=0.3), COMPILED),
     ],
@@ -106,7 +121,9 @@ def test_another_shape_is_compiled_for_itself(
     monkeypatch.setattr("cramming.parallel.apply.compile_arguments", lambda _: {"backend": noting})
     torch.compiler.reset()
     model, batch = make_model(), tiny_source.batch(0, 4)
-    compiled = applied(make_model(), memory(), RuntimeConfig(how, False, 1))
+    compiled = applied(
+        make_model(), memory(), RuntimeConfig(compile=how, keep_heap=False, prefetch=1)
+    )
     for dropped in (0, 1, 2, 0):
         per_row = len(batch.target_ids_M) // 4 - dropped
         positions_M, ids_M = (
@@ -135,7 +152,9 @@ def test_with_compiled_blocks_no_product_is_left_uncompiled(
     monkeypatch.setattr(F, "linear", only_compiled)
     monkeypatch.setattr("cramming.parallel.apply.compile_arguments", lambda _: {"backend": "eager"})
     torch.compiler.reset()
-    model = applied(make_model(), memory(), RuntimeConfig("blocks", False, 1))
+    model = applied(
+        make_model(), memory(), RuntimeConfig(compile="blocks", keep_heap=False, prefetch=1)
+    )
     loss, found = loss_and_gradients(model, batch)
     assert loss == pytest.approx(expected)
     torch.testing.assert_close(found, gradients)
@@ -145,7 +164,14 @@ TRICKS = (
     memory(2),
     memory(1, "selective"),
     memory(offload=True),
-    MemoryConfig(2, "full", None, True, True, False),
+    MemoryConfig(
+        checkpoint_every=2,
+        checkpoint="full",
+        activation_budget=None,
+        offload_activations=True,
+        offload_weights=True,
+        offload_optimizer=False,
+    ),
 )
 
 
@@ -180,7 +206,7 @@ def test_the_blocks_of_a_generator_are_compiled(small_model: ModelConfig, tiny_s
     given = (*batch.inputs, torch.rand(len(batch.target_ids_M)))
     model = ReplacedTokens(small_model, 0.5, 50.0).eval()
     loss, hits = model(*given)
-    applied(model, memory(), RuntimeConfig("blocks", False, 1))
+    applied(model, memory(), RuntimeConfig(compile="blocks", keep_heap=False, prefetch=1))
     assert all(block._compiled_call_impl for encoder in model.encoders for block in encoder.blocks)
     torch.testing.assert_close(model(*given), (loss, hits), rtol=1e-5, atol=1e-5)
 

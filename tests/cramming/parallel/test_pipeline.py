@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch.torch_version import TorchVersion
 
-from cramming.checks import Config, Place, check
 from cramming.config import UserError
 from cramming.data.batches import PINNED
 from cramming.parallel.mesh import Mesh
 from cramming.parallel.stages import ORDERS
 from cramming.parallel.timeline import actions
+from cramming.recipe import Config, Hardware, check
 from tests.cramming.parallel.pipeline_ranks import CPU, HALF, opened, start, train
 from tests.cramming.parallel.rank_worker import launch
 
@@ -119,7 +119,7 @@ def test_what_cannot_be_cut_is_refused(
 ) -> None:
     config = Config.of(compose(*tiny_overrides, "parallel=pp", *changes))
     with pytest.raises(UserError, match=says):
-        check(config, Place("cpu", "cpu", "fp32", processes=config.parallel.pp))
+        check(config, Hardware("cpu", "cpu", "fp32", processes=config.parallel.pp))
 
 
 @pytest.mark.parametrize("schedule", ORDERS)
@@ -132,7 +132,7 @@ def test_an_old_torch_runs_the_schedules_with_one_backward_pass(
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.11.0+cpu"))
     changes = ("parallel=pp", f"parallel.schedule={schedule}", "model.num_layers=4")
     config = Config.of(compose(*tiny_overrides, *changes, "train.micro_batch=1"))
-    place = Place("cpu", "cpu", "fp32", processes=2)
+    place = Hardware("cpu", "cpu", "fp32", processes=2)
     if ORDERS[schedule].splits_backward:
         with pytest.raises(UserError, match=r"parallel.pp=2: this parallel.schedule needs torch"):
             check(config, place)
@@ -145,4 +145,4 @@ def test_stages_without_a_pipeline_are_refused(
 ) -> None:
     config = Config.of(compose(*tiny_overrides, "parallel.pp=2"))
     with pytest.raises(UserError, match=r"parallel.pp=2: stages are cut by parallel=pp"):
-        check(config, Place("cpu", "cpu", "fp32", processes=2))
+        check(config, Hardware("cpu", "cpu", "fp32", processes=2))

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from cramming.checks import Config, Place, check
 from cramming.config import UserError
 from cramming.optim.build import NEED_WHOLE_MATRICES, OPTIMIZERS
 from cramming.parallel.mesh import COMPRESSIONS, data_size
+from cramming.recipe import Config, Hardware, check
 from cramming.record import load_metrics, load_record, run_lock
 from cramming.runlog import RUN_LOG, Checkpoint, End, read_log, training_of
 
@@ -400,10 +400,10 @@ def test_what_does_not_work_on_cut_weights_is_refused(
     settings = compose(*tiny_overrides, "parallel=zero1", *overrides)
     config, one, two = (
         Config.of(settings),
-        Place("cpu", "CPU", "fp32"),
-        Place("cpu", "CPU", "fp32", processes=2),
+        Hardware("cpu", "CPU", "fp32"),
+        Hardware("cpu", "CPU", "fp32", processes=2),
     )
-    two = Place("cpu", "CPU", "fp16", processes=2) if "precision=fp16" in overrides else two
+    two = Hardware("cpu", "CPU", "fp16", processes=2) if "precision=fp16" in overrides else two
     with pytest.raises(UserError, match=says):
         check(config, two)
     check(config, one)

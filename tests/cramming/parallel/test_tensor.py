@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from cramming.checks import Config, Place, check
 from cramming.config import UserError
 from cramming.model.config import ModelConfig
 from cramming.model.heads import MaskedLM
+from cramming.recipe import Config, Hardware, check
 
 from .rank_worker import assert_same, run_cases, train
 
@@ -188,5 +188,5 @@ def test_what_cannot_be_cut_is_refused(
 ) -> None:
     config = Config.of(case(overrides)["settings"])
     with pytest.raises(UserError) as error:
-        check(config, Place("cpu", "a CPU", "fp32", processes=config.parallel.tp))
+        check(config, Hardware("cpu", "a CPU", "fp32", processes=config.parallel.tp))
     assert names in str(error.value)

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from cramming.checks import Config, Place
 from cramming.model import attention, heads
 from cramming.model.config import ModelConfig, count_parameters, flops_per_token
 from cramming.plan.memory import (
@@ -18,6 +17,7 @@ from cramming.plan.memory import (
     micro_batch_sizes,
 )
 from cramming.precision import Mode
+from cramming.recipe import Config, Hardware
 
 Simulate = Callable[..., Simulation]
 MODEL = ModelConfig(
@@ -37,8 +37,8 @@ def simulate(compose: Callable[..., dict[str, Any]]) -> Simulate:
         *overrides: str, mode: Mode = "fp32", kind: str = "cpu", gib: float = 0.0, **model: Any
     ) -> Simulation:
         config = Config.of(compose("optim=adamw", f"train.sequence_length={LENGTH}", *overrides))
-        place = Place(kind, "a device", mode, (8, 0) if kind == "cuda" else (0, 0))
-        return Simulation(replace(config, model=replace(MODEL, **model)), place, gib * 2**30)
+        place = Hardware(kind, "a device", mode, (8, 0) if kind == "cuda" else (0, 0))
+        return Simulation(config.replace(model=replace(MODEL, **model)), place, gib * 2**30)
 
     return make
 
@@ -310,7 +310,7 @@ def test_flex_is_planned_on_a_gpu_as_what_runs_uncompiled(
     """FlexAttention exists compiled only, and a simulation runs eagerly."""
     simulation = Simulation.__new__(Simulation)
     simulation.config = Config.of(compose("attention.kernel=flex"))
-    simulation.place = Place("cuda", "a GPU", mode, (8, 0))
+    simulation.place = Hardware("cuda", "a GPU", mode, (8, 0))
     assert simulation._executed(is_fake=False).attention.kernel == expected
 
 

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from cramming import device
-from cramming.checks import Config, Place
 from cramming.config import UserError
 from cramming.engine import Engine, build_engine
 from cramming.model.config import ModelConfig
@@ -20,6 +19,7 @@ from cramming.parallel.mesh import Mesh
 from cramming.plan import micro_batch
 from cramming.plan.memory import Simulation, heap_factor
 from cramming.precision import Precision, PrecisionConfig
+from cramming.recipe import Config, Hardware
 from cramming.record import load_metrics, load_record
 from cramming.runlog import MicroBatch, Training
 
@@ -35,7 +35,7 @@ def make_config(compose: Callable[..., dict[str, Any]]) -> Callable[..., Config]
 
     def make(mode: str = "fp32", **model: Any) -> Config:
         config = Config.of(compose("optim=adamw", f"precision={mode}", "train.sequence_length=16"))
-        return replace(config, model=replace(MODEL, **model))
+        return config.replace(model=replace(MODEL, **model))
 
     return make
 
@@ -46,7 +46,7 @@ def engine_of(config: Config, device: torch.device = CPU) -> Engine:
 
 
 def plain_engine(model: nn.Module) -> Engine:
-    precision = Precision(PrecisionConfig("fp32", False), CPU)
+    precision = Precision(PrecisionConfig(mode="fp32", tf32=False), CPU)
     return Engine(
         model, torch.optim.SGD(model.parameters(), lr=1.0), precision, None, Mesh.solo(CPU), CPU
     )
@@ -161,7 +161,7 @@ def test_a_try_on_a_gpu_leaves_room_for_more(
 ) -> None:
     """For the optimizer's state, and for what only training shows: a share of what the process may have."""
     engine, held = engine_of(config := make_config()), list[int]()
-    state = Simulation(config, Place.here(config, CPU)).tracker.live["optimizer"]
+    state = Simulation(config, Hardware.here(config, CPU)).tracker.live["optimizer"]
     info = device.DeviceInfo("cuda", "a GPU", 1_000_000, None)
     monkeypatch.setattr(device, "describe", lambda _: info)
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 0.5)
@@ -177,14 +177,14 @@ def test_a_try_on_a_gpu_leaves_room_for_more(
     assert how.startswith("tried on cpu with 30.0 kB held back: ") and how.endswith(
         "4 fits, 8 does not fit"
     )
-    compiled = replace(config, runtime=replace(config.runtime, compile="model"))
+    compiled = config.replace(runtime=config.runtime.replace(compile="model"))
     for limit, expected in (
         ({"hours": 24}, 16),
         ({"hours": 1}, 4),  # in which a minute for each try is too much
         ({"hours": None, "steps": 100}, 16),
     ):
-        budget = replace(config.budget, **{"hours": None, **limit})
-        timed = replace(compiled, budget=budget)
+        budget = config.budget.replace(**{"hours": None, **limit})
+        timed = compiled.replace(budget=budget)
         rows, how = micro_batch.by_trying(engine, tiny_source.batch, timed, [1, 2, 4, 8, 16, 32])
         assert rows == expected
         if expected == 16:
@@ -195,7 +195,7 @@ def test_on_a_cpu_the_prediction_decides(
     make_config: Callable[..., Config], tiny_source: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make_config()
-    engine, simulation = engine_of(config), Simulation(config, Place.here(config, CPU))
+    engine, simulation = engine_of(config), Simulation(config, Hardware.here(config, CPU))
     there = simulation.tracker.live["weights"]
     needs = {rows: simulation.step(rows, 16 // rows).peak_bytes for rows in (4, 8, 16)}
     for free, expected in ((needs[16], 16), (needs[8], 8), (needs[4], 4), (needs[8] - 1, 4)):

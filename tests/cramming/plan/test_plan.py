@@ -4,7 +4,6 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 import torch
 
 from cramming import device
-from cramming.checks import Place, check, tiny_defaults
 from cramming.config import UserError, config_folder
 from cramming.model.config import flops_per_token
 from cramming.plan import main as plan
@@ -22,6 +20,7 @@ from cramming.plan.memory import Simulation
 from cramming.plan.roofline import POWER_SHARE, Costs
 from cramming.plan.search import PlanConfig, find_target, planned_config, tokens_in_budget
 from cramming.plan.tracker import Operation
+from cramming.recipe import Hardware, check, tiny_defaults
 from cramming.record import load_record
 
 Compose = Callable[..., dict[str, Any]]
@@ -194,16 +193,16 @@ def test_every_memory_section_is_planned_with_what_goes_with_it(
     config = planned_config(
         compose(*SMALL, *TINY, "train.micro_batch=1", f"memory={memory}", "precision=bf16")
     )
-    target = find_target(PlanConfig(None, "A100", None), "cpu", config)
+    target = find_target(PlanConfig(memory_gb=None, device="A100", json_file=None), "cpu", config)
     found = list(search.explore(config, target))
     assert found[0].memory == config.memory
     for option in found:
-        check(replace(config, memory=option.memory), target.place)
+        check(config.replace(memory=option.memory), target.place)
 
 
 def test_on_top_of_selective_checkpointing_everything_is_tried(compose: Compose) -> None:
     config = planned_config(compose(*SMALL, "memory=selective"))
-    found = search.variants(config, Place("cuda", "RTX 3090", "fp16", (8, 6)))
+    found = search.variants(config, Hardware("cuda", "RTX 3090", "fp16", (8, 6)))
     assert {(memory.checkpoint_every, memory.checkpoint) for memory in found} == {
         (0, "full"),
         (1, "selective"),
@@ -327,7 +326,9 @@ def test_each_card_gets_a_number_format_and_kernels_that_it_has(
 ) -> None:
     """Turing has neither bf16 nor FlashAttention: `auto` becomes fp16 and SDPA, whose masks are in memory."""
     config = planned_config(compose(*SMALL, *TINY, "precision=auto", "train.packing=documents"))
-    target = find_target(PlanConfig(None, card.name, None), "cpu", config)
+    target = find_target(
+        PlanConfig(memory_gb=None, device=card.name, json_file=None), "cpu", config
+    )
     old = card.capability < (8, 0)
     assert (target.place.mode, target.place.has_flash) == (
         ("fp16", False) if old else ("bf16", True)

@@ -2,12 +2,10 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from cramming.checks import Config, check
 from cramming.config import UserError, build
 from cramming.plan.main import main
 from cramming.plan.scaling import (
@@ -21,6 +19,7 @@ from cramming.plan.scaling import (
     splits,
 )
 from cramming.plan.search import PlanConfig, Target, explore, find_target, planned_config
+from cramming.recipe import Config, check
 
 NETWORK = Network(4, Link(100.0, 0.0), Link(10.0, 0.0), "")
 
@@ -115,7 +114,7 @@ def test_no_split_is_faster_than_ideal(planned):
 
 def test_a_batch_that_does_not_divide_has_no_replicas_alone(planned):
     config, target = planned
-    config = replace(config, train=replace(config.train, batch_size=6, micro_batch=1))
+    config = config.replace(train=config.train.replace(batch_size=6, micro_batch=1))
     assert {
         (p.split.dp, p.split.tp, p.split.pp)
         for p in predictions(config, target, NETWORKS["pcie"], [4])

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -423,7 +422,7 @@ def test_a_run_that_is_no_side_decides_nothing(
     """One of the default name, whose model could not be scored."""
     (tmp_path / "runs" / "default" / "final").mkdir(parents=True)
     side = compose("model=tiny", "eval=embedded", "device=cpu", f"runs={tmp_path / 'runs'}")
-    main.check_sides(against(side, side), replace(config, glue=True))
+    main.check_sides(against(side, side), config.replace(glue=True))
 
 
 def test_of_a_side_only_checkpoints_and_weights_are_removed(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """The protocols as presets, and how runs become spreads and averages."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -34,7 +33,7 @@ def test_every_preset_is_valid_and_the_protocols_are_the_published_ones(
         "cosine",
     )
     assert sane.dropout == 0.1 and sane.max_length == 128
-    assert presets["bert_baseline"] == replace(sane, batch_size=32, learning_rate=2e-5)
+    assert presets["bert_baseline"] == sane.replace(batch_size=32, learning_rate=2e-5)
     assert (izsak.epochs, izsak.batch_size, izsak.learning_rate, izsak.weight_decay) == (
         5,
         32,
