@@ -209,6 +209,7 @@ class BudgetClock:
 
     def start(
         self,
+        name: str,
         division: Literal["closed", "open"],
         *,
         recipe: Mapping[str, Any] | None = None,
@@ -220,6 +221,7 @@ class BudgetClock:
         """
         sha256 = self._write(
             Start,
+            name=name,
             suite_version=__version__,
             rules_version=RULES_VERSION,
             unit=self.config.unit,

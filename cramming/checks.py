@@ -252,7 +252,6 @@ def _is_staged(config: Config) -> bool:
 # What does not go together: a setting, when it is refused (`c` is the configuration, `p` the place), and what is said
 # behind the setting and its value. `{fits}`: the batch sizes nearest to the one that is set that can be cut.
 TORCHAO = ": needs the package torchao; pip install 'cramming[lowbit]', or take optim=adamw and precision=bf16"
-EXTRAS = ": not all are installed; pip install those packages, or 'cramming[tensorboard,wandb]'"
 SPLITTING_TORCH = "2.13"
 SPLIT = f": this parallel.schedule needs torch {SPLITTING_TORCH}. Update torch, or set parallel.schedule=interleaved."
 STAGES = ": not with parallel=pp, where each process has some of the layers only"
@@ -371,7 +370,6 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
         ": does not see the compiler's processes; set runtime.compile=off, and no optimizer that compiles (adamw8bit,"
         " adamw4bit)",
     ),
-    ("trackers", lambda c, p: p.trains and not all(map(find_spec, c.trackers)), EXTRAS),
     ("runtime.tune", lambda c, p: c.runtime.tune != "off" and p.kind == "cpu", FOR_A_GPU),
     ("runtime.cuda_graphs", lambda c, p: c.runtime.cuda_graphs and p.kind == "cpu", FOR_A_GPU),
     (

@@ -62,18 +62,11 @@ Fraction = Annotated[float, Within(lambda x: 0 <= x < 1, "at least 0 and below 1
 class RootConfig:
     """The settings of the root itself, beside the sections. The verbs read them as plain keys; this is their check."""
 
-    name: str
     seed: Seed
     nonce: str | None
-    resume: bool
-    device: Literal["auto", "cpu", "cuda"]
     division: Literal["closed", "open"]
-    runs: Path
-    corpora: Path
-    model_path: str | None
     gates: Path
     forced: list[str]
-    trackers: list[Literal["tensorboard", "wandb"]]
 
 
 def folder_name(name: str, setting: str, place: object) -> str:

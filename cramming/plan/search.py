@@ -8,7 +8,6 @@ a step needs and how long it takes is predicted (memory.py, roofline.py), not me
 import functools
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
@@ -16,7 +15,7 @@ import torch
 
 from cramming import device as devices
 from cramming.checks import Config, Place, attention_kernels, check
-from cramming.config import Count, Positive, UserError, require
+from cramming.config import UserError, require
 from cramming.model import attention
 from cramming.parallel.apply import MemoryConfig
 from cramming.plan import cards, roofline
@@ -41,17 +40,16 @@ CHECKPOINTING: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True)
 class PlanConfig:
-    """`memory_gb` is in GiB (null: what the device has for programs); `json` a file for the whole result.
+    """Options of `plan`. `memory_gb` is in GiB (None: what the device has for programs).
 
     `price_per_hour` of the device, in whatever currency. `devices`: for so many, joined by `network`, the table of
     cramming/plan/scaling.py follows.
     """
 
-    memory_gb: Positive | None
     device: str
-    json: Path | None
-    price_per_hour: Positive | None = None
-    devices: tuple[Count, ...] = ()
+    memory_gb: float | None = None
+    price_per_hour: float | None = None
+    devices: tuple[int, ...] = ()
     network: Literal["nvlink", "pcie"] = "nvlink"
 
 
@@ -98,12 +96,12 @@ def planned_config(settings: dict[str, Any]) -> Config:
     return replace(config, model=replace(config.model, vocab_size=vocabulary))
 
 
-def find_target(plan: PlanConfig, device: str, config: Config) -> Target:
-    """The device of `plan.device`: this machine's (auto, cpu, cuda), or a card of the table by name."""
+def find_target(plan: PlanConfig, config: Config) -> Target:
+    """Return the device that is planned for: this machine's (auto, cpu, cuda), or a card of the table by name."""
     precision, model = config.precision, config.model
     torch.set_float32_matmul_precision("high" if precision.tf32 else "highest")
     if plan.device in ("auto", "cpu", "cuda"):
-        here = devices.select(device if plan.device == "auto" else plan.device)
+        here = devices.select(plan.device)
         attention_kernels(config, here)  # refuses what `pretrain` would
         place = replace(Place.here(config, here), trains=False)
         memory: float = (
