@@ -444,8 +444,8 @@ class EventLog:
         self._file = FileIO(path, "ab")
         if not sync(self._file.fileno()) and durable:
             raise UserError(
-                f"runs={path.parent.parent}: this file system cannot sync a file to disk, so a crash"
-                " could give budget back. Set runs=<folder> on another file system."
+                f"--runs={path.parent.parent}: this file system cannot sync a file to disk, so a crash"
+                " could give budget back. Give --runs <folder> on another file system."
             )
         self._file.truncate(self._size)
 
