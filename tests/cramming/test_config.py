@@ -204,8 +204,8 @@ def test_settings_hash_ignores_order_and_sees_values() -> None:
         ({"seed": "abc"}, "seed='abc': expected a whole number"),
         ({"seed": -1}, "seed=-1 must be at least 0"),
         ({"seed": 2**63}, "seed=9223372036854775808 must be"),
-        ({"device": "tpu"}, "device='tpu': choose one of auto, cpu, cuda"),
-        ({"runs": ["a"]}, r"runs=\['a'\]: expected a path"),
+        ({"division": "ajar"}, "division='ajar': choose one of closed, open"),
+        ({"gates": ["a"]}, r"gates=\['a'\]: expected a path"),
         ({"colour": "red"}, "colour: unknown setting; the root has"),
     ],
 )
