@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from cramming.device import describe
+from cramming.invocation import Invocation
 from cramming.overrides import compose
 from cramming.record import load_record
 
@@ -35,24 +36,19 @@ CASES = {
 }
 
 
-def settings_of(folder: Path, name: str, overrides: list[str], steps: int) -> dict[str, Any]:
-    """Of one run; all read one corpus, which the first verb prepares."""
-    here = [
-        f"runs={folder}/runs",
-        f"corpora={folder}/corpora",
-        f"name={name}",
-        f"budget.steps={steps}",
-    ]
-    rest = ["train.micro_batch=4", "device=cpu", "precision=fp32", "runtime.compile=off"]
-    return compose([*here, *rest, *overrides])
+def recipe_of(overrides: list[str], steps: int) -> dict[str, Any]:
+    """Return the recipe of a run."""
+    common = [f"budget.steps={steps}", "train.micro_batch=4", "precision=fp32"]
+    return compose([*common, "runtime.compile=off", *overrides])
 
 
-def train_all(jobs: list[dict[str, Any]]) -> None:
-    """In each of the processes that torchrun starts: one run after another."""
+def train_all(folder: Path, recipes: dict[str, dict[str, Any]]) -> None:
+    """Train one run after another, in each of the processes that torchrun starts; all read one corpus."""
     from cramming import launch
 
-    for job in jobs:
-        launch.main(job)
+    for name, recipe in recipes.items():
+        call = Invocation(name, folder / "runs", folder / "corpora", "cpu")
+        launch.main(recipe, call)
 
 
 def main() -> None:
@@ -64,23 +60,21 @@ def main() -> None:
     parser.add_argument("--jobs", type=Path)
     asked = parser.parse_args()
     if asked.jobs:
-        train_all(json.loads(asked.jobs.read_text()))
+        train_all(asked.jobs.parent, json.loads(asked.jobs.read_text()))
         return
     with tempfile.TemporaryDirectory() as name:
         folder, environment = (
             Path(name),
             {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         )
-        prepare = [sys.executable, "-m", "cramming", "prepare", f"corpora={folder}/corpora"]
+        prepare = [sys.executable, "-m", "cramming", "prepare", "--corpora", f"{folder}/corpora"]
         subprocess.run(prepare, check=True, env=environment, stdout=sys.stderr)
         jobs = {
-            f"{number}-{seed}": settings_of(
-                folder, f"{number}-{seed}", [*overrides, f"seed={seed}"], asked.steps
-            )
+            f"{number}-{seed}": recipe_of([*overrides, f"seed={seed}"], asked.steps)
             for number, overrides in enumerate(CASES.values())
             for seed in asked.seeds
         }
-        (folder / "jobs.json").write_text(json.dumps(list(jobs.values()), default=str))
+        (folder / "jobs.json").write_text(json.dumps(jobs, default=str))
         launch = [
             "-m",
             "torch.distributed.run",

@@ -24,7 +24,7 @@ import torch
 
 from cramming import launch
 from cramming.children import run_or_exit
-from cramming.config import build
+from cramming.invocation import Invocation
 from cramming.overrides import compose
 from eval.duel import main as duel_main
 from eval.duel import sides
@@ -36,7 +36,6 @@ from eval.duel.sides import Side
 SETTINGS = [
     "data.size=200000",
     "tokenizer.vocab_size=1024",
-    "device=cpu",
     "precision=fp32",
     "model=tiny",
     "model.hidden_size=32",
@@ -58,13 +57,12 @@ def fork_train(settings: dict[str, Any]) -> Any:
         children = []
         for side, core in zip(order, cores):
             seed = int(side.folder.name.rpartition("-")[2])
-            place = {"name": side.folder.name, "runs": str(side.folder.parent), "seed": seed}
             if (child := os.fork()) == 0:
                 os.sched_setaffinity(0, {core})
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, 1)
                 try:
-                    launch.main({**settings, **place})
+                    launch.main({**settings, "seed": seed}, side.call)
                     os._exit(0)
                 except BaseException as error:
                     os.write(2, f"{type(error).__name__}: {error}\n".encode())
@@ -100,14 +98,19 @@ def main() -> None:
         overrides = [
             *SETTINGS,
             f"budget.hours={args.seconds / 3600}",
-            f"corpora={temporary}/corpora",
         ]
-        run_or_exit(["prepare", *overrides], stdout=sys.stderr.fileno())
+        call = Invocation(
+            corpora=Path(temporary) / "corpora", device="cpu", overrides=tuple(overrides)
+        )
+        run_or_exit(["prepare", *call.arguments("corpora")], stdout=sys.stderr.fileno())
         settings = compose(overrides)
         sides.train = fork_train(settings)
         rule = {name: getattr(TEST, name) for name in RULE}
-        chosen = {**settings["duel"], "folder": f"{temporary}/duels", **rule}
-        config, log = build(DuelConfig, chosen, "duel"), DuelLog(Path(temporary) / "duels")
+        duels = Path(temporary) / "duels"
+        config = DuelConfig(
+            base="", candidate="", glue=False, keep=False, duels=duels, json=False, **rule
+        )
+        log = DuelLog(duels)
         judged = {**rule, "measure": "loss", "corpora": ("same", "same")}
         cores = sorted(os.sched_getaffinity(0))[:2]
         opponents = [Opponent(overrides, settings)] * 2
@@ -121,7 +124,7 @@ def main() -> None:
                 {**judged, "seed": 1000 * number},
                 cpu_name(),
             )
-            duel_main.fight(log, name, cores, opponents, config, 1000 * number)
+            duel_main.fight(log, name, cores, opponents, config, call, 1000 * number)
             duel = log.duels()[name]
             assert duel.decision is not None
             found += duel.decision.verdict in ("win", "loss")

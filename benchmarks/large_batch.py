@@ -37,7 +37,7 @@ SEQUENCES = 8 * LARGEST
 SETTINGS = (
     "model=crammed-bert model.hidden_size=32 model.num_layers=2 model.num_heads=2 model.intermediate_size=64"
     f" train.sequence_length={LENGTH} train.validations=0 train.validation_tokens=65536 schedule=linear"
-    " schedule.warmup=0.2 device=cpu precision=fp32 runtime.compile=off division=open checkpoint.every_minutes=60"
+    " schedule.warmup=0.2 precision=fp32 runtime.compile=off division=open checkpoint.every_minutes=60"
 ).split()
 GRIDS = {"adamw": [3e-3, 1e-2, 3e-2], "lamb": [1e-2, 3e-2, 1e-1], "lars": [3.0, 10.0, 30.0]}
 RULES = {"sqrt": 0.5, "linear": 1.0}  # and the power of the batch that each is
@@ -102,7 +102,7 @@ class Runs:
     def _train(self, name: str, own: list[str]) -> dict[str, Any]:
         folder = self.folder / name
         shutil.rmtree(folder, ignore_errors=True)
-        place = [f"runs={self.folder}", f"name={name}"]
+        place = ["--runs", str(self.folder), "--name", name, "--device", "cpu"]
         command = [sys.executable, "-m", "cramming", "pretrain", *self.common, *own, *place]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True)

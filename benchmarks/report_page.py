@@ -62,7 +62,7 @@ def _changed(event: dict[str, Any], place: int, noise: random.Random) -> dict[st
         event["time"] = (datetime.fromisoformat(event["time"]) + later).isoformat()
     kind = event["event"]
     if kind == "start" and event["recipe"]:
-        event["recipe"]["name"] = f"recipe {place}"
+        event["name"] = f"recipe {place}"
         event["recipe"]["optim"]["weight_decay"] = place * 1e-6
     elif kind == "setup":
         event["environment"]["device"]["name"] = DEVICES[place % len(DEVICES)]

@@ -59,12 +59,14 @@ def train(
         "train.micro_batch=4",
         "train.log_every=1",
         "precision=fp32",
-        "device=cpu",
     ]
     command = [
         program,
         "pretrain",
-        f"name={name}",
+        "--name",
+        name,
+        "--device",
+        "cpu",
         *common,
         f"budget.steps={STEPS}",
         *size,
@@ -77,7 +79,7 @@ def train(
             if log.exists() and log.read_text().count('"event":"steps"') >= STOP_AFTER:
                 process.send_signal(signal.SIGTERM)
                 break
-    subprocess.run([*command, "resume=true"], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*command, "--resume"], cwd=folder, check=True, stdout=subprocess.DEVNULL)
     events = [json.loads(line) for line in log.read_text().splitlines()]
     steps = {
         event["step"]: [event["step"], event["loss"], event["grad_norm"]]
@@ -97,7 +99,6 @@ def prepare(program: str, overrides: list[str], text: Path, folder: Path) -> dic
         "data=text",
         f"data.paths=[{text}]",
         "data.documents=line",
-        "corpora=corpora",
         *overrides,
     ]
     subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
@@ -126,7 +127,6 @@ def main() -> None:
             "data=text",
             f"data.paths=[{text}]",
             "data.documents=line",
-            "corpora=corpora",
             *PREPARATIONS["everything"],
         ]
         for name, overrides in RUNS.items():

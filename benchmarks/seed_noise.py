@@ -20,12 +20,13 @@ from pathlib import Path
 
 import numpy as np
 
+from cramming.invocation import Invocation
 from cramming.overrides import compose
 from cramming.record import load_record
 from eval.report.noise import NOISE, p_values, power, seeds_needed
 
 SETTINGS = (
-    "experiment=best scale=5M device=cpu precision=fp32 train.batch_size=16 train.micro_batch=16 train.batch_ramp=null"
+    "experiment=best scale=5M precision=fp32 train.batch_size=16 train.micro_batch=16 train.batch_ramp=null"
     " train.validations=0 train.validation_tokens=32768 runtime.compile=off division=open budget.clock=cpu"
     " tokenizer.vocab_size=4096"
 ).split()
@@ -36,10 +37,10 @@ def train(overrides: Sequence[str], runs: str, seed: int) -> float:
     """The pinned validation loss of a run in a process of its own."""
     from cramming import launch
 
-    settings = compose([*overrides, f"seed={seed}", f"name=seed{seed}", f"runs={runs}"])
+    settings = compose([*overrides, f"seed={seed}"])
     if (child := os.fork()) == 0:
         try:
-            launch.main(settings)
+            launch.main(settings, Invocation(name=f"seed{seed}", runs=Path(runs), device="cpu"))
             os._exit(0)
         except BaseException as error:
             os.write(2, f"{type(error).__name__}: {error}\n".encode())

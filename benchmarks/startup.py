@@ -19,24 +19,25 @@ from pathlib import Path
 from cramming.record import load_metrics
 
 SETTINGS = ["data.size=200000", "tokenizer.vocab_size=1024", "budget.steps=1", "train.log_every=1"]
+CPU = ("--device", "cpu")
 
 
 def call(folder: Path, verb: str, *more: str, python: tuple[str, ...] = ()) -> str:
     """Run a verb in `folder`; what it wrote to stderr."""
-    command = [sys.executable, *python, "-m", "cramming", verb, *SETTINGS, "device=cpu", *more]
+    command = [sys.executable, *python, "-m", "cramming", verb, *SETTINGS, *more]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stderr
 
 
 def first_step_seconds(folder: Path, name: str) -> float:
     """From the process's start to its first step's end."""
-    call(folder, "pretrain", f"name={name}")
+    call(folder, "pretrain", *CPU, "--name", name)
     rows = load_metrics(folder / "runs" / name)
     return float(next(row["seconds"] for row in rows if row["step"] == 1 and "loss" in row))
 
 
 def import_seconds(folder: Path, name: str) -> float:
     """The sum of all modules' own import times in such a run."""
-    log = call(folder, "pretrain", f"name={name}", python=("-X", "importtime"))
+    log = call(folder, "pretrain", *CPU, "--name", name, python=("-X", "importtime"))
     return sum(int(own) for own in re.findall(r"^import time:\s+(\d+) \|", log, re.MULTILINE)) / 1e6
 
 
@@ -48,7 +49,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         call(folder, "prepare")
-        call(folder, "pretrain", "name=warm-up")
+        call(folder, "pretrain", *CPU, "--name", "warm-up")
         steps, imports = [], []
         for turn in range(args.rounds):
             steps.append(first_step_seconds(folder, f"step-{turn}"))

@@ -206,6 +206,7 @@ class BudgetClock:
 
     def start(
         self,
+        name: str,
         division: Literal["closed", "open"],
         *,
         recipe: Mapping[str, Any] | None = None,
@@ -217,6 +218,7 @@ class BudgetClock:
         """
         sha256 = self._write(
             Start,
+            name=name,
             suite_version=__version__,
             rules_version=RULES_VERSION,
             unit=self.config.unit,

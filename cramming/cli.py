@@ -1,10 +1,11 @@
-"""`cramming <verb> [overrides]`: one table of verbs, each a Hydra application on the one root configuration.
+"""The command line: the verbs with their options, and how a call ends.
 
-The verb's module is imported only when the verb runs, so `cramming`, `--help` and a typing mistake answer at once. A
-user's mistake ends as one line on stderr and exit code 2, whether this code, Hydra or OmegaConf found it; anything else
-that escapes is a defect of ours and keeps its traceback.
+typer reads the options, and Hydra composes the recipe behind them (cramming/overrides.py). A user's mistake ends as
+one line on stderr and exit code 2, whoever found it. Anything else that escapes is a defect of ours and keeps its
+traceback.
 """
 
+import dataclasses
 import importlib
 import io
 import os
@@ -12,96 +13,24 @@ import platform
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
-from cramming.children import end_with_parent, run_or_exit
-from cramming.config import RootConfig, UserError, build, config_folder, expand_home, printable
+import typer
+from typer.exceptions import TyperException
+
+from cramming.children import end_with_parent
+from cramming.config import UserError, printable
 from cramming.files import explained
-from cramming.overrides import (
-    CHECK,
-    Words,
-    compose,
-    given_overrides,
-    literal,
-    one_line,
-    parse,
-    points_of,
-)
+from cramming.invocation import DeviceKind, Invocation
+from cramming.overrides import name_of, offer, search_path
+from cramming.verbs import Call
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
-
-class Verb(NamedTuple):
-    """Where a verb's `main(config)` lives, and what it does."""
-
-    module: str
-    summary: str
-    positional: str | None = None  # the setting that a word after the verb stands for
-    lent: tuple[
-        str, ...
-    ] = ()  # what `main` gets besides: functions of packages that its own may not import
-    several: bool = False  # torchrun may start it
-
-
-VERBS = {
-    "run": Verb("cramming.cli:run_all", "prepare, pretrain, glue and report, one after the other"),
-    "prepare": Verb("data_prep.prepare:main", "turn text into a corpus of token shards"),
-    "verify": Verb(
-        "eval.verify:main",
-        "check a run by the rules and its files, or a corpus folder by its SHA-256",
-        "data.corpus",
-        lent=("data_prep.again:embedded_tasks", "data_prep.again:overlap"),
-    ),
-    "inspect": Verb(
-        "cramming.data.inspect:main", "what a corpus holds: counts, lengths, texts", "data.corpus"
-    ),
-    "plan": Verb(
-        "cramming.plan.main:main",
-        "predict memory and speed on a device; propose the fastest setting that fits",
-    ),
-    "pretrain": Verb(
-        "cramming.launch:main",
-        "train a masked language model inside a budget",
-        lent=("eval.rules.table:foreseen",),
-        several=True,
-    ),
-    "glue": Verb("eval.glue:main", "fine-tune and score on GLUE (or the embedded tasks)"),
-    "duel": Verb(
-        "eval.duel.main:main",
-        "which of two recipes is better under one budget, by pairs of runs; duel ladder",
-        "duel.what",
-    ),
-    "bench": Verb(
-        "cramming.bench.main:main",
-        "measure every trick's speed and memory, and judge what it learns",
-    ),
-    "study": Verb(
-        "eval.extras.study:main",
-        "runs of equal budget: vocab | data | architectures | schedules | batch | masking",
-        "study.what",
-    ),
-    "project": Verb(
-        "eval.extras.project:main",
-        "predict the full budget from runs of one recipe with growing budgets",
-        "runs",
-    ),
-    "replay": Verb(
-        "cramming.replay:main",
-        "train stretches of a run once more and compare: is its log what training gives?",
-        "replay.run",
-    ),
-    "submit": Verb(
-        "eval.submit:main", "judge a run and make the archive of it that others check", "submit.run"
-    ),
-    "report": Verb("eval.report.main:main", "leaderboard, plots and the check of the rules"),
-    "export": Verb(
-        "eval.export:main", "the finished model as a folder for transformers, with a model card"
-    ),
-}
 UNREAD = "nobody reads the output any more; ended at that, what is written so far is whole; run again for the rest"
 PEER_GONE = (  # as gloo and NCCL have it
     "Connection closed by peer",
@@ -110,11 +39,479 @@ PEER_GONE = (  # as gloo and NCCL have it
     "remote process exited",
 )
 SYSTEMS = {"Linux": "Linux", "Darwin": "macOS"}  # locks, signals and renames are POSIX's
-PIPELINE = ("prepare", "pretrain", "glue", "report")
+EVERYDAY, OTHERS = "Everyday verbs", "Other verbs"
+
+app = typer.Typer(
+    name="cramming",
+    help="How good a BERT-style language model can one GPU train from scratch in one day?\n\n"
+    "A recipe is given by Hydra overrides behind the options (experiment=best optim.lr=2e-3).",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _option(*names: str, text: str, **limits: Any) -> Any:
+    return typer.Option(*names, help=text, **limits)
+
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="SETTING=VALUE",
+        help="The recipe, as Hydra overrides of conf/.",
+        autocompletion=offer,
+    ),
+]
+ConfigDir = Annotated[
+    Path | None,
+    _option("--config-dir", text="Folder of YAML files of your own, beside those of conf/."),
+]
+ShowConfig = Annotated[bool, _option("--show-config", text="Print the composed recipe.")]
+Check = Annotated[bool, _option("--check", text="Say what would run, and whether all is in order.")]
+Sweep = Annotated[
+    bool, _option("--sweep", text="Run each combination of several values (optim.lr=1e-3,2e-3).")
+]
+Name = Annotated[str, _option("--name", text="The run's name: its folder is <runs>/<name>.")]
+Runs = Annotated[Path, _option("--runs", text="Folder of run folders.")]
+Corpora = Annotated[Path, _option("--corpora", text="Folder of corpora.")]
+Device = Annotated[DeviceKind, _option("--device", text="Device to compute on.")]
+Resume = Annotated[
+    bool, _option("--resume", text="Resume the run of this name, with its own recipe.")
+]
+Trackers = Annotated[
+    list[str] | None,
+    _option("--tracker", text="Copy losses to tensorboard or wandb, too. May be given twice."),
+]
+Nonce = Annotated[
+    str | None,
+    _option("--nonce", text="A referee's text that enters the seed: the run began after it."),
+]
+Model = Annotated[
+    str | None, _option("--model", text="Hugging Face encoder, a folder or a name of the hub.")
+]
+Json = Annotated[bool, _option("--json", text="Print one JSON object for programs.")]
+Duels = Annotated[Path, _option("--duels", text="Folder of duels.jsonl and the duels' runs.")]
+RunPath = Annotated[Path, typer.Argument(metavar="PATH", help="Folder of a run.")]
+Out = Annotated[Path | None, _option("--out", text="Where the result is written.")]
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[
+        bool, _option("--version", text="Print the version.", is_eager=True)
+    ] = False,
+) -> None:
+    if version:
+        print(importlib.import_module("cramming").__version__)
+        raise typer.Exit
+
+
+@app.command(rich_help_panel=EVERYDAY)
+def run(
+    context: typer.Context,
+    overrides: Overrides = None,
+    name: Name = Invocation.name,
+    runs: Runs = Invocation.runs,
+    corpora: Corpora = Invocation.corpora,
+    device: Device = Invocation.device,
+    resume: Resume = False,
+    trackers: Trackers = None,
+    nonce: Nonce = None,
+    check: Check = False,
+    sweep: Sweep = False,
+    show_config: ShowConfig = False,
+    config_dir: ConfigDir = None,
+) -> Call:
+    """Prepare, pretrain, glue and report, one after the other."""
+    return _call(context)
+
+
+@app.command(rich_help_panel=EVERYDAY)
+def prepare(
+    context: typer.Context,
+    overrides: Overrides = None,
+    corpora: Corpora = Invocation.corpora,
+    check: Check = False,
+    sweep: Sweep = False,
+    show_config: ShowConfig = False,
+    config_dir: ConfigDir = None,
+) -> Call:
+    """Turn text into a corpus of token shards."""
+    return _call(context)
+
+
+@app.command(rich_help_panel=EVERYDAY)
+def pretrain(
+    context: typer.Context,
+    overrides: Overrides = None,
+    name: Name = Invocation.name,
+    runs: Runs = Invocation.runs,
+    corpora: Corpora = Invocation.corpora,
+    device: Device = Invocation.device,
+    resume: Resume = False,
+    trackers: Trackers = None,
+    nonce: Nonce = None,
+    check: Check = False,
+    sweep: Sweep = False,
+    show_config: ShowConfig = False,
+    config_dir: ConfigDir = None,
+) -> Call:
+    """Train a masked language model inside a budget."""
+    return _call(context)
+
+
+@app.command(rich_help_panel=EVERYDAY)
+def glue(
+    context: typer.Context,
+    overrides: Overrides = None,
+    name: Name = Invocation.name,
+    model: Model = None,
+    runs: Runs = Invocation.runs,
+    corpora: Corpora = Invocation.corpora,
+    device: Device = Invocation.device,
+    check: Check = False,
+    sweep: Sweep = False,
+    show_config: ShowConfig = False,
+    config_dir: ConfigDir = None,
+) -> Call:
+    """Fine-tune and score a model on GLUE, or on the embedded tasks."""
+    return _call(context)
+
+
+@app.command(rich_help_panel=EVERYDAY)
+def report(
+    context: typer.Context,
+    runs: Runs = Invocation.runs,
+    out: Out = None,
+    each_run: Annotated[
+        bool, typer.Option(help="Also write a page into each run's folder.")
+    ] = True,
+    duels: Duels = Path("duels"),
+    repository: Annotated[
+        str | None, _option("--repository", text="Web address of the code, for links to commits.")
+    ] = None,
+) -> Call:
+    """Write the leaderboard, plots and the check of the rules over all runs."""
+    return _call(context)
+
+
+@app.command(rich_help_panel=EVERYDAY)
+def verify(
+    context: typer.Context,
+    path: Annotated[
+        Path,
+        typer.Argument(metavar="PATH", help="Folder or archive of a run, or folder of a corpus."),
+    ],
+    tasks: Annotated[
+        Path | None, _option("--tasks", text="GLUE folder: scores are computed again.")
+    ] = None,
+    corpus: Annotated[
+        Path | None, _option("--corpus", text="The run's corpus, where it lies elsewhere now.")
+    ] = None,
+    weights: Annotated[
+        Path | None, _option("--weights", text="Final weights, where they are not in the run.")
+    ] = None,
+    refinetune: Annotated[
+        bool, _option("--refinetune", text="Fine-tune a task and seed again, drawn at random.")
+    ] = False,
+    overlap_seconds: Annotated[
+        float, _option("--overlap-seconds", text="Limit of the search in the corpus.", min=0)
+    ] = 60.0,
+    json: Json = False,
+) -> Call:
+    """Check a run by the rules and its files, or a corpus by its hashes."""
+    return _call(context)
+
+
+@app.command(rich_help_panel=OTHERS)
+def inspect(
+    context: typer.Context,
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="Folder of a corpus.")],
+    split: Annotated[
+        Literal["train", "validation"], _option("--split", text="Whose documents are shown.")
+    ] = "train",
+    documents: Annotated[
+        int, _option("--documents", text="How many are shown, by their beginnings.", min=0)
+    ] = 3,
+    document: Annotated[
+        int | None,
+        _option("--document", text="Show the document of this number, all of it.", min=0),
+    ] = None,
+) -> Call:
+    """Show what a corpus holds: counts, lengths, texts."""
+    return _call(context)
+
+
+@app.command(rich_help_panel=OTHERS)
+def plan(
+    context: typer.Context,
+    overrides: Overrides = None,
+    device: Annotated[
+        str,
+        _option("--device", text='auto, cpu, cuda, or a card by name: "RTX 3060", 2080ti, A100.'),
+    ] = "auto",
+    memory_gb: Annotated[
+        float | None, _option("--memory-gb", text="Memory of the device in GiB.", min=0)
+    ] = None,
+    price_per_hour: Annotated[
+        float | None, _option("--price-per-hour", text="Price of the device.", min=0)
+    ] = None,
+    devices: Annotated[
+        str | None, _option("--devices", text="Also predict so many of them: 8,64,1024.")
+    ] = None,
+    network: Annotated[
+        Literal["nvlink", "pcie"], _option("--network", text="Between these devices.")
+    ] = "nvlink",
+    out: Out = None,
+    show_config: ShowConfig = False,
+    config_dir: ConfigDir = None,
+) -> Call:
+    """Predict memory and speed on a device; propose the fastest setting that fits."""
+    return _call(context)
+
+
+@app.command(rich_help_panel=OTHERS)
+def duel(
+    context: typer.Context,
+    base: Annotated[str, _option("--base", text="Overrides of this side, in one word.")],
+    candidate: Annotated[str, _option("--candidate", text="Overrides of the other side.")],
+    overrides: Overrides = None,
+    pairs: Annotated[int, _option("--pairs", text="At most so many.", min=2, max=50)] = 8,
+    first_look: Annotated[
+        int, _option("--first-look", text="No verdict before so many pairs.", min=2)
+    ] = 3,
+    error: Annotated[
+        float, _option("--error", text="Probability of a wrong verdict.", min=0.001, max=0.5)
+    ] = 0.05,
+    delta: Annotated[
+        float, _option("--delta", text="A difference below is none (nats, or points).", min=0)
+    ] = 0.01,
+    glue: Annotated[bool, _option("--glue", text="Also fine-tune and score each run.")] = False,
+    keep: Annotated[bool, _option("--keep", text="Keep the runs' weights.")] = False,
+    duels: Duels = Path("duels"),
+    corpora: Corpora = Invocation.corpora,
+    device: Device = Invocation.device,
+    json: Json = False,
+    show_config: ShowConfig = False,
+    config_dir: ConfigDir = None,
+) -> Call:
+    """Find out which of two recipes is better under one budget, by pairs of runs."""
+    return _call(context)
+
+
+@app.command(rich_help_panel=OTHERS)
+def ladder(context: typer.Context, duels: Duels = Path("duels"), json: Json = False) -> Call:
+    """Show all duels of a folder, lost ones too."""
+    return _call(context)
+
+
+@app.command(rich_help_panel=OTHERS)
+def study(
+    context: typer.Context,
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="WHAT",
+            help="architectures, batch, data, masking, schedules, vocab, pipelines, or a file of conf/study.",
+        ),
+    ],
+    overrides: Overrides = None,
+    name: Name = Invocation.name,
+    runs: Runs = Invocation.runs,
+    corpora: Corpora = Invocation.corpora,
+    device: Device = Invocation.device,
+    seeds: Annotated[str, _option("--seeds", text="Seeds of each variant: 0,1,2.")] = "0",
+    vocab_sizes: Annotated[
+        str, _option("--vocab-sizes", text="Vocabularies of the study vocab.")
+    ] = "256,512,1024,2048",
+    stages: Annotated[int, _option("--stages", text="Stages of the study pipelines.", min=1)] = 3,
+    glue: Annotated[
+        bool | None,
+        typer.Option(help="Also fine-tune; by default where losses are of several texts."),
+    ] = None,
+    out: Out = None,
+    show_config: ShowConfig = False,
+    config_dir: ConfigDir = None,
+) -> Call:
+    """Compare variants, one run of equal budget for each and seed."""
+    return _call(context)
+
+
+@app.command(rich_help_panel=OTHERS)
+def project(
+    context: typer.Context,
+    path: Annotated[Path, typer.Argument(metavar="RUNS", help="Folder of run folders.")],
+    names: Annotated[
+        str | None, _option("--names", text="Of the runs of one recipe: a,b,c.")
+    ] = None,
+    hours: Annotated[
+        float, _option("--hours", text="The full budget, at the longest run's speed.", min=0)
+    ] = 24.0,
+    exaflops: Annotated[
+        float | None, _option("--exaflops", text="The same in model compute.", min=0)
+    ] = None,
+    out: Out = None,
+    json: Json = False,
+) -> Call:
+    """Predict the full budget from runs of one recipe with growing budgets."""
+    return _call(context)
+
+
+@app.command(rich_help_panel=OTHERS)
+def replay(
+    context: typer.Context,
+    path: RunPath,
+    overrides: Overrides = None,
+    intervals: Annotated[
+        str, _option("--intervals", text="How many are drawn at random, or all.")
+    ] = "1",
+    seed: Annotated[
+        int | None, _option("--seed", text="Of the draw; by default another each time.", min=0)
+    ] = None,
+    corpora: Corpora = Invocation.corpora,
+    device: Device = Invocation.device,
+    json: Json = False,
+    config_dir: ConfigDir = None,
+) -> Call:
+    """Train intervals of a run again and compare: is its log what training gives?"""
+    return _call(context)
+
+
+@app.command(rich_help_panel=OTHERS)
+def submit(
+    context: typer.Context,
+    path: RunPath,
+    out: Out = None,
+    weights_url: Annotated[
+        str | None, _option("--weights-url", text="Where the final weights are published.")
+    ] = None,
+) -> Call:
+    """Check a run by the rules and write the archive of it that others verify."""
+    return _call(context)
+
+
+@app.command(rich_help_panel=OTHERS)
+def export(
+    context: typer.Context,
+    name: Name = Invocation.name,
+    model: Model = None,
+    runs: Runs = Invocation.runs,
+    out: Out = None,
+    license: Annotated[
+        str | None, _option("--license", text="Of the weights, such as apache-2.0.")
+    ] = None,
+    language: Annotated[
+        str | None, _option("--language", text="Of the corpus, such as en.")
+    ] = None,
+) -> Call:
+    """Write the finished model as a folder for transformers, with a model card."""
+    return _call(context)
+
+
+@app.command(rich_help_panel=OTHERS)
+def bench(
+    context: typer.Context,
+    overrides: Overrides = None,
+    only: Annotated[
+        str | None, _option("--only", text="Names of rows, separated by semicolons.")
+    ] = None,
+    rounds: Annotated[int, _option("--rounds", text="Turns of each pair.", min=1)] = 3,
+    steps: Annotated[int, _option("--steps", text="Steps per turn.", min=1)] = 4,
+    vocab_size: Annotated[int, _option("--vocab-size", text="Of what is timed.", min=10)] = 32768,
+    gate_steps: Annotated[
+        int, _option("--gate-steps", text="Steps of the loss curves that are compared.", min=1)
+    ] = 200,
+    gate_vocab_size: Annotated[
+        int, _option("--gate-vocab-size", text="Of the loss curves.", min=10)
+    ] = 512,
+    gate: Annotated[
+        str, _option("--gate", text="Overrides of the loss curves.")
+    ] = "model.hidden_size=64 model.num_layers=3 model.num_heads=2 model.intermediate_size=128"
+    " train.batch_size=16 train.micro_batch=16 train.sequence_length=64 optim.lr=3.0e-3",
+    out: Annotated[Path, _option("--out", text="File of the tables.")] = Path("bench/tricks.md"),
+    raw: Annotated[Path, _option("--raw", text="Folder of the raw numbers.")] = Path("bench"),
+    device: Device = Invocation.device,
+    show_config: ShowConfig = False,
+    config_dir: ConfigDir = None,
+) -> Call:
+    """Measure every trick's speed and memory, and judge what it learns."""
+    return _call(context)
+
+
+def _call(context: typer.Context) -> Call:
+    """Return the call with the options of a verb; UserError for an option that was typed as a setting."""
+    verb = str(context.info_name)
+    values = dict(context.params)
+    words = tuple(values.pop("overrides", None) or ())
+    has_recipe = any(parameter.name == "overrides" for parameter in context.command.params)
+    if not has_recipe:
+        return Call(verb, Invocation(), values, has_recipe=False)
+    _refuse_options_as_settings(context, words)
+    config_dir = values.pop("config_dir")
+    if config_dir is not None:
+        words = (search_path(config_dir), *words)
+    actions = {name: values.pop(name, False) for name in ("check", "sweep", "show_config")}
+    fields = {each.name for each in dataclasses.fields(Invocation)} & values.keys()
+    if verb == "plan":
+        fields.remove("device")
+    shared = {name: values.pop(name) for name in fields}
+    if "trackers" in shared:
+        shared["trackers"] = tuple(shared["trackers"] or ())
+    return Call(verb, Invocation(overrides=words, **shared), values, **actions)
+
+
+def _refuse_options_as_settings(context: typer.Context, words: tuple[str, ...]) -> None:
+    """Raise UserError for `name=a`, which is typed `--name a`."""
+    flags = {str(each.name): each.opts[0] for each in context.command.params}
+    for word in words:
+        name = name_of(word).removeprefix(f"{context.info_name}.")
+        flag = flags.get(name, "")
+        if flag.startswith("--") and "=" in word:
+            value = word.partition("=")[2]
+            meant = flag if value.lower() == "true" else f"{flag} {value}"
+            raise UserError(f"{word}: an option, not a setting. Did you mean {meant}?")
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM: what is under way is undone as with Ctrl-C. `pretrain` has a better answer once it trains."""
+    """SIGTERM: work is undone as with Ctrl-C. `pretrain` has a better answer once it trains."""
+
+
+def main() -> None:
+    """Run the console script: exit code 0, 2 for a user's mistake, 130 for Ctrl-C, 143 for SIGTERM."""
+    system = platform.system()
+    if system not in SYSTEMS:
+        _fail(
+            f"{system}: runs on {' and '.join(SYSTEMS.values())} only. On Windows take WSL2, which is Linux."
+        )
+    if isinstance(sys.stdout, io.TextIOWrapper):  # it may be closed
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr is: any text can be shown
+    by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+    with ending_in_one_line():
+        call = parse(sys.argv[1:])
+    if call is None:
+        return
+    if by_torchrun and call.verb != "pretrain":
+        _fail(f"torchrun: {call.verb} is one process. Start it as `cramming {call.verb} ...`.")
+    signal.signal(signal.SIGTERM, _terminate)
+    if (
+        by_torchrun and sys.platform == "linux"
+    ):  # else a killed torchrun leaves its processes training
+        end_with_parent(os.getppid())()
+    sys.unraisablehook = _send_again
+    with ending_in_one_line(UNREAD):
+        call.run()
+
+
+def parse(words: list[str]) -> Call | None:
+    """Return the call that was typed, None where help or the like was printed; UserError for mistakes."""
+    try:
+        call = app(words or ["--help"], prog_name="cramming", standalone_mode=False)
+    except TyperException as error:
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context else "cramming"
+        problem = error.format_message().rstrip(".")
+        raise UserError(f"{problem}. `{path} --help` shows what there is.") from None
+    return call if isinstance(call, Call) else None
 
 
 def _terminate(*_: object) -> NoReturn:
@@ -122,7 +519,7 @@ def _terminate(*_: object) -> NoReturn:
 
 
 def _send_again(ignored: "UnraisableHookArgs") -> None:
-    """An interrupt that came inside a destructor or a callback from C ends nothing there: it is sent once more."""
+    """Send an interrupt again that came inside a destructor or a callback from C, where it ends nothing."""
     if isinstance(ignored.exc_value, KeyboardInterrupt):
         number = _ending(ignored.exc_value)[1] - 128
         threading.Timer(0.1, os.kill, (os.getpid(), number)).start()
@@ -130,61 +527,9 @@ def _send_again(ignored: "UnraisableHookArgs") -> None:
         sys.__unraisablehook__(ignored)
 
 
-def usage() -> str:
-    """The text of `cramming` alone."""
-    lines = ["usage: cramming <verb> [setting=value ...]", "", "verbs:"]
-    lines += [f"  {name:<10}{verb.summary}" for name, verb in VERBS.items()]
-    lines += [
-        "",
-        f"{config_folder() / 'config.yaml'} and the groups beside it explain every setting.",
-        "`cramming <verb> --help` lists the groups, `--cfg job` prints the settings in force,",
-        "`--check` (run, prepare, pretrain, glue, report) only says whether settings and named files are in order,",
-        "`--multirun` runs one job per combination of values, once all of them are in order, for example",
-        "    cramming pretrain --multirun 'name=lr-${optim.lr}' optim.lr=1e-3,2e-3",
-        'Shell completion: eval "$(cramming completion bash)"',
-    ]
-    return "\n".join(lines)
-
-
-def main() -> None:
-    """The console script: dispatch to a verb; exit code 0, 2 for a user's mistake, 130 for Ctrl-C, 143 for SIGTERM."""
-    if (system := platform.system()) not in SYSTEMS:
-        _fail(
-            f"{system}: runs on {' and '.join(SYSTEMS.values())} only; on Windows take WSL2, which is Linux"
-        )
-    if isinstance(sys.stdout, io.TextIOWrapper):  # it may be closed
-        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr is: any text can be shown
-    verb, *rest = sys.argv[1:] or ["help"]
-    by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
-    if verb in ("-h", "--help", "help"):
-        print(usage())
-    elif verb == "--version":
-        print(importlib.import_module("cramming").__version__)
-    elif verb == "completion":
-        with ending_in_one_line():
-            print(
-                importlib.import_module("cramming.completion").script(
-                    rest[0] if rest else "bash", VERBS
-                )
-            )
-    elif verb not in VERBS:
-        _fail(f"unknown verb {verb!r}; the verbs are: {', '.join(VERBS)}")
-    elif by_torchrun and not VERBS[verb].several:
-        _fail(f"torchrun: {verb} is one process; start it as `cramming {verb} ...`")
-    else:
-        signal.signal(signal.SIGTERM, _terminate)
-        if (
-            by_torchrun and sys.platform == "linux"
-        ):  # else a killed torchrun leaves its processes training
-            end_with_parent(os.getppid())()
-        sys.unraisablehook = _send_again
-        with ending_in_one_line():
-            run_verb(verb, rest)
-
-
 @contextmanager
 def ending_in_one_line(reader_has_gone: str = "") -> Iterator[None]:
-    """A user's mistake, an interrupt or a full disk inside ends the process with one line; our own defects go on.
+    """End the process with one line at a user's mistake, an interrupt or a full disk; our own defects go on.
 
     `reader_has_gone`: what is said where nobody reads the output any more, as in `cramming ... | head`.
     """
@@ -192,6 +537,8 @@ def ending_in_one_line(reader_has_gone: str = "") -> Iterator[None]:
         yield
     except KeyboardInterrupt as interrupt:
         _fail(*_ending(interrupt))
+    except typer.Exit as ended:
+        sys.exit(ended.exit_code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if reader_has_gone:
@@ -204,229 +551,32 @@ def ending_in_one_line(reader_has_gone: str = "") -> Iterator[None]:
     except Exception as error:
         if isinstance(error, RuntimeError) and any(words in str(error) for words in PEER_GONE):
             _fail("another process of this run has ended, see what it said; this one ends with it")
-        behind: BaseException | None = error
-        while behind is not None and not isinstance(behind, KeyboardInterrupt):
-            behind = behind.__cause__ or behind.__context__
-        if behind is None:
-            raise
-        # It came while a library was imported, which made an error of its own of it. What is half imported may
-        # crash when the interpreter takes itself down.
-        message, code = _ending(behind)
+        _end_at_hidden_interrupt(error)
+        raise
+
+
+def _end_at_hidden_interrupt(error: BaseException) -> None:
+    """End the process where an interrupt is the cause of an error.
+
+    It came while a library was imported, which made an error of its own of it. What is half imported may crash when
+    the interpreter takes itself down.
+    """
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, KeyboardInterrupt):
+        cause = cause.__cause__ or cause.__context__
+    if cause is not None:
+        message, code = _ending(cause)
         print(f"cramming: {message}", file=sys.stderr, flush=True)
         os._exit(code)
 
 
 def _ending(interrupt: KeyboardInterrupt) -> tuple[str, int]:
-    """What is said at the end, and the exit code."""
-    return (
-        ("terminated", 128 + signal.SIGTERM)
-        if isinstance(interrupt, Terminated)
-        else ("interrupted", 130)
-    )
+    """Return what is said at the end, and the exit code."""
+    if isinstance(interrupt, Terminated):
+        return "terminated", 128 + signal.SIGTERM
+    return "interrupted", 130
 
 
 def _fail(message: str, code: int = 2) -> NoReturn:
     print(f"cramming: {printable(' '.join(message.split()))}", file=sys.stderr)
     sys.exit(code)
-
-
-def run_verb(verb: str, arguments: Sequence[str]) -> None:
-    """Let Hydra compose the configuration and call the verb's `main(config)`; raises UserError."""
-    words = parse(verb, with_positional(verb, arguments))
-    if words.check and verb not in ("run", *PIPELINE):
-        raise UserError(f"{CHECK}: is for the verbs run, {', '.join(PIPELINE)}")
-    if "-sc" in words.flags and (line := os.environ.get("COMP_LINE")):
-        importlib.import_module("cramming.completion").offer(verb, line)
-    os.environ["HYDRA_FULL_ERROR"] = (
-        "1"  # Hydra then raises instead of printing its own many lines and exiting
-    )
-    import hydra
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.errors import HydraException
-    from hydra.types import RunMode
-    from omegaconf import DictConfig, OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    composed = False
-
-    def job(config: DictConfig) -> None:
-        nonlocal composed
-        composed = True
-        with ending_in_one_line(UNREAD):
-            try:
-                settings = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
-            except OmegaConfBaseException as error:
-                _fail(one_line(error))
-            if HydraConfig.get().mode != RunMode.MULTIRUN:
-                _call_verb(verb, settings, words)
-            elif ended := without_model(verb, settings):
-                from cramming.progress import say
-
-                say(
-                    f"name={settings['name']}: its run ended without a model ({ended}), so it is left out"
-                )
-            else:  # each job in a process of its own: its budget clock counts from the start of its process
-                run_or_exit([verb, *given_overrides(), *[CHECK] * words.check])
-
-    sys.argv = [f"cramming {verb}", *words.overrides, *words.flags]
-    try:
-        if words.multirun and verb in ("run", *PIPELINE):
-            check_points(verb, points_of(words.overrides))
-        hydra.main(config_path=str(config_folder()), config_name="config", version_base="1.3")(
-            job
-        )()
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(one_line(error)) from None
-    except (TypeError, ValueError) as error:
-        if composed or isinstance(error, UserError | UnicodeError):
-            raise
-        raise UserError(  # Hydra falls over train=[1] and data.paths.x=3
-            f"{' '.join(words.overrides)}: one of these has a form that its place cannot have ({one_line(error)}); a"
-            " group takes the name of a choice, a list is set as a whole"
-        ) from None
-
-
-def check_points(verb: str, points: Sequence[list[str]]) -> None:
-    """UserError for a mistake in any point of a multirun, before a day goes into those that come before it."""
-    from cramming.record import refuse_finished_run, run_folder
-
-    folders, trains = set[Path](), verb in ("run", "pretrain")
-    for point in points:
-        settings = compose(point)
-        try:
-            ended = without_model(verb, settings)
-            if trains or not ended:
-                check(verb, settings)
-            if trains and not ended:
-                refuse_finished_run(settings)
-        except UserError as error:
-            varied = [word for word in point if any(word not in other for other in points)]
-            raise UserError(f"{' '.join(varied) or 'every point'}: {error}") from None
-        if trains and run_folder(settings) in folders:
-            raise UserError(
-                f"name={settings['name']}: more than one point of the multirun has it; let it follow what varies, for"
-                " example 'name=lr-${optim.lr}'"
-            )
-        folders.add(run_folder(settings))
-
-
-def without_model(verb: str, settings: Mapping[str, Any]) -> str:
-    """How a point of a multirun has ended that left no model, where the others are to go on; empty for all else, and
-    where the run was another one, with other settings."""
-    from cramming.record import WITHOUT_MODEL, is_run, load_record, run_folder
-
-    scores_it = verb == "glue" and not settings["model_path"]
-    if not scores_it and not (verb in ("run", "pretrain") and settings["resume"]):
-        return ""
-    folder = run_folder(settings)
-    record = load_record(folder) if is_run(folder) else {}
-    status = record.get("pretrain", {}).get("status")
-    if status not in WITHOUT_MODEL:
-        return ""
-    changes = _load("cramming.resume:changed_settings")
-    is_another = not scores_it and any(changes(record["config"], settings))
-    return "" if is_another else str(status)
-
-
-def with_positional(verb: str, arguments: Sequence[str]) -> list[str]:
-    """`study vocab` is short for `study study.what=vocab`: the word right after the verb, where the verb has one. What
-    exists is a path, whatever its name; as in a shell, `-x` is written `./-x`.
-    """
-    setting, rest = VERBS[verb].positional, list(arguments)
-    word = rest[0] if rest else "-"
-    if (
-        setting is not None
-        and not word.startswith(("-", "~"))
-        and ("=" not in word or os.path.lexists(word))
-    ):
-        rest[0] = f"{setting}={word and literal(word)}"
-    return rest
-
-
-def _call_verb(verb: str, settings: dict[str, Any], words: Words) -> None:
-    _check_root(settings)
-    if words.check:
-        check(verb, settings)
-    elif verb == "run":
-        run_all(settings, words.overrides)
-    else:
-        _load(VERBS[verb].module)(settings, *map(_load, VERBS[verb].lent))
-
-
-def _load(name: str) -> Callable[..., Any]:
-    module, function = name.split(":")
-    return cast(Callable[..., Any], getattr(importlib.import_module(module), function))
-
-
-def _check_root(settings: dict[str, Any]) -> None:
-    plain = {key: value for key, value in settings.items() if not isinstance(value, dict)}
-    for key in plain.keys() - RootConfig.model_fields.keys():
-        raise UserError(
-            f"{key}={plain[key]}: is no setting; type those of a section as {key}.<name>=..., see --cfg job"
-        )
-    build(RootConfig, plain, "")
-
-
-def check(verb: str, settings: dict[str, Any]) -> None:
-    """UserError for what a verb, or each verb of `run`, would refuse in its turn; nothing is written."""
-    _check_root(settings)
-    verbs = _pipeline(settings) if verb == "run" else [verb]
-    for name in verbs:
-        importlib.import_module(VERBS[name].module.split(":")[0]).check(settings)
-        if name != "report":
-            _check_place(name, settings)
-    if verb == "pretrain" and settings["data"]["corpus"]:
-        _note_unchecked_corpus(settings)
-
-
-def _check_place(verb: str, settings: dict[str, Any]) -> None:
-    """UserError where the verb's folder cannot be made, or nothing in it."""
-    from cramming.data.manifest import MANIFEST, corpus_folder
-    from cramming.record import run_folder
-
-    folder = (corpus_folder if verb == "prepare" else run_folder)(settings).absolute()
-    there = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
-    is_done = (
-        verb == "prepare" and (folder / MANIFEST).is_file()
-    )  # it may lie where nothing can be written
-    if not is_done and not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
-        raise UserError(
-            f"{folder}: nothing can be made in {there}; get the right to, or give another place"
-        )
-
-
-def _note_unchecked_corpus(settings: dict[str, Any]) -> None:
-    from cramming.data.manifest import MANIFEST, corpus_folder
-
-    folder = corpus_folder(settings)
-    if not (folder / MANIFEST).is_file():
-        print(
-            f"data.corpus={folder}: no finished corpus yet, so what it holds was not checked",
-            file=sys.stderr,
-        )
-
-
-def _pipeline(settings: dict[str, Any]) -> list[str]:
-    """The verbs of `run`: without `prepare` where a corpus is given."""
-    from cramming.data.manifest import MANIFEST
-
-    given = settings["data"]["corpus"]
-    there = given and (expand_home(given, "data.corpus") / MANIFEST).exists()
-    return [verb for verb in PIPELINE if not (there and verb == "prepare")]
-
-
-def run_all(settings: dict[str, Any], overrides: Sequence[str]) -> None:
-    """The verb `run`: the pipeline, each verb a process of its own, so that the budget clock sees only the training.
-
-    First a process that checks them all: a mistake in what `glue` reads must not show after a day of training.
-    """
-    from cramming.record import refuse_finished_run
-
-    refuse_finished_run(settings)
-    if settings["model_path"]:
-        raise UserError(
-            f"model_path={settings['model_path']}: `run` scores the model that it trains; use `glue`"
-        )
-    run_or_exit(["run", *overrides, CHECK])
-    for verb in _pipeline(settings):
-        run_or_exit([verb, *overrides])

@@ -121,18 +121,11 @@ LocalPath = Annotated[Path, BeforeValidator(_home_expanded)]
 class RootConfig(Section):
     """Settings of the root itself, beside the sections."""
 
-    name: Text
     seed: Seed
     nonce: Text | None
-    resume: bool
-    device: Literal["auto", "cpu", "cuda"]
     division: Literal["closed", "open"]
-    runs: LocalPath
-    corpora: LocalPath
-    model_path: Text | None
     gates: LocalPath
     forced: tuple[str, ...]
-    trackers: tuple[Literal["tensorboard", "wandb"], ...]
 
 
 # Validation -----------------------------------------------------------------------------------------------------------

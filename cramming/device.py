@@ -75,19 +75,19 @@ def select(requested: str) -> torch.device:
     if requested not in ("auto", "cpu", "cuda"):
         problem = "choose one of auto, cpu, cuda"
     elif torch.version.hip and has_gpu:  # ROCm calls itself cuda
-        problem = "this torch is built for AMD GPUs (ROCm), which nothing here was tried on; set device=cpu, or take an"
-        problem += " NVIDIA GPU"
+        problem = "this torch is built for AMD GPUs (ROCm), which nothing here was tried on; set --device=cpu, or"
+        problem += " take an NVIDIA GPU"
     elif requested == "cuda" and not has_gpu:
         build = (
             "this torch build has no CUDA"
             if torch.version.cuda is None
             else "no CUDA device is visible"
         )
-        problem = f"{build} (torch {torch.__version__}); use device=cpu or install a CUDA build"
+        problem = f"{build} (torch {torch.__version__}); use --device=cpu or install a CUDA build"
     elif has_gpu:
         problem = reason_without_kernels()
     if problem:
-        raise UserError(f"device={requested}: {problem}")
+        raise UserError(f"--device={requested}: {problem}")
     return torch.device("cuda", torch.cuda.current_device()) if has_gpu else torch.device("cpu")
 
 
@@ -105,7 +105,7 @@ def reason_without_kernels() -> str | None:
         fix = "install a newer torch, or its build for another CUDA version"
     return (
         f"torch {torch.__version__} has no kernels for {name} (compute capability"
-        f" {capability[0]}.{capability[1]}; it has {' '.join(architectures)}); {fix}, or set device=cpu"
+        f" {capability[0]}.{capability[1]}; it has {' '.join(architectures)}); {fix}, or set --device=cpu"
     )
 
 

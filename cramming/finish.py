@@ -148,9 +148,9 @@ def out_of_memory(state: TrainState) -> UserError:
             how = f"auto; {rows} did not fit in training"
             state.append(MicroBatch(sequences=fewer, how=how))
         return ResumeWithLessError(
-            f"{begins}, though auto had found it to fit. Resume with resume=true, which takes {fewer}."
+            f"{begins}, though auto had found it to fit. Resume with --resume, which takes {fewer}."
         )
     other = ""
     if state.work.steps:
-        other = " under another name, or resume with resume=true if something else had the memory"
+        other = " under another name, or resume with --resume if something else had the memory"
     return UserError(f"{begins}. Set train.micro_batch={fewer}{other}.")

@@ -6,81 +6,130 @@ Whatever the process spends is charged: imports, the hashing of a large corpus, 
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cramming.budget import BudgetClock, BudgetConfig
 from cramming.config import build
+from cramming.data.manifest import MANIFEST, corpus_folder
 from cramming.files import clear, explained
-from cramming.progress import say
+from cramming.invocation import Invocation
+from cramming.progress import budget_text, format_count, say
 from cramming.record import (
     RECORD,
     is_run,
     is_untouched,
     load_record,
     refuse_finished_run,
-    run_folder,
     run_lock,
     write_record,
 )
 from cramming.resume import all_changes, check_resume, refuse_lost_log
 from cramming.runlog import RUN_LOG, EventLog, read_log, training_of
+from cramming.trackers import require_trackers
+
+if TYPE_CHECKING:
+    from cramming.recipe import Config
+
+# Of a checkpoint with the two moments of Adam, all in fp32.
+BYTES_PER_PARAMETER = 12
+NEWEST_CHECKPOINTS = 2
 
 BrokenRules = Callable[[Mapping[str, Any]], list[str]]
 
 
-def main(settings: dict[str, Any], broken_rules: BrokenRules = lambda record: []) -> None:
+def main(
+    recipe: dict[str, Any],
+    invocation: Invocation,
+    broken_rules: BrokenRules = lambda record: [],
+) -> None:
     """Run the verb `pretrain`, once per process. `broken_rules`: what a run breaks before its first step, in words."""
-    folder = run_folder(settings)
+    folder = invocation.run_folder
+    require_trackers(invocation.trackers)
     if int(os.environ.get("RANK", "0")) != 0:
         if is_run(folder) and load_record(folder)["pretrain"]["status"] == "finished":
             return
         from cramming import pretrain
 
-        pretrain.main(settings, None, broken_rules)
+        pretrain.main(recipe, invocation, None, broken_rules)
         return
     with run_lock(folder):
-        if refuse_finished_run(settings):
+        if refuse_finished_run(invocation):
             say(f"{folder}: already finished, nothing to do")
             if not (folder / RECORD).exists():
                 write_record(folder)
             return
         is_new = is_untouched(folder)
-        if settings["resume"] and not is_run(folder):
-            say(f"resume=true: no run in {folder} to resume, a new one begins")
-        clock = begin(folder, settings)
+        if invocation.resume and not is_run(folder):
+            say(f"--resume: no run in {folder} to resume, a new one begins")
+        clock = begin(recipe, invocation)
         with _free_name_unless_trained(folder, clock, is_new):
             from cramming import pretrain
 
-            pretrain.main(settings, clock, broken_rules)
+            pretrain.main(recipe, invocation, clock, broken_rules)
         write_record(folder)
 
 
-def check(settings: dict[str, Any]) -> None:
-    """Raise UserError for what can be known to be wrong before training; nothing is written."""
+def check(recipe: dict[str, Any], invocation: Invocation) -> list[str]:
+    """Return what would be trained; UserError for what can be known to be wrong. Nothing is written."""
     from cramming import pretrain
 
-    pretrain.check(settings)
+    require_trackers(invocation.trackers)
+    corpus = corpus_folder(recipe, invocation.corpora)
+    config = pretrain.check(recipe, invocation.device, corpus)
+    return [f"run: {invocation.run_folder}", *_training_lines(config, recipe, corpus)]
 
 
-def begin(folder: Path, settings: Mapping[str, Any]) -> BudgetClock:
+def _training_lines(config: "Config", recipe: Mapping[str, Any], corpus: Path) -> Iterator[str]:
+    """Yield the corpus, the sizes of model and step, the budget and the disk that checkpoints take."""
+    state = (
+        ""
+        if (corpus / MANIFEST).is_file()
+        else ", not prepared yet, so what it holds was not checked"
+    )
+    yield f"corpus: {corpus}{state}"
+    vocabulary = config.model.vocab_size or (recipe["tokenizer"]["vocab_size"] + 63) // 64 * 64
+    config = replace(config, model=replace(config.model, vocab_size=vocabulary))
+    tokens = config.train.batch_size * config.train.sequence_length
+    parameters = config.parameters.total
+    yield (
+        f"model: {format_count(parameters, 'parameters')}; step: {config.train.batch_size} sequences of"
+        f" {config.train.sequence_length} = {tokens:,} tokens"
+    )
+    unit, limit = config.budget.unit, config.budget.limit
+    work = {
+        "hours": "as many steps as the device makes (`cramming plan` predicts them)",
+        "steps": f"{format_count(limit * tokens, 'tokens')}, as long as it takes",
+        "tokens": f"{format_count(limit / tokens, 'steps')}, as long as they take",
+        "exaflops": f"{format_count(1e18 * limit / config.flops_per_token(), 'tokens')}, as long as it takes",
+    }
+    yield f"budget: {budget_text(unit, limit)} by the {config.budget.clock} clock: {work[unit]}"
+    files = len(config.checkpoint.keep_at) + NEWEST_CHECKPOINTS
+    disk = files * BYTES_PER_PARAMETER * parameters
+    yield f"disk: about {format_count(disk, 'B')} for {files} checkpoints"
+
+
+def begin(recipe: Mapping[str, Any], invocation: Invocation) -> BudgetClock:
     """Start the clock of a new run, or of one that is resumed; UserError where it cannot be."""
-    budget = build(BudgetConfig, settings["budget"], "budget")
+    budget = build(BudgetConfig, recipe["budget"], "budget")
+    folder = invocation.run_folder
     path = folder / RUN_LOG
     training = training_of(read_log(path))
     refuse_lost_log(folder, training)
     if training.processes:
-        check_resume(folder, settings, budget, training)
+        check_resume(folder, recipe, corpus_folder(recipe, invocation.corpora), budget, training)
     clock = BudgetClock(budget, EventLog(path), training)
     if not clock.has_ended:
-        recipe = training.processes[0].start.recipe if training.processes else None
-        changed = None if recipe is None else all_changes(recipe, settings)
+        logged = training.processes[0].start.recipe if training.processes else None
+        changed = None if logged is None else all_changes(logged, recipe)
         sha256 = clock.start(
-            settings["division"],
-            recipe=settings if recipe is None else None,
+            invocation.name,
+            recipe["division"],
+            recipe=recipe if logged is None else None,
             changed=changed,
         )
-        if recipe is None:
+        if logged is None:
             say(f"{path}: first event {sha256}")
     return clock
 
@@ -99,6 +148,6 @@ def _free_name_unless_trained(folder: Path, clock: BudgetClock, is_new: bool) ->
             clear(folder)
         if isinstance(error, OSError):
             raise explained(
-                error, folder, "run with resume=true" if keeps_run else "run again"
+                error, folder, "run with --resume" if keeps_run else "run again"
             ) from None
         raise

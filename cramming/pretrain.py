@@ -9,6 +9,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -16,15 +17,16 @@ from cramming import device as devices
 from cramming.budget import BudgetClock, Pace, Work
 from cramming.config import UserError, choose
 from cramming.data.batches import Batch, made_ahead
-from cramming.data.manifest import MANIFEST, corpus_folder
+from cramming.data.manifest import MANIFEST
 from cramming.data.masking import ObjectiveConfig
 from cramming.device import compiled_graphs
 from cramming.engine import DivergedError, StepStats
 from cramming.finish import finish, out_of_memory
+from cramming.invocation import Invocation
 from cramming.parallel.mesh import STRATEGIES, Mesh, data_size, launched_processes
 from cramming.progress import Progress, format_count, say
 from cramming.recipe import Config, TrainConfig, check_run
-from cramming.record import load_record, run_folder
+from cramming.record import load_record
 from cramming.runlog import EndReason
 from cramming.schedule import learning_rate_factor, sequences_per_step
 from cramming.train_state import (
@@ -53,42 +55,46 @@ class StopRequest:
         return self.signal is not None
 
 
-def main(settings: dict[str, Any], clock: BudgetClock | None, broken_rules: BrokenRules) -> None:
+def main(
+    recipe: dict[str, Any],
+    invocation: Invocation,
+    clock: BudgetClock | None,
+    broken_rules: BrokenRules,
+) -> None:
     """Train in one process of a run. `clock` is rank 0's, and None on the other ranks (cramming/launch.py)."""
     stop = StopRequest()
-    device = devices.select(settings["device"])
-    mesh = Mesh(choose(STRATEGIES, settings["parallel"], "parallel"), device)
-    folder = run_folder(settings)
-    state = build_train_state(settings, folder, mesh, mesh.device, clock)
+    device = devices.select(invocation.device)
+    mesh = Mesh(choose(STRATEGIES, recipe["parallel"], "parallel"), device)
+    folder = invocation.run_folder
+    state = build_train_state(recipe, invocation, mesh, mesh.device, clock)
     if clock and not clock.has_ended:
         state.announce()
-        if settings["division"] == "closed":
+        if recipe["division"] == "closed":
             warn(state, broken_rules)
     reason = train_and_finish(state, stop)
     mesh.close()
     if reason != "stopped":
         return
     if clock:
-        said = f"stopped after {state.work.steps} steps; resume with resume=true"
+        said = f"stopped after {state.work.steps} steps; resume with --resume"
         if not clock.has_trained:  # somebody saw a mistake in what was announced
             said = "stopped before the first step; the name is free again"
         say(f"{folder}: {said}")
     raise SystemExit(128 + int(stop.signal or signal.SIGTERM))
 
 
-def check(settings: dict[str, Any]) -> None:
-    """UserError for what can be known to be wrong before training; nothing is written."""
-    run_folder(settings)
-    config, processes = Config.of(settings), launched_processes()
+def check(recipe: dict[str, Any], device: str, corpus: Path) -> Config:
+    """Return the configuration; UserError for what can be known to be wrong before training. Nothing is written."""
+    config, processes = Config.of(recipe), launched_processes()
     if (
         processes > 1
     ):  # one alone may ask about a run of several, of which it does not know how many
         data_size(config.parallel, processes)
-    check_run(config, devices.select(settings["device"]), processes)
-    if (
-        corpus_folder(settings) / MANIFEST
-    ).is_file():  # its shards are hashed when the run begins, not here
-        fit_to_corpus(config.model, RunData.open(settings, config, verify=False).corpus)
+    check_run(config, devices.select(device), processes)
+    if not (corpus / MANIFEST).is_file():
+        return config
+    data = RunData.open(corpus, config, verify=False)  # hashed when the run begins, not here
+    return config.replace(model=fit_to_corpus(config.model, data.corpus))
 
 
 def train_and_finish(state: TrainState, stop: StopRequest) -> EndReason:

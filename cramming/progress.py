@@ -61,6 +61,15 @@ def format_count(value: float, unit: str) -> str:
     return f"{value:.0f} {unit}".strip()
 
 
+def budget_text(unit: str, limit: float) -> str:
+    """Return a limit in words: `2 minutes`, `24 hours`, `1,000 steps`, `13 exaflops`."""
+    if unit == "hours" and limit < 2:
+        return f"{60 * limit:.4g} minutes"
+    if unit in ("tokens", "steps"):
+        return f"{limit:,.0f} {unit}"
+    return f"{limit:.4g} {unit}"
+
+
 def duration(seconds: float) -> str:
     """`45 s`, `12.5 min` or `23.9 h`."""
     if seconds < 120:

@@ -362,8 +362,6 @@ def _package_problems(config: Config, hardware: Hardware) -> Iterator[Problem]:
         yield "optim.name", torchao
     if config.precision.mode == "fp8" and not find_spec("torchao"):
         yield "precision.mode", torchao
-    if not all(map(find_spec, config.trackers)):
-        yield "trackers", "not all are installed. Run pip install 'cramming[tensorboard,wandb]'."
 
 
 def _hardware_problems(config: Config, hardware: Hardware) -> Iterator[Problem]:

@@ -14,8 +14,9 @@ from typing import Any, Literal
 
 from pydantic_core import to_json
 
-from cramming.config import UserError, expand_home, folder_name
+from cramming.config import UserError
 from cramming.files import LOCK, lock, sweep, write_atomically
+from cramming.invocation import Invocation
 from cramming.runlog import (
     FORMAT_VERSION,
     RUN_LOG,
@@ -39,16 +40,6 @@ WITHOUT_MODEL: tuple[Status, ...] = ("diverged", "exhausted")  # a run that ende
 ENERGY_SOURCE = "NVML energy counter"
 
 
-def run_folder(settings: Mapping[str, Any]) -> Path:
-    """Return `<runs>/<name>` of the root configuration; UserError where the name cannot be a folder's."""
-    name = folder_name(str(settings["name"]), "name", settings["runs"])
-    if name == "report":
-        raise UserError(
-            f"name=report: the leaderboard of {settings['runs']} has that name. Give another."
-        )
-    return expand_home(settings["runs"], "runs") / name
-
-
 def is_run(folder: Path) -> bool:
     """Return whether a folder holds a run: a log with an event."""
     return has_events(folder / RUN_LOG)
@@ -68,20 +59,20 @@ def run_lock(folder: Path) -> Iterator[None]:
         yield
 
 
-def refuse_finished_run(settings: Mapping[str, Any]) -> bool:
-    """Return whether the run of this name is finished and `resume=true` leaves it as it is.
+def refuse_finished_run(invocation: Invocation) -> bool:
+    """Return whether the run of this name is finished and `--resume` leaves it as it is.
 
-    Raises UserError where the name has a run and `resume` is not set, or nothing in it can be resumed.
+    Raises UserError where the name has a run and `--resume` is not given, or nothing in it can be resumed.
     """
-    folder, resume = run_folder(settings), settings["resume"]
+    folder, resume = invocation.run_folder, invocation.resume
     if not is_run(folder):
         return False
     record = load_record(folder)
     status = record.get("pretrain", {}).get("status")
-    scored = record["config"].get("model_path")
+    scored = record.get("scored_model")
     another = "Give another name"
     rows = (
-        (scored, f"has the scores of model_path={scored}. {another}."),
+        (scored, f"has the scores of the model {scored}. {another}."),
         (status == "diverged", f"has a run that diverged, which cannot be resumed. {another}."),
         (
             status == "exhausted",
@@ -89,16 +80,16 @@ def refuse_finished_run(settings: Mapping[str, Any]) -> bool:
         ),
         (
             status == "finished" and not resume,
-            f"already has a finished run. {another}, or resume=true keeps it (`cramming run` then scores it).",
+            f"already has a finished run. {another}, or --resume keeps it (`cramming run` then scores it).",
         ),
         (
             status != "finished" and not resume,
-            "has an unfinished run. Add resume=true, or give another name.",
+            "has an unfinished run. Add --resume, or give another name.",
         ),
     )
     for applies, problem in rows:
         if applies:
-            raise UserError(f"name={settings['name']}: {folder} {problem}")
+            raise UserError(f"--name={invocation.name}: {folder} {problem}")
     return bool(status == "finished")
 
 
@@ -140,7 +131,7 @@ def derive(entries: Sequence[Entry], training: Training | None = None) -> dict[s
     recipe = first.recipe or {}
     record: dict[str, Any] = {
         "format": FORMAT_VERSION,
-        "name": str(recipe.get("name", "")),
+        "name": first.name,
         "suite_version": first.suite_version,
         "rules_version": first.rules_version,
         "log": {"start": entries[0].sha256, "head": entries[-1].sha256, "events": len(entries)},
@@ -153,6 +144,7 @@ def derive(entries: Sequence[Entry], training: Training | None = None) -> dict[s
             "created": first.time,
             "environment": first.environment,
             "division_requested": first.division,
+            "scored_model": first.model,
         }
     return record | _score_sections(entries)
 

@@ -359,6 +359,7 @@ class Record(Section):
     suite_version: str | None = None
     rules_version: str | None = None
     division_requested: str | None = None
+    scored_model: str | None = None
     log: LogPlace | None = None
     config: Json = {}
     environment: Environment = Environment()

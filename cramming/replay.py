@@ -7,7 +7,6 @@ torch and threads, all numbers must be the same bit for bit. Elsewhere a toleran
 measures its own (cramming/bench/gate.py): from repetitions with perturbed weights.
 """
 
-import json
 import math
 import random
 import secrets
@@ -16,12 +15,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from json import dumps
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from cramming import checkpoint
@@ -30,15 +29,17 @@ from cramming.bench.gate import LEAST, MULTIPLE, REPETITIONS, WINDOW, NoiseFloor
 from cramming.bench.tricks import COARSE, SAME, Trick
 from cramming.bench.worker import perturb
 from cramming.budget import BudgetClock, BudgetConfig, Work
-from cramming.config import Count, LocalPath, Section, Seed, build, file_sha256, require
+from cramming.config import file_sha256, require
 from cramming.data.batches import PINNED
+from cramming.data.manifest import corpus_folder
 from cramming.finish import export, take_average, validate_fully
+from cramming.invocation import Invocation
 from cramming.parallel.mesh import Mesh
 from cramming.parallel.offload import HostOptimizer
 from cramming.pretrain import train
 from cramming.progress import say, show_table, use_stderr
 from cramming.recipe import Config
-from cramming.record import derive, finite, read_run, run_folder
+from cramming.record import derive, finite, read_run
 from cramming.runlog import Event, Saved, Steps, Training, Validation, training_of
 from cramming.train_state import (
     RunData,
@@ -58,31 +59,33 @@ LOSSES = ("loss", "replaced_token_loss", "all_mask_loss")
 Tensors = dict[str, Tensor]
 
 
-class ReplayConfig(Section):
-    """The section `replay`. `intervals`: how many are drawn."""
+def main(
+    recipe: dict[str, Any],
+    invocation: Invocation,
+    *,
+    path: Path,
+    intervals: str,
+    seed: int | None,
+    json: bool,
+) -> None:
+    """Run the verb `replay`; exit code 1 where a number is not the run's.
 
-    run: LocalPath | None
-    intervals: Count | Literal["all"]
-    seed: Seed | None
-    as_json: Annotated[bool, Field(alias="json")]
-
-
-def main(settings: dict[str, Any]) -> None:
-    """Run the verb `replay`; exit code 1 where a number is not the run's."""
-    config = build(ReplayConfig, settings["replay"], "replay")
-    if config.as_json:
+    `recipe`: of this call, for where the corpus lies and how steps are computed. `intervals`: how many are drawn by
+    `seed`, or `all`.
+    """
+    if json:
         use_stderr()
     began = time.monotonic()
     require(
-        config.run is None or settings["name"] in ("default", config.run.name),
-        f"name={settings['name']}: names no run beside the folder {config.run}. Give one of the two.",
+        intervals == "all" or (intervals.isdecimal() and int(intervals) > 0),
+        f"--intervals={intervals}: not a number above 0. Give one, or all.",
     )
-    run = RecordedRun.read(config.run or run_folder(settings))
-    seed = secrets.randbits(32) if config.seed is None else config.seed
-    replay = Replay.of(run, settings)
-    chosen = draw(run.intervals, config.intervals, seed)
+    run = RecordedRun.read(path)
+    seed = secrets.randbits(32) if seed is None else seed
+    replay = Replay.of(run, recipe, invocation)
+    chosen = draw(run.intervals, "all" if intervals == "all" else int(intervals), seed)
     say(
-        f"{run.folder}: {len(chosen)} of {len(run.intervals)} intervals (replay.seed={seed}),"
+        f"{run.folder}: {len(chosen)} of {len(run.intervals)} intervals (--seed {seed}),"
         f" {replay.how}"
     )
     outcomes = [replay.outcome(interval) for interval in [*run.seed_check, *chosen]]
@@ -92,7 +95,7 @@ def main(settings: dict[str, Any]) -> None:
     seconds = time.monotonic() - began
     charged = run.training.spent_seconds
     say(f"{said} {seconds:.1f} s, {seconds / charged:.1%} of what the run was charged.")
-    if config.as_json:
+    if json:
         facts = {
             "run": str(run.folder),
             "seed": seed,
@@ -103,7 +106,7 @@ def main(settings: dict[str, Any]) -> None:
             "seconds": seconds,
             "outcomes": [asdict(outcome) for outcome in outcomes],
         }
-        print(json.dumps(finite(facts)))
+        print(dumps(finite(facts)))
     if any(outcome.problems for outcome in outcomes):
         raise SystemExit(1)
 
@@ -338,18 +341,19 @@ class Replay:
     how: str
 
     @classmethod
-    def of(cls, run: RecordedRun, settings: Mapping[str, Any]) -> "Replay":
+    def of(cls, run: RecordedRun, settings: Mapping[str, Any], invocation: Invocation) -> "Replay":
         """Prepare a replay by the run's own recipe.
 
         Raises UserError where its corpus is not here, or is another, and where one process here has other numbers than
         the run's.
         """
-        device = devices.select(settings["device"])
+        device = devices.select(invocation.device)
         differing = ", ".join(differences_of_hardware(run, device))
         refuse_other_numbers(run, device)
         own = recipe_of(run, settings, HOW if differing and not has_dropout(run) else ())
         config = Config.of(own)
-        data = RunData.open(own, config, verify=True)
+        corpus = corpus_folder(own, invocation.corpora)
+        data = RunData.open(corpus, config, verify=True)
         _refuse_other_corpus(run, data)
         config = config.replace(model=fit_to_corpus(config.model, data.corpus))
         if not differing:

@@ -11,46 +11,34 @@ from typing import Any
 
 from cramming.budget import BudgetConfig, unit_on
 from cramming.config import UserError, shown
-from cramming.data.manifest import MANIFEST, Manifest, corpus_folder
+from cramming.data.manifest import MANIFEST, Manifest
+from cramming.progress import budget_text
 from cramming.record import RECORD
 from cramming.runlog import RUN_LOG, Training
 
 _ANOTHER = "Start again under another name"
-# Sections and settings that a resume may change: where things lie, what other verbs do, and what the gate lets pass.
-# The log keeps what any of the run's processes forced, and how many devices each had.
+# Sections and settings that a resume may change: where the corpus lies, how the model is scored, and what the gate lets
+# pass. The log keeps what any of the run's processes forced, and how many devices each had.
 _FREE_TO_CHANGE = {
-    "resume",
-    "runs",
-    "corpora",
     "checkpoint",
     "data.corpus",
     "data.workers",
     "data.ray",
     "eval",
-    "report",
-    "export",
-    "study",
-    "bench",
-    "plan",
-    "inspect",
-    "experiment",
-    "model_path",
     "division",
     "gates",
     "forced",
-    "duel",
-    "project",
-    "replay",
-    "submit",
-    "trackers",
-    "verify",
     "parallel",
 }
 _COMPRESSION = "parallel.compression."  # the part of `parallel` that changes numbers
 
 
 def check_resume(
-    folder: Path, settings: Mapping[str, Any], budget: BudgetConfig, training: Training
+    folder: Path,
+    settings: Mapping[str, Any],
+    corpus: Path,
+    budget: BudgetConfig,
+    training: Training,
 ) -> None:
     """Raise UserError where settings, budget or corpus are not those of the run in `folder`, or its log is not whole.
 
@@ -69,9 +57,9 @@ def check_resume(
     ):
         raise UserError(
             f"budget.{budget.unit}={budget.limit:g}: the run in {folder} has a limit of"
-            f" {start.limit:g} {unit_on(start.clock, start.unit)}. {_ANOTHER}."
+            f" {budget_text(start.unit, start.limit)} by the {start.clock} clock. {_ANOTHER}."
         )
-    _refuse_other_corpus(folder, settings, training)
+    _refuse_other_corpus(folder, settings, corpus, training)
     refuse_lost_log(folder, training)
 
 
@@ -98,20 +86,22 @@ def _steps_of_files(folder: Path) -> Iterator[int]:
             yield int(number)
 
 
-def _refuse_other_corpus(folder: Path, settings: Mapping[str, Any], training: Training) -> None:
+def _refuse_other_corpus(
+    folder: Path, settings: Mapping[str, Any], corpus: Path, training: Training
+) -> None:
     """Raise UserError where the corpus's manifest is not the one that the run began with."""
     setup = training.setup
     if setup is None or setup.corpus is None:
         return
-    began_with = {corpus_folder(settings): setup.manifest_sha256}
+    began_with = {corpus: setup.manifest_sha256}
     validation = settings["train"]["validation_corpus"]
     if validation is not None:
         began_with[Path(validation)] = setup.corpus["validation"]["manifest_sha256"]
-    for corpus, sha256 in began_with.items():
-        manifest = corpus / MANIFEST
+    for place, sha256 in began_with.items():
+        manifest = place / MANIFEST
         if manifest.is_file() and Manifest.load(manifest).sha256() != sha256:
             raise UserError(
-                f"{corpus}: not the corpus that the run in {folder} was started with (its manifest"
+                f"{place}: not the corpus that the run in {folder} was started with (its manifest"
                 f" differs). Restore that one. {_ANOTHER}."
             )
 

@@ -28,7 +28,7 @@ from cramming.config import UserError
 from cramming.files import sync
 
 RUN_LOG = "run.jsonl"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MAX_HEARTBEAT_SECONDS = 5.0  # the most that a killed process can have spent without an event
 EndReason = Literal["finished", "stopped", "failed", "diverged"]
 Unit = Literal["hours", "exaflops", "tokens", "steps"]
@@ -84,7 +84,8 @@ class Start(Timed):
     """
 
     event: Literal["start"] = "start"
-    format: Literal[2] = 2
+    format: Literal[3] = 3
+    name: str
     suite_version: str
     rules_version: str
     unit: Unit
@@ -217,14 +218,16 @@ class Exported(Event):
 
 
 class ExternalModel(Event):
-    """The first event of a run whose model was not pretrained here: it is scored by `model_path`."""
+    """First event of a run whose model was not pretrained here: `model` is a folder, or a name of the hub."""
 
     event: Literal["external_model"] = "external_model"
-    format: Literal[2] = 2
+    format: Literal[3] = 3
+    name: str
     time: str
     suite_version: str
     rules_version: str
     division: Literal["closed", "open"]
+    model: str
     recipe: Json
     environment: Json
 
@@ -441,8 +444,8 @@ class EventLog:
         self._file = FileIO(path, "ab")
         if not sync(self._file.fileno()) and durable:
             raise UserError(
-                f"runs={path.parent.parent}: this file system cannot sync a file to disk, so a crash"
-                " could give budget back. Set runs=<folder> on another file system."
+                f"--runs={path.parent.parent}: this file system cannot sync a file to disk, so a crash"
+                " could give budget back. Give --runs <folder> on another file system."
             )
         self._file.truncate(self._size)
 

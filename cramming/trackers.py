@@ -1,4 +1,4 @@
-"""TensorBoard and Weights & Biases as copies of the rows of the run log, for looking at (`trackers`).
+"""TensorBoard and Weights & Biases as copies of the rows of the run log, for looking at (`--tracker`).
 
 The log is what counts, so training waits for no tracker: each is imported, opened, fed and closed by a thread of its
 own, to which `write` hands a row in about 20 microseconds. One that fails says so in one line and is off until the
@@ -8,11 +8,13 @@ Biases knows the run by the first line of its log.
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple, Protocol
 
+from cramming.config import require
 from cramming.progress import say
 from cramming.runlog import RUN_LOG, head_of
 
@@ -89,6 +91,18 @@ TRACKERS: dict[str, Callable[[Tracked], Tracker]] = {
 }
 
 
+def require_trackers(names: Sequence[str]) -> None:
+    """Raise UserError for a tracker that there is not, or whose package is not installed."""
+    for name in names:
+        require(
+            name in TRACKERS, f"--tracker={name}: no such tracker. Choose {' or '.join(TRACKERS)}."
+        )
+        require(
+            find_spec(name),
+            f"--tracker={name}: the package is not installed. pip install 'cramming[{name}]'.",
+        )
+
+
 class _Feed(Thread):
     """Takes rows, None at the end, to one tracker."""
 
@@ -107,7 +121,7 @@ class _Feed(Thread):
         except Exception as error:  # whatever a tracker does, the run goes on
             reason = " ".join(str(error).split()) or type(error).__name__
             say(
-                f"warning: trackers={self.name}: {reason}; off until this process ends, the run log has all rows"
+                f"warning: --tracker={self.name}: {reason}; off until this process ends, the run log has all rows"
             )
 
 
@@ -132,5 +146,5 @@ class Trackers:
             feed.join(CLOSE_SECONDS)
             if feed.is_alive():
                 say(
-                    f"warning: trackers={feed.name}: not done after {CLOSE_SECONDS:.0f} s; the run log has all rows"
+                    f"warning: --tracker={feed.name}: not done after {CLOSE_SECONDS:.0f} s; the run log has all rows"
                 )

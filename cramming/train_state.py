@@ -22,10 +22,11 @@ from cramming.data.manifest import corpus_folder
 from cramming.data.masking import Masker
 from cramming.engine import Engine, StepStats, build_engine
 from cramming.environment import environment
+from cramming.invocation import Invocation
 from cramming.model.config import ModelConfig
 from cramming.model.heads import PretrainedModel
 from cramming.parallel.mesh import Mesh
-from cramming.progress import say
+from cramming.progress import budget_text, say
 from cramming.recipe import Config, CooccurrenceStart, Hardware, check, check_run, tiny_defaults
 from cramming.runlog import (
     RUN_LOG,
@@ -62,13 +63,13 @@ class RunData:
     held_out: HeldOut
 
     @classmethod
-    def open(cls, settings: Mapping[str, Any], config: Config, verify: bool) -> "RunData":
-        """UserError for what is wrong with a corpus; nothing is written.
+    def open(cls, folder: Path, config: Config, verify: bool) -> "RunData":
+        """Open the corpus in a folder; UserError for what is wrong with it. Nothing is written.
 
         With `verify` the shards are hashed, on the clock (seconds per gigabyte, docs/log.md): training on a damaged
         corpus would cost the day.
         """
-        corpus = other = Corpus.open(corpus_folder(settings), verify=verify)
+        corpus = other = Corpus.open(folder, verify=verify)
         if config.train.validation_corpus is not None:
             other = Corpus.open(
                 config.train.validation_corpus, verify="validation" if verify else False
@@ -261,8 +262,8 @@ class TrainState:
         )
         say(
             f"corpus: {self.data.corpus.folder}, {self.data.source.stream.num_tokens / 1e6:.1f}M tokens{other}; budget:"
-            f" {budget.limit:g} {budget.unit}; started at step {self.work.steps}"
-            f" with {self.clock.elapsed_seconds():.1f} s on the clock"
+            f" {budget_text(budget.unit, budget.limit)}, of which {self.clock.elapsed_seconds():.1f} s went into the"
+            f" start; begins at step {self.work.steps}"
         )
         if warning := tiny_defaults(config):
             say(warning)
@@ -345,16 +346,18 @@ def _scalars(event: Steps | Validation, prefix: str) -> dict[str, float]:
 
 
 def build_train_state(
-    settings: dict[str, Any],
-    folder: Path,
+    recipe: dict[str, Any],
+    invocation: Invocation,
     mesh: Mesh,
     device: torch.device,
     clock: BudgetClock | None,
 ) -> TrainState:
     """Build a new run, or one that resumes from its newest checkpoint."""
-    config = Config.of(settings)
+    config = Config.of(recipe)
     kernels, gates = check_run(config, device, mesh.world_size)
-    data = RunData.open(settings, config, verify=mesh.is_main)
+    folder = invocation.run_folder
+    corpus = corpus_folder(recipe, invocation.corpora)
+    data = RunData.open(corpus, config, verify=mesh.is_main)
     config = config.replace(model=fit_to_corpus(config.model, data.corpus))
     training, saved = Training(), None
     if clock:
@@ -370,10 +373,10 @@ def build_train_state(
         clock.attach(work, saved.sha256 if saved else None, resumed=training.has_trained)
     config = with_micro_batch(config, data, engine, training, clock)
     trackers = None
-    if clock and config.trackers:
+    if clock and invocation.trackers:
         from cramming.trackers import Trackers  # only for those who ask
 
-        trackers = Trackers(folder, config.trackers, work.steps, settings)
+        trackers = Trackers(folder, invocation.trackers, work.steps, recipe)
     state = TrainState(
         folder=folder,
         config=config,
@@ -390,7 +393,7 @@ def build_train_state(
         validation=data.held_out.batches(PINNED, config.train.rows),
         changed_files=dict(training.changed_files),
         steps_before_resume=logged_steps(training, work.steps),
-        chose_micro_batch=settings["train"]["micro_batch"] == "auto",
+        chose_micro_batch=recipe["train"]["micro_batch"] == "auto",
     )
     if clock and not clock.has_ended:
         log_setup(state, here, is_first=training.setup is None)

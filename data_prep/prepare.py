@@ -32,6 +32,7 @@ from cramming.data.manifest import (
     token_dtype,
 )
 from cramming.files import explained, lock, overwrite_atomically, release, write_atomically
+from cramming.invocation import Invocation
 from cramming.process_pool import WorkerDiedError, process_pool
 from cramming.progress import Progress, format_count, say
 from data_prep import corpus_card
@@ -74,9 +75,9 @@ EVERY_BYTES = 2**18  # of text, between two looks at the clock
 Item = TypeVar("Item")
 
 
-def main(config: Mapping[str, Any]) -> None:
-    """Prepare the corpus that the sections `data` and `tokenizer` describe, in `corpus_folder(config)`."""
-    preparation = parse(config)
+def main(recipe: Mapping[str, Any], invocation: Invocation) -> None:
+    """Prepare the corpus that the sections `data` and `tokenizer` describe, in its folder."""
+    preparation = parse(recipe, invocation.corpora)
     folder = preparation.folder
     if (folder / MANIFEST).is_file():  # it may lie where nothing, not even a lock, can be written
         confirm(preparation)
@@ -103,9 +104,11 @@ def main(config: Mapping[str, Any]) -> None:
             raise explained(error, folder, "run the same command again") from None
 
 
-def check(config: Mapping[str, Any]) -> None:
-    """UserError for settings or a source that `main` would refuse before it writes anything."""
-    parse(config)
+def check(recipe: Mapping[str, Any], invocation: Invocation) -> list[str]:
+    """Return the corpus to prepare; UserError for what `main` would refuse before it writes anything."""
+    folder = parse(recipe, invocation.corpora).folder
+    is_done = (folder / MANIFEST).is_file()
+    return [f"prepare: {folder}{', which is prepared already' if is_done else ''}"]
 
 
 def confirm(preparation: Preparation) -> None:

@@ -82,11 +82,11 @@ class Preparation:
         ]
 
 
-def parse(config: Mapping[str, Any]) -> Preparation:
+def parse(config: Mapping[str, Any], corpora: Path) -> Preparation:
     """Validate the settings and look at the source, before anything is written."""
     source = open_source(config["data"])
     preparation = Preparation(
-        folder=manifest.corpus_folder(config),
+        folder=manifest.corpus_folder(config, corpora),
         data=source.config,
         tokenizer=build(TokenizerConfig, config["tokenizer"], "tokenizer"),
         source=source,

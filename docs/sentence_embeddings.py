@@ -1,7 +1,7 @@
 """Sentence embeddings from an exported model, with sentence-transformers.
 
     pip install 'sentence-transformers[train]>=6'
-    cramming export name=first
+    cramming export --name first
     python docs/sentence_embeddings.py runs/first/export --pairs pairs.tsv --out embedder
 
 Every line of `pairs.tsv` holds two texts of like meaning, between them a tab. The mean of a text's token vectors is its

@@ -7,15 +7,15 @@ appears whole or not at all, and takes the place of an earlier export.
 
 import glob
 from pathlib import Path
-from typing import Any
 
-from cramming.config import LocalPath, Section, build, expand_home, file_sha256, require
+from cramming.config import file_sha256, require
 from cramming.files import overwrite_atomically, sweep
+from cramming.invocation import Invocation
 from cramming.model.export import CODE, SPECIAL_TOKENS, load_exported, save_pretrained
 from cramming.model.heads import MaskedLM
 from cramming.model.stock import stock_family
 from cramming.progress import say
-from cramming.record import WITHOUT_MODEL, run_folder
+from cramming.record import WITHOUT_MODEL
 from eval.finetune.encode import special_token
 from eval.finetune.models import altered, open_model
 from eval.report.model_card import CARD_TAG, Exported, write_card
@@ -34,39 +34,43 @@ FILES = {
 }
 
 
-class ExportConfig(Section):
-    """Where the folder goes, and what only its owner can say of it."""
+def main(
+    *,
+    name: str,
+    runs: Path,
+    model: str | None,
+    out: Path | None,
+    license: str | None,
+    language: str | None,
+) -> None:
+    """Export the run `name` (or the folder `model`); UserError for whatever is missing or in the way.
 
-    out: LocalPath | None
-    license: str | None
-    language: str | None
-
-
-def main(config: dict[str, Any]) -> None:
-    """Export the run `name` (or the model folder `model_path`); UserError for whatever is missing or in the way."""
-    settings = build(ExportConfig, config["export"], "export")
-    folder, run = find_model(config)
-    out = (settings.out or folder.parent / "export").absolute()
+    `license` of the weights and `language` of the corpus are for the model card.
+    """
+    invocation = Invocation(name=name, runs=runs)
+    folder, run = find_folder(model) if model else find_run(invocation)
+    out = (out or folder.parent / "export").absolute()
     require(
         not out.exists() or _replaceable(out),
-        f"export.out={out}: is there already, and neither empty nor an export; remove it or give another",
+        f"--out={out}: is there already, and neither empty nor an export; remove it or give another",
     )
     tokens = special_tokens(folder)
-    model = load_exported(folder)
-    family = stock_family(model.config)
+    exported_model = load_exported(folder)
+    config = exported_model.config
+    family = stock_family(config)
 
     def write(temporary: Path) -> None:
-        save_pretrained(model, temporary, folder / "tokenizer.json", tokens)
+        save_pretrained(exported_model, temporary, folder / "tokenizer.json", tokens)
         exported = Exported(
             name=run.label if run else out.name,
             family=family,
-            parameters=sum(parameter.numel() for parameter in model.parameters()),
-            has_head=isinstance(model, MaskedLM),
-            max_length=model.config.max_length,
-            token_types=model.config.token_types,
+            parameters=sum(parameter.numel() for parameter in exported_model.parameters()),
+            has_head=isinstance(exported_model, MaskedLM),
+            max_length=config.max_length,
+            token_types=config.token_types,
             weights_sha256=file_sha256(temporary / WEIGHTS),
-            license=settings.license,
-            language=settings.language,
+            license=license,
+            language=language,
         )
         (temporary / "README.md").write_text(write_card(exported, run), encoding="utf-8")
 
@@ -90,37 +94,41 @@ def _replaceable(out: Path) -> bool:
     )
 
 
-def find_model(config: dict[str, Any]) -> tuple[Path, Run | None]:
-    """The model folder and the run that made it; None where no record of a finished run with these weights is there."""
-    if config["model_path"]:
-        folder = expand_home(config["model_path"], "model_path").absolute()
-        require(
-            folder.is_dir(),
-            f"model_path={folder}: no such folder; give a model folder, such as runs/<name>/final",
-        )
-        run = load_run(folder.parent)
-        written = run.record.training.final_files or {}
-        known = not run.problem and run.record.training.final_sha256
-        same = known and not altered(written, open_model(folder).files)
-        return folder, run if same else None
-    home, name = run_folder(config), config["name"]
+def find_folder(model: str) -> tuple[Path, Run | None]:
+    """Return a model folder and the run that made it; None where no finished run with these weights is beside it."""
+    folder = Path(model).absolute()
+    require(
+        folder.is_dir(),
+        f"--model={folder}: no such folder; give a model folder, such as runs/<name>/final",
+    )
+    run = load_run(folder.parent)
+    written = run.record.training.final_files or {}
+    known = not run.problem and run.record.training.final_sha256
+    same = known and not altered(written, open_model(folder).files)
+    return folder, run if same else None
+
+
+def find_run(invocation: Invocation) -> tuple[Path, Run]:
+    """Return the model folder of a finished run, and the run."""
+    home, name = invocation.run_folder, invocation.name
     run, final = load_run(home), home / "final"
     require(
-        not run.problem, f"name={name}: {run.problem}; `cramming pretrain name={name}` makes a run"
+        not run.problem,
+        f"--name={name}: {run.problem}; `cramming pretrain --name {name}` makes a run",
     )
     status = run.record.training.status
-    other = "train under another name, or give model_path=<folder>"
+    other = "train under another name, or give --model <folder>"
     require(
         status not in WITHOUT_MODEL,
-        f"name={name}: the run in {home} is {status} and has no model; {other}",
+        f"--name={name}: the run in {home} is {status} and has no model; {other}",
     )
     require(
         status == "finished",
-        f"name={name}: the pretraining in {home} is {status or 'missing'}, not finished;"
-        " go on with `cramming pretrain` and resume=true, or give model_path=<folder>",
+        f"--name={name}: the pretraining in {home} is {status or 'missing'}, not finished;"
+        " resume it with `cramming pretrain --resume`, or give --model <folder>",
     )
     wrong = altered(run.record.training.final_files or {}, open_model(final).files)
-    hint = "restore it, or export the folder without the record: copy it elsewhere and give model_path=<copy>"
+    hint = "restore it, or export the folder without the record: copy it elsewhere and give --model <copy>"
     require(not wrong, f"{final}/{wrong}; {hint}")
     return final, run
 

@@ -1,6 +1,6 @@
 """`cramming glue`: fine-tune a model on every task and seed, and put the scores into the run's record.
 
-The model is `runs/<name>/final`, or any Hugging Face encoder by `model_path=<folder or hub name>`. The tasks are
+The model is `<runs>/<name>/final`, or any Hugging Face encoder by `--model <folder or hub name>`. The tasks are
 GLUE's, from local official files (`eval.data_dir`) or the hub (`eval=hub`), or those of the embedded corpus
 (`eval=embedded`). A run that was interrupted goes on at the first (task, seed) that was not finished.
 """
@@ -15,12 +15,16 @@ import torch
 
 from cramming import __version__
 from cramming.budget import RULES_VERSION
-from cramming.config import UserError, build, expand_home, require
+from cramming.config import UserError, build, require
+from cramming.data.corpus import TASKS as TASK_FOLDER
+from cramming.data.manifest import corpus_folder
+from cramming.data.suites import SUITES
 from cramming.device import describe, select
 from cramming.environment import environment
+from cramming.invocation import Invocation
 from cramming.model.config import ModelConfig
 from cramming.progress import Progress, say
-from cramming.record import WITHOUT_MODEL, is_run, load_record, run_folder, run_lock, write_record
+from cramming.record import WITHOUT_MODEL, is_run, load_record, run_lock, write_record
 from cramming.runlog import RUN_LOG, ExternalModel, LabelledSet
 from eval.extras.minimal_pairs import Pairs, open_masked_lm, read_pairs, score_pairs
 from eval.finetune.baselines import METHODS, score_baseline
@@ -29,22 +33,23 @@ from eval.finetune.models import ModelSource, altered, open_model, position_limi
 from eval.finetune.scoring import ScoringJob, score_model
 from eval.finetune.store import ScoreLog, describe_sets, now
 from eval.tasks.datasets import TaskData, in_one_order
-from eval.tasks.locate import FoundSuite, find_suite, find_tasks
+from eval.tasks.locate import FoundSuite, find_suite, find_tasks, tasks_in_folder
 
 
-def main(config: dict[str, Any]) -> None:
-    """Score the run `name` (or `model_path`) as section `eval` says; UserError for whatever is missing or wrong."""
-    settings = build(EvalConfig, config["eval"], "eval")
-    device = select(config["device"])
-    folder = run_folder(config)
-    source = find_model(config, folder)
+def main(recipe: dict[str, Any], invocation: Invocation, model: str | None = None) -> None:
+    """Score a run (or `model`) as section `eval` says; UserError for whatever is missing or wrong."""
+    settings = build(EvalConfig, recipe["eval"], "eval")
+    device = select(invocation.device)
+    folder = invocation.run_folder
+    source = find_model(invocation, model)
     refuse_length(settings, source.label, source.max_length)
-    suite = find_suite(settings.source, settings.data_dir, settings.tasks, config)
+    corpus = corpus_folder(recipe, invocation.corpora)
+    suite = find_suite(settings.source, settings.data_dir, settings.tasks, corpus)
     data = read_tasks(suite, settings)
     pairs = read_pairs(settings.minimal_pairs) if settings.minimal_pairs else []
     with run_lock(folder), closing(ScoreLog(folder)) as log:
-        if config["model_path"]:
-            start_log(log, config, device)
+        if model:
+            start_log(log, recipe, invocation.name, model, device)
         warn_of_other_corpus(folder, suite)
         sets: dict[str, LabelledSet] = {}
         for task_data in data:
@@ -80,31 +85,33 @@ def read_tasks(suite: FoundSuite, settings: EvalConfig) -> list[TaskData]:
     return tasks
 
 
-def start_log(log: ScoreLog, config: dict[str, Any], device: torch.device) -> None:
+def start_log(
+    log: ScoreLog, recipe: dict[str, Any], name: str, model: str, device: torch.device
+) -> None:
     """Begin the log of a model that was not pretrained here; UserError where the name belongs to another model."""
-    name, path = config["name"], config["model_path"]
     first = log.first
     if first is None:
         machine = environment(asdict(describe(device)))
         log.append(
             ExternalModel(
+                name=name,
+                model=model,
                 time=now(),
                 suite_version=__version__,
                 rules_version=RULES_VERSION,
-                division=config["division"],
-                recipe=config,
+                division=recipe["division"],
+                recipe=recipe,
                 environment=machine,
             )
         )
         return
     if not isinstance(first, ExternalModel):
         raise UserError(
-            f"name={name}: {log.folder} is a pretraining run. Give another name for model_path."
+            f"--name={name}: {log.folder} is a pretraining run. Give another name for --model."
         )
-    before = first.recipe["model_path"]
     require(
-        Path(before).expanduser().resolve() == expand_home(path, "model_path").resolve(),
-        f"model_path={path}: name={name} has the scores of model_path={before}; give another name",
+        Path(first.model).resolve() == Path(model).resolve(),
+        f"--model={model}: {log.folder} has the scores of the model {first.model}. Give another --name.",
     )
 
 
@@ -164,55 +171,66 @@ def show_sweep(job: ScoringJob) -> None:
     say(f"sweep: {compared}: {sweep['mean']:.2f}")
 
 
-def check(config: dict[str, Any]) -> None:
-    """UserError for what can be known to be wrong beforehand, of the model that is there, else of the one that will be;
-    real tasks are read, to the last line."""
-    settings = build(EvalConfig, config["eval"], "eval")
-    select(config["device"])
-    if config["model_path"] or (run_folder(config) / "final").is_dir():
-        source = find_model(config, run_folder(config))
+def check(recipe: dict[str, Any], invocation: Invocation, model: str | None = None) -> list[str]:
+    """Return the tasks, and where they are; UserError for what can be known to be wrong beforehand.
+
+    It is about the model that is there, else the one that will be. Real tasks are read, to the last line.
+    """
+    settings = build(EvalConfig, recipe["eval"], "eval")
+    select(invocation.device)
+    if model or (invocation.run_folder / "final").is_dir():
+        source = find_model(invocation, model)
         refuse_length(settings, source.label, source.max_length)
         if settings.minimal_pairs:
             open_masked_lm(source, torch.device("cpu"))
     else:
-        limit = position_limit(build(ModelConfig, config["model"], "model"))
-        refuse_length(settings, f"{config['name']}'s model", limit)
+        limit = position_limit(build(ModelConfig, recipe["model"], "model"))
+        refuse_length(settings, f"{invocation.name}'s model", limit)
         says = f"{settings.minimal_pairs}: needs a masked language model, which objective=rtd does not leave"
-        has_head = config["objective"]["name"] != "rtd"
+        has_head = recipe["objective"]["name"] != "rtd"
         require(
             has_head or not settings.minimal_pairs, f"eval.minimal_pairs={says}; set it to null"
         )
     if settings.minimal_pairs:
         read_pairs(settings.minimal_pairs)
-    if settings.source == "embedded":  # they come with the corpus
-        find_tasks(settings.tasks or ())
-        return
-    suite = find_suite(settings.source, settings.data_dir, settings.tasks, config)
+    times = f"{len(settings.seeds)} seed(s) from {' and '.join(settings.init)} weights"
+    if settings.source == "embedded":
+        named = find_tasks(settings.tasks or ())
+        folder = corpus_folder(recipe, invocation.corpora) / TASK_FOLDER
+        if folder.is_dir():
+            named, _ = tasks_in_folder(folder, settings.tasks)
+        titles = ", ".join(task.title for task in named) or "all"
+        return [f"tasks: {titles} of the embedded corpus, in {folder}; {times}"]
+    suite = find_suite(settings.source, settings.data_dir, settings.tasks, Path())
     for task in suite.tasks:
         suite.read(task)
+    titles = ", ".join(task.title for task in suite.tasks)
+    place = settings.data_dir or "the hub"
+    return [f"tasks: {titles} of {SUITES[suite.name].title}, in {place}; {times}"]
 
 
-def find_model(config: dict[str, Any], folder: Path) -> ModelSource:
+def find_model(invocation: Invocation, model: str | None) -> ModelSource:
     """Return the model to score; UserError where a run has none, or another than it was trained to."""
-    if config["model_path"]:
-        return open_model(config["model_path"])
-    final, name = folder / "final", config["name"]
+    if model:
+        return open_model(model)
+    folder, name = invocation.run_folder, invocation.name
+    final = folder / "final"
     pretrain = load_record(folder).get("pretrain", {}) if is_run(folder) else {}
     status = pretrain.get("status")
-    hint = f"run `cramming pretrain name={name}` or give model_path=<folder>"
+    hint = f"run `cramming pretrain --name {name}` or give --model <folder>"
     if status in WITHOUT_MODEL:
-        hint = f"the run is {status}; train under another name, or give model_path=<folder>"
+        hint = f"the run is {status}; train under another name, or give --model <folder>"
     require(final.is_dir(), f"{final}: no trained model; {hint}")
     require(
         status == "finished",
         f"{final}: {folder / RUN_LOG} tells of no finished pretraining; finish it with `cramming pretrain`"
-        f" and resume=true, or score the folder under another name with model_path={final}",
+        f" and --resume, or score the folder under another name with --model {final}",
     )
     source = open_model(final)
     wrong = altered(pretrain["final_files"], source.files)
     require(
         not wrong,
-        f"{final}/{wrong}; restore it, or score the folder under another name with model_path={final}",
+        f"{final}/{wrong}; restore it, or score the folder under another name with --model {final}",
     )
     return source
 

@@ -27,9 +27,8 @@ SECTIONS = (
     "memory",
     "runtime",
     "parallel",
-    "device",
 )
-BESIDE = ("data", "tokenizer", "budget", "device")  # of these, what corpus and track stand for
+BESIDE = ("data", "tokenizer", "budget")  # of these, what corpus and track stand for
 NOT_LEARNT_FROM = (
     "log_every",
     "validation_corpus",

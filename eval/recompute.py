@@ -109,12 +109,11 @@ def _summed_loss(
 
 def _config_and_data(record: Record, corpus: Path) -> tuple[Config, RunData]:
     """Return the run's settings on this copy of its corpus, and the data."""
-    settings = {**record.config, "data": {**record.config["data"], "corpus": str(corpus)}}
-    config = Config.of(settings)
-    data = RunData.open(settings, config, verify=False)
+    config = Config.of(record.config)
+    data = RunData.open(corpus, config, verify=False)
     if data.corpus.manifest_sha256 != record.corpus.manifest_sha256:
-        raise UserError(f"verify.corpus={corpus}: not the corpus of this run. Give that one.")
-    return config.replace(model=fit_to_corpus(config.model, data.corpus)), data
+        raise UserError(f"--corpus={corpus}: not the corpus of this run. Give that one.")
+    return replace(config, model=fit_to_corpus(config.model, data.corpus)), data
 
 
 def _precision(record: Record, config: Config, device: torch.device) -> Precision:

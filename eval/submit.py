@@ -7,51 +7,43 @@ An invalid or unfinished run is refused. A run of the open division is not; the 
 """
 
 from pathlib import Path
-from typing import Any
 
-from cramming.config import LocalPath, Section, UserError, build
+from cramming.config import UserError
 from cramming.data.manifest import MANIFEST
 from cramming.progress import format_count, say
-from cramming.record import run_folder
 from cramming.record_schema import Record
 from eval.archive import SUFFIX, pack
 from eval.rules.load import Run, load_run, unscored
 
 
-class SubmitConfig(Section):
-    """Folder of the run, where it is not the one that `name` gives; the archive; address of the final weights."""
+def main(*, path: Path, out: Path | None, weights_url: str | None) -> None:
+    """Print the findings and write the archive `out`; UserError for a run that cannot be submitted.
 
-    run: LocalPath | None
-    out: LocalPath | None
-    weights_url: str | None
-
-
-def main(config: dict[str, Any]) -> None:
-    """Print the findings and write the archive; UserError for a run that cannot be submitted."""
-    settings = build(SubmitConfig, config["submit"], "submit")
-    folder = (settings.run or run_folder(config)).absolute()
-    out = settings.out or folder / f"{folder.name}{SUFFIX}"
+    `weights_url`: where the final weights are published.
+    """
+    folder = path.absolute()
+    out = out or folder / f"{folder.name}{SUFFIX}"
     run = load_run(folder)
     if run.problem:
         raise UserError(run.problem)
     if not out.name.endswith(SUFFIX):
-        raise UserError(f"submit.out={out}: not an archive's name. Let it end in {SUFFIX}.")
+        raise UserError(f"--out={out}: not an archive's name. Let it end in {SUFFIX}.")
     for finding in run.verdict.findings:
         mark = "" if finding.ok else "BROKEN: "
         say(f"{finding.rule:<4}{mark}{finding.evidence}")
     _refuse(folder, run)
     manifest = _manifest(folder, run.record)
-    listed = pack(folder, out, manifest=manifest, weights=settings.weights_url)
+    listed = pack(folder, out, manifest=manifest, weights=weights_url)
     size = format_count(sum(file["bytes"] for file in listed["outside"].values()), "B")
     say(
         f"submit: {out}, {format_count(out.stat().st_size, 'B')}: {run.verdict.division} division,"
         f" {len(listed['files'])} files; {len(listed['outside'])} of {size} by SHA-256 only"
         f" (checkpoints and final weights); the run as a whole is {listed['sha256']}"
     )
-    if settings.weights_url is None:
+    if weights_url is None:
         say(
             "The archive names no weights, which the closed division asks for."
-            " Set submit.weights_url=<address> once they are published."
+            " Give --weights-url <address> once they are published."
         )
 
 

@@ -6,28 +6,25 @@ from the predictions; with the corpus its text is searched for the tasks; with t
 validation is computed again; on request one task and seed is fine-tuned again. What stays open is said each time.
 """
 
-import json
 import os
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from json import dumps, loads
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field
-
-from cramming.config import LocalPath, NotNegative, Section, UserError, build, file_sha256
+from cramming.config import UserError, file_sha256
 from cramming.data import inspect
 from cramming.data.corpus import Corpus
-from cramming.data.manifest import MANIFEST, Manifest, corpus_folder
+from cramming.data.manifest import MANIFEST, Manifest
 from cramming.progress import say, use_stderr
 from cramming.record import RECORD
 from cramming.record_schema import Record
 from cramming.runlog import RUN_LOG
 from eval.archive import changed_since, is_archive, opened
-from eval.finetune.config import EvalConfig
 from eval.rescore import misfitting_predictions, predictions_file, rescore, sections_of
 from eval.rules.evidence import NO_SCORES, Evidence
 from eval.rules.load import has_log, not_checked, read_evidence
@@ -37,20 +34,10 @@ UNPROVEN = (
     "A log in order is one that training can have written, not proof that it did."
     " `cramming replay` does the steps again."
 )
-GIVE_TASKS = "Give eval.data_dir=<folder with CoLA/, SST-2/, ...>"
+GIVE_TASKS = "Give --tasks <folder with CoLA/, SST-2/, ...>"
 INVALID, UNFINISHED = 1, 3  # exit codes
 MakeTasks = Callable[[Path, int, str], bool]  # data_prep.again.embedded_tasks
 Search = Callable[[Path, Path, float], tuple[list[str], str]]  # data_prep.again.overlap
-
-
-class VerifyConfig(Section):
-    """Section `verify`; conf/config.yaml says what each setting does."""
-
-    as_json: Annotated[bool, Field(alias="json")]
-    corpus: LocalPath | None
-    overlap_seconds: NotNegative
-    weights: LocalPath | None
-    refinetune: bool
 
 
 @dataclass(frozen=True)
@@ -196,7 +183,7 @@ def _cut_log(folder: Path, evidence: Evidence) -> Iterator[str]:
     if not path.is_file():
         return
     try:
-        head = json.loads(path.read_text(encoding="utf-8"))["log"]["head"]
+        head = loads(path.read_text(encoding="utf-8"))["log"]["head"]
     except (ValueError, LookupError, TypeError, RecursionError):
         yield f"{RECORD}: not as the suite writes it. Delete it; `cramming report` writes it again."
         return
@@ -245,7 +232,7 @@ def _check_fine_tuning(
 
     weights = _weights_folder(folder, inputs)
     if weights is None:
-        result.checked.append("fine-tuning: nothing done again. Give verify.weights=<folder>.")
+        result.checked.append("fine-tuning: nothing done again. Give --weights <folder>.")
         return
     for outcome in (
         finetune_again(folder, weights, record, tasks, inputs.draw),
@@ -280,12 +267,12 @@ def _check_corpus(folder: Path, record: Record, inputs: Inputs, result: Verifica
         result.problems.append(f"{MANIFEST}: not that of the run's corpus")
     place = _corpus_place(record, inputs)
     if place is None:
-        result.checked.append("corpus: not at hand. Give verify.corpus=<folder>.")
+        result.checked.append("corpus: not at hand. Give --corpus <folder>.")
         return
     try:
         corpus = Corpus.open(place)
         if corpus.manifest_sha256 != record.corpus.manifest_sha256:
-            raise UserError(f"{place} is not the corpus of this run. Give verify.corpus=<folder>.")
+            raise UserError(f"{place} is not the corpus of this run. Give --corpus <folder>.")
         described = Record.model_validate({"corpus": corpus.describe()}).corpus
         for name in type(described).model_fields:
             logged = getattr(record.corpus, name)
@@ -315,13 +302,13 @@ def _check_weights(folder: Path, record: Record, inputs: Inputs, result: Verific
     if weights is None:
         address = record.files.weights
         given = f"at {address}, not at hand" if address else "not given"
-        result.checked.append(f"weights: {given}. Give verify.weights=<folder>.")
+        result.checked.append(f"weights: {given}. Give --weights <folder>.")
         return
     from eval.recompute import other_files, validate_again
 
     if inputs.weights is not None:
         if not weights.is_dir():
-            raise UserError(f"verify.weights={weights}: no such folder.")
+            raise UserError(f"--weights={weights}: no such folder.")
         result.problems += other_files(weights, record)
     corpus = _corpus_place(record, inputs)
     if corpus is None:
@@ -338,37 +325,44 @@ def _check_weights(folder: Path, record: Record, inputs: Inputs, result: Verific
         result.checked.append(f"weights: verified: {outcome.words}")
 
 
-def main(config: Mapping[str, Any], make_tasks: MakeTasks, search: Search) -> None:
+def main(
+    *,
+    path: Path,
+    json: bool,
+    tasks: Path | None,
+    corpus: Path | None,
+    weights: Path | None,
+    refinetune: bool,
+    overlap_seconds: float,
+    make_tasks: MakeTasks,
+    search: Search,
+) -> None:
     """Check a run or a corpus; the exit code is 1 where it is not in order, 3 where a run is not finished."""
-    settings = build(VerifyConfig, config["verify"], "verify")
-    place = corpus_folder(config)
-    if settings.as_json:
+    if json:
         use_stderr()
-    code = 0
-    if is_archive(place) or has_log(place):
-        tasks = build(EvalConfig, config["eval"], "eval").data_dir
+    if is_archive(path) or has_log(path):
         if tasks is not None and not tasks.is_dir():
-            raise UserError(f"eval.data_dir={tasks}: no such folder. {GIVE_TASKS}.")
+            raise UserError(f"--tasks={tasks}: no such folder. {GIVE_TASKS}.")
         inputs = Inputs(
             make_tasks,
             search,
             tasks=tasks,
-            corpus=settings.corpus,
-            seconds=settings.overlap_seconds,
-            weights=settings.weights,
-            refinetune=settings.refinetune,
+            corpus=corpus,
+            seconds=overlap_seconds,
+            weights=weights,
+            refinetune=refinetune,
         )
-        with opened(place) as folder:
+        with opened(path) as folder:
             result = verify_run(folder, inputs)
-        _tell(place, result)
+        _tell(path, result)
         code = result.exit_code
-        summary = _summary(place, result)
+        summary = _summary(path, result)
     else:
-        problems = inspect.verify(place)
+        problems = inspect.verify(path)
         code = INVALID if problems else 0
-        summary = {"corpus": str(place), "in_order": not problems, "problems": problems}
-    if settings.as_json:
-        print(json.dumps(summary))
+        summary = {"corpus": str(path), "in_order": not problems, "problems": problems}
+    if json:
+        print(dumps(summary))
     if code:
         raise SystemExit(code)
 

@@ -131,7 +131,6 @@ def make_corpus() -> Callable[..., Path]:
 
 # A model and a batch so small that a training step takes milliseconds.
 TINY_RUN = [
-    "device=cpu",
     "precision=fp32",
     "model=tiny",
     "model.hidden_size=32",
@@ -178,7 +177,7 @@ def _composed(*groups: str) -> dict[str, Any]:
 
 
 def compose_settings(*overrides: str) -> dict[str, Any]:
-    """The root configuration as every verb's `main` gets it.
+    """Return the recipe as every verb's `main` gets it.
 
     Hydra composes the groups (`model=tiny`), once per choice, since that takes a second; values are set here.
     """
@@ -198,7 +197,7 @@ def compose_settings(*overrides: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def compose() -> Callable[..., dict[str, Any]]:
-    """`compose("name=a", "model=tiny")` -> plain settings."""
+    """`compose("seed=1", "model=tiny")` -> plain settings."""
     return compose_settings
 
 

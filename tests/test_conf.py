@@ -11,6 +11,7 @@ from cramming import launch
 from cramming.bench.main import BenchConfig
 from cramming.config import Section, build, config_folder
 from cramming.data.inspect import InspectConfig
+from cramming.invocation import Invocation
 from cramming.overrides import compose as compose_root
 from cramming.plan.main import PlanConfig
 from cramming.recipe import Config, Hardware, check
@@ -163,7 +164,8 @@ def test_every_experiment_trains_at_a_small_scale(
     ]
     few = ["train.validations=1", "train.validation_tokens=512", "budget.steps=2", "name=a"]
     launch.main(
-        compose(f"experiment={option}", "scale=10M", "model.num_layers=2", *here, *rows, *few)
+        compose(f"experiment={option}", "scale=10M", "model.num_layers=2", *here, *rows, *few),
+        Invocation(device="cpu"),
     )
     section = load_record(tmp_path / "a")["pretrain"]
     assert (section["status"], section["steps"]) == ("finished", 2)

@@ -37,7 +37,7 @@ PREDICT = Path(__file__).with_name("predict.py")
 LIMIT_BYTES = 64 * 2**20  # of the tree and the bundle together
 TASKS = ("RTE", "MRPC", "CoLA")
 # By name in pyproject.toml, which says the version. What they need comes along.
-PACKAGES = ("hydra-core", "omegaconf", "pydantic", "rich", "torchao", "pytest")
+PACKAGES = ("hydra-core", "omegaconf", "pydantic", "rich", "typer", "torchao", "pytest")
 # Exactly what `import cramming` loads there, less what every machine with torch and transformers has.
 PREDECESSOR_PACKAGES = (
     "transformers==4.57.6",

@@ -49,7 +49,7 @@ def plan(settings: dict[str, Any], card: str) -> dict[str, float]:
     from cramming.plan.search import PlanConfig, find_target, planned_config, price_of
 
     config = planned_config(settings)
-    target = find_target(PlanConfig(memory_gb=None, device=card, json_file=None), "auto", config)
+    target = find_target(PlanConfig(card), config)
     simulation = Simulation(config, target.place, target.memory_bytes)
     option = price_of(config, target, simulation, int(config.train.micro_batch))
     return {"peak_bytes": option.peak_bytes, "tokens_per_second": option.tokens_per_second}

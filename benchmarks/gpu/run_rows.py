@@ -72,7 +72,7 @@ def killed_and_resumed(lab: Lab) -> Result:
         if process.wait() != -signal.SIGKILL:
             raise RuntimeError(f"it ended before it was killed: {tail(log)}")
         lab.note(killed_after=time.time() - began)
-        process = start([*command, "resume=true"], log)
+        process = start([*command, "--resume"], log)
         if process.wait():
             raise RuntimeError(f"it did not resume: {tail(log)}")
     finally:
@@ -110,11 +110,9 @@ def _command(lab: Lab, folder: Path) -> list[str]:
         *(sys.executable, "-m", "cramming", "pretrain"),
         *(text for text in overrides if not text.startswith("model.vocab_size")),
         *scale.budget,
-        f"name={folder.name}",
-        f"runs={folder.parent}",
+        *("--name", folder.name, "--runs", str(folder.parent), "--device", lab.device.type),
         f"data.corpus={lab.bundle}/corpus",
         f"gates={lab.work / 'gates.json'}",
-        f"device={lab.device.type}",
         f"train.batch_size={scale.batch // length}",
         f"train.micro_batch={scale.micro // length}",
         "schedule=linear",

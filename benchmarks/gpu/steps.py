@@ -255,14 +255,11 @@ def planning(model: str, mode: str, sheet: str) -> dict[str, Any]:
             "train=day",
             "train.batch_size=1024",
             f"tokenizer.vocab_size={VOCABULARY}",
-            f"plan.device={sheet}",
         ]
     )
     try:
         config = planned_config(found)
-        tried = list(
-            explore(config, find_target(build(PlanConfig, found["plan"], "plan"), "auto", config))
-        )
+        tried = list(explore(config, find_target(PlanConfig(sheet), config)))
         best = max((o for o in tried if o.fits), key=lambda o: o.tokens_per_second)
         outcome = f"ok, {len(tried)} options, micro-batch {best.micro_batch}: {best.tokens_per_second:.3g} tokens/s"
     except Exception as error:

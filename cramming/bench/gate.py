@@ -159,7 +159,7 @@ class Curves:
         (curve,) = self.losses([self.spec(BASELINE)])
         require(
             fall(curve) >= MIN_FALL,
-            f"bench.gate_steps={self.steps}: the reference's loss fell by {fall(curve):.2f} nats, less than {MIN_FALL},"
+            f"--gate-steps={self.steps}: the reference's loss fell by {fall(curve):.2f} nats, less than {MIN_FALL},"
             " so the gate would prove nothing; raise bench.gate_steps or bench.gate.optim.lr",
         )
         return curve

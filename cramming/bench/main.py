@@ -1,65 +1,86 @@
 """The verb `bench`: speed and memory of every trick relative to the reference, and the correctness gate.
 
 Each row is a pair of processes, reference and candidate, measured interleaved: rounds of a few steps each, and the
-ratio is that of the medians, so that a machine that slows down slows both. The table goes to `bench.out`, under this
+ratio is that of the medians, so that a machine that slows down slows both. The table goes to `--out`, under this
 device's name; other devices' tables in that file stay, and so do rows that an earlier call measured under the same
 conditions.
 """
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Any
 
 import torch
-from pydantic import Field
+import yaml
 
 from cramming import device as devices
-from cramming.bench import gate, tables, tricks
+from cramming.bench import gate as loss_gate
+from cramming.bench import tables, tricks
 from cramming.bench.gate import BASELINE, Curves, spec_of
 from cramming.bench.tricks import Trick, changed
-from cramming.bench.worker import SPECIAL, Spec, Worker, warm_up
-from cramming.config import Count, LocalPath, Section, UserError, build, expand_home, require
+from cramming.bench.worker import Spec, Worker, warm_up
+from cramming.config import UserError, expand_home, require
 from cramming.environment import git
+from cramming.invocation import Invocation
 from cramming.plan.roofline import repeat_seconds
 from cramming.precision import DTYPES, float32_products, resolve
 from cramming.progress import Progress, say
 
 ELSEWHERE = {"cuda": "needs CUDA", "cpu": "is for CPUs only"}  # a trick of the other kind of device
 Make = Callable[[Spec], Worker]
-Vocabulary = Annotated[int, Field(ge=2 * len(SPECIAL))]
 
 
-class BenchConfig(Section):
-    """The section `bench`.
+@dataclass(frozen=True)
+class BenchConfig:
+    """Options that measured numbers depend on.
 
-    `only`: names of rows, null for all. A pair takes `rounds` turns of `steps` steps. `gate`: changes of model and
-    train for the loss curves, which need not be as large as what is timed.
+    A pair takes `rounds` turns of `steps` steps. `gate`: changes of the recipe for the loss curves, which need not be
+    as large as what is timed, by dotted name.
     """
 
-    only: list[str] | None
-    rounds: Count
-    steps: Count
-    vocab_size: Vocabulary
-    gate_steps: Annotated[int, Field(ge=2 * gate.WINDOW)]
-    gate_vocab_size: Vocabulary
-    gate: dict[str, dict[str, Any]]
-    out: LocalPath
-    raw: LocalPath
+    rounds: int
+    steps: int
+    vocab_size: int
+    gate_steps: int
+    gate_vocab_size: int
+    gate: Mapping[str, Any]
 
 
-def main(settings: dict[str, Any]) -> None:
-    """Measure the rows that are wanted; the table and the verdicts are written after each."""
-    config = build(BenchConfig, settings["bench"], "bench")
-    device, gates = devices.select(settings["device"]), expand_home(settings["gates"], "gates")
-    rows, described = chosen(config.only, device), devices.describe(device)
-    gate.load(gates)  # a file that cannot be added to is found now, not after the first row
+def main(
+    settings: dict[str, Any],
+    invocation: Invocation,
+    *,
+    only: str | None,
+    rounds: int,
+    steps: int,
+    vocab_size: int,
+    gate_steps: int,
+    gate_vocab_size: int,
+    gate: str,
+    out: Path,
+    raw: Path,
+) -> None:
+    """Measure the rows that are wanted; the table and the verdicts are written after each.
+
+    `only`: names of rows, separated by semicolons. `out`: the page of the tables, `raw`: folder of the raw numbers.
+    """
+    config = BenchConfig(
+        rounds, steps, vocab_size, gate_steps, gate_vocab_size, changes_of_gate(gate)
+    )
+    least = 2 * loss_gate.WINDOW
+    require(gate_steps >= least, f"--gate-steps={gate_steps}: too few. Give at least {least}.")
+    device, gates = devices.select(invocation.device), expand_home(settings["gates"], "gates")
+    names = None if only is None else [name.strip() for name in only.split(";")]
+    rows, described = chosen(names, device), devices.describe(device)
+    loss_gate.load(gates)  # a file that cannot be added to is found now, not after the first row
     for trick in rows:
         changed(settings, trick.settings, f"bench: the row '{trick.name}'")
     order = [trick.name for trick in chosen(None, device)]
-    earlier, floors = tables.read_earlier(config.raw, described, settings)
+    earlier, floors = tables.read_earlier(raw, described, settings, asdict(config))
     known = {row["name"]: row for row in earlier}
     with Progress("bench", total=len(rows), unit="tricks") as bar, ExitStack() as running:
         bench = Bench(settings, config, device, running)
@@ -68,22 +89,35 @@ def main(settings: dict[str, Any]) -> None:
             known[trick.name], verdict = bench.judged_row(trick)
             floors |= bench.curves.floors
             if verdict:
-                where = gate.place(described.name, torch.__version__)
-                gate.save(gates, where, [verdict], list(bench.curves.floors.values()))
+                where = loss_gate.place(described.name, torch.__version__)
+                loss_gate.save(gates, where, [verdict], list(bench.curves.floors.values()))
             table = [known[name] for name in order if name in known]
-            raw = tables.write(
-                config.out, config.raw, table, described, settings, list(floors.values())
+            file = tables.write(
+                out, raw, table, described, settings, asdict(config), list(floors.values())
             )
             bar.advance(1)  # what is written is not lost by a crash later
             say(tables.line(known[trick.name]))
-    say(f"{config.out}: {len(rows)} rows measured, {len(table)} in the table; raw numbers in {raw}")
+    say(f"{out}: {len(rows)} rows measured, {len(table)} in the table; raw numbers in {file}")
+
+
+def changes_of_gate(text: str) -> dict[str, Any]:
+    """Return the changes that `--gate` makes: `model.num_layers=3 optim.lr=3.0e-3` by dotted name."""
+    changes = {}
+    for word in text.split():
+        name, sign, value = word.partition("=")
+        require(sign, f"--gate={text}: {word} has no value. Write {word}=...")
+        changes[name] = yaml.safe_load(value)
+    return changes
 
 
 def chosen(only: Sequence[str] | None, device: torch.device) -> list[Trick]:
     """The rows of the table: all, those for other devices too (they say so), or those named."""
     every = {t.name: t for t in (*tricks.TRICKS, tricks.best(device.type, resolve("auto", device)))}
     unknown = sorted(set(only or ()) - every.keys())
-    require(not unknown, f"bench.only: no trick {unknown}; there are: {', '.join(every)}")
+    require(
+        not unknown,
+        f"--only={';'.join(only or ())}: no trick {unknown}; there are: {', '.join(every)}",
+    )
     return [trick for name, trick in every.items() if only is None or name in only]
 
 
@@ -101,12 +135,7 @@ class Bench:
         running: ExitStack,
         make: Make = Worker,
     ) -> None:
-        smaller = {
-            f"{section}.{key}": value
-            for section, keys in config.gate.items()
-            for key, value in keys.items()
-        }
-        small = changed(settings, smaller, "bench.gate")
+        small = changed(settings, config.gate, "--gate")
         self.shapes = {"full": settings, "small": small}
         self.config, self.device, self.running, self.make = config, device, running, make
         self.curves = Curves(small, config.gate_steps, config.gate_vocab_size, device.type, make)
@@ -115,7 +144,7 @@ class Bench:
             tuple[str, bool], float
         ] = {}  # by mode, and whether fp32 products are TF32's
 
-    def judged_row(self, trick: Trick) -> tuple[dict[str, Any], gate.Verdict | None]:
+    def judged_row(self, trick: Trick) -> tuple[dict[str, Any], loss_gate.Verdict | None]:
         """A row of the table, and the gate's verdict; none on what is not run here or is another algorithm."""
         date, commit = f"{datetime.now(UTC):%Y-%m-%d}", git("rev-parse", "--short", "HEAD")
         row = {

@@ -7,7 +7,7 @@ settings, versions, number of threads. The code is not compared: the raw numbers
 import json
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -35,7 +35,6 @@ MEASURED_SECTIONS = (
     "precision",
     "parallel",
 )
-NOT_CONDITIONS = ("only", "out", "raw")  # of the section `bench`
 HEADER = [
     "| trick | what it is | tokens/s | relative to reference | MFU | peak memory, MB | relative to reference"
     " | gate, nats |",
@@ -115,10 +114,11 @@ def write(
     rows: list[Row],
     device: DeviceInfo,
     settings: dict[str, Any],
+    bench: Mapping[str, Any],
     floors: Sequence[NoiseFloor],
 ) -> Path:
     """Put this device's section into `out` (others stay), everything raw into a JSON file in `raw`; returns that."""
-    train, model, bench = settings["train"], settings["model"], settings["bench"]
+    train, model = settings["train"], settings["model"]
     now = f"{datetime.now(UTC):%Y-%m-%d}"
     about = (
         f"{device.name}, {torch.get_num_threads()} threads, {platform.system()}, Python {platform.python_version()},"
@@ -135,7 +135,7 @@ def write(
     file = raw / f"tricks_{slug(device.name)}_{now}.json"
     content = {
         "about": about,
-        "conditions": conditions(settings),
+        "conditions": conditions(settings, bench),
         "settings": settings,
         "floors": [asdict(floor) for floor in floors],
         "rows": rows,
@@ -154,14 +154,14 @@ def replace_section(page: Path, title: str, lines: Sequence[str]) -> None:
 
 
 def read_earlier(
-    raw: Path, device: DeviceInfo, settings: dict[str, Any]
+    raw: Path, device: DeviceInfo, settings: dict[str, Any], bench: Mapping[str, Any]
 ) -> tuple[list[Row], dict[float, NoiseFloor]]:
     """Rows and noise floors, by rounding, of this device's newest raw file; none if it was measured otherwise."""
     files = sorted(raw.glob(f"tricks_{slug(device.name)}_????-??-??.json"))
     if not files:
         return [], {}
     content = json.loads(files[-1].read_text(encoding="utf-8"))
-    if content["conditions"] != conditions(settings):
+    if content["conditions"] != conditions(settings, bench):
         say(
             f"{files[-1]}: its rows were measured with other settings or versions; the table begins anew"
         )
@@ -175,11 +175,15 @@ def slug(device_name: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", device_name).strip("-").lower()
 
 
-def conditions(settings: dict[str, Any]) -> dict[str, Any]:
+def conditions(settings: dict[str, Any], bench: Mapping[str, Any]) -> dict[str, Any]:
     """All that a row's numbers depend on, apart from the device and the row itself, as JSON has it."""
-    bench = {key: value for key, value in settings["bench"].items() if key not in NOT_CONDITIONS}
     sections = {name: settings[name] for name in MEASURED_SECTIONS}
-    found = {**sections, "bench": bench, "threads": torch.get_num_threads(), "versions": versions()}
+    found = {
+        **sections,
+        "bench": dict(bench),
+        "threads": torch.get_num_threads(),
+        "versions": versions(),
+    }
     return dict(json.loads(json.dumps(found)))
 
 

@@ -6,27 +6,18 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from cramming.config import Natural, Section, UserError, build, require
+from cramming.config import UserError, require
 from cramming.data.corpus import SPLITS, Corpus, TokenStream, damage
-from cramming.data.manifest import MANIFEST, Manifest, Split, corpus_folder
+from cramming.data.manifest import MANIFEST, Manifest, Split
 from cramming.files import LOCK
 from cramming.progress import Progress, say, show_table
 
 BEGINNING = 400  # characters shown of one of several documents
 QUANTILES = {"shortest": 0.0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "longest": 1.0}
-
-
-class InspectConfig(Section):
-    """Section `inspect`."""
-
-    split: Split
-    documents: Natural
-    document: Natural | None
 
 
 def verify(folder: Path) -> list[str]:
@@ -68,34 +59,33 @@ def damaged(folder: Path, hashes: Mapping[str, str]) -> Iterator[str]:
             bar.advance()
 
 
-def main(config: Mapping[str, Any]) -> None:
-    """The verb `inspect`: prints what `data.corpus` holds.
+def main(*, path: Path, split: Split, documents: int, document: int | None) -> None:
+    """Print what the corpus in a folder holds, and the first `documents` of a split, or the one of this number.
 
     UserError: no corpus, no document of this number; at the end, one that was altered.
     """
-    settings = build(InspectConfig, config["inspect"], "inspect")
-    corpus = Corpus.open(corpus_folder(config))
-    manifest, streams = corpus.manifest, {split: corpus.stream(split) for split in SPLITS}
-    shown = streams[settings.split]
-    numbers = list(range(min(settings.documents, shown.num_documents)))
-    if settings.document is not None:
-        numbers = [settings.document]
+    corpus = Corpus.open(path)
+    manifest, streams = corpus.manifest, {name: corpus.stream(name) for name in SPLITS}
+    shown = streams[split]
+    numbers = list(range(min(documents, shown.num_documents)))
+    if document is not None:
+        numbers = [document]
     if numbers and numbers[-1] >= shown.num_documents:
-        place = f"the {settings.split} split of {corpus.folder} has documents 0 to {shown.num_documents - 1}"
-        raise UserError(f"inspect.document={numbers[-1]}: {place}")
-    altered = list(damaged(corpus.folder, _hashes_of(manifest, settings.split, numbers)))
+        place = f"the {split} split of {corpus.folder} has documents 0 to {shown.num_documents - 1}"
+        raise UserError(f"--document={numbers[-1]}: {place}")
+    altered = list(damaged(corpus.folder, _hashes_of(manifest, split, numbers)))
 
     counts = [
         [
-            split,
+            name,
             f"{stream.num_documents:,}",
             f"{stream.num_tokens:,}",
-            str(len(manifest.splits[split])),
+            str(len(manifest.splits[name])),
         ]
-        for split, stream in streams.items()
+        for name, stream in streams.items()
     ]
     show_table(f"{corpus.folder}: splits", ["", "documents", "tokens", "shards"], counts)
-    lengths = [_lengths(split, stream) for split, stream in streams.items()]
+    lengths = [_lengths(name, stream) for name, stream in streams.items()]
     show_table("tokens per document", ["", *QUANTILES, "mean"], lengths)
     columns = ["documents", "tokens", "bytes"]
     by_source = manifest.statistics.get("by_source", {}).items()
@@ -112,12 +102,12 @@ def main(config: Mapping[str, Any]) -> None:
     show_table(
         "dropped (corpus_card.md shows examples)", ["", "stage", "documents", "bytes"], dropped
     )
-    whole = settings.document is not None
+    whole = document is not None
     for number, tokens, text in _texts(shown, corpus.tokenizer_file, numbers):
         shortened = text if whole or len(text) <= BEGINNING else text[:BEGINNING] + " ..."
         for line in [
             "",
-            f"{settings.split} document {number}, {tokens:,} tokens:",
+            f"{split} document {number}, {tokens:,} tokens:",
             *shortened.split("\n"),
         ]:
             say(line)

@@ -200,12 +200,11 @@ def corpus_hash(config: Mapping[str, Any]) -> str:
     )
 
 
-def corpus_folder(config: Mapping[str, Any]) -> Path:
-    """Where the corpus of these settings lies: `data.corpus`, or `<corpora>/<data>-<tokenizer>-<vocab>-<hash>`."""
-    if given := config["data"].get("corpus"):
+def corpus_folder(recipe: Mapping[str, Any], corpora: Path) -> Path:
+    """Return the corpus of a recipe: `data.corpus`, or `<corpora>/<data>-<tokenizer>-<vocab>-<hash>`."""
+    given = recipe["data"].get("corpus")
+    if given:
         return expand_home(given, "data.corpus")
-    data, tokenizer = content_settings(config).values()
+    data, tokenizer = content_settings(recipe).values()
     kind = "file" if tokenizer.get("path") else f"{tokenizer['kind']}-{tokenizer['vocab_size']}"
-    return (
-        expand_home(config["corpora"], "corpora") / f"{data['name']}-{kind}-{corpus_hash(config)}"
-    )
+    return corpora / f"{data['name']}-{kind}-{corpus_hash(recipe)}"

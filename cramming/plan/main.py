@@ -7,11 +7,13 @@ of the same steps. Neither needs a corpus or the device itself.
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from cramming.checkpoint import KEEP
-from cramming.config import UserError, build
+from cramming.config import UserError
 from cramming.files import write_atomically
+from cramming.invocation import Invocation, whole_numbers
 from cramming.plan.memory import CATEGORIES
 from cramming.plan.roofline import POWER_SHARE, Costs
 from cramming.plan.scaling import (
@@ -38,11 +40,22 @@ from cramming.progress import format_count, say, show_table
 from cramming.recipe import Config, check, tiny_defaults
 
 
-def main(settings: dict[str, Any]) -> None:
-    """The verb `plan`."""
-    plan = build(PlanConfig, settings["plan"], "plan")
-    config = planned_config(settings)
-    target = find_target(plan, settings["device"], config)
+def main(
+    recipe: dict[str, Any],
+    invocation: Invocation,
+    *,
+    device: str,
+    memory_gb: float | None,
+    price_per_hour: float | None,
+    devices: str | None,
+    network: Literal["nvlink", "pcie"],
+    out: Path | None,
+) -> None:
+    """Run the verb `plan`; the whole result is written to `out`, if that is given."""
+    counts = tuple(whole_numbers("--devices", devices)) if devices else ()
+    plan = PlanConfig(device, memory_gb, price_per_hour, counts, network)
+    config = planned_config(recipe)
+    target = find_target(plan, config)
     for line in description(config, target):
         say(line)
     options = list(explore(config, target))
@@ -52,7 +65,7 @@ def main(settings: dict[str, Any]) -> None:
     if best:
         rate, near_duplicates = (
             best.tokens_per_second,
-            settings["data"]["near_duplicates"]["enabled"],
+            recipe["data"]["near_duplicates"]["enabled"],
         )
         vocab_size, watts = config.model.vocab_size or 0, target.watts
         costs = Costs.of(
@@ -63,7 +76,7 @@ def main(settings: dict[str, Any]) -> None:
         for line in cost_lines(costs, target):
             say(line)
     many = many_devices(plan, config, target, best)
-    if plan.json_file:
+    if out:
         found = {
             "parameters": config.parameters.total,
             "vocab_size": config.model.vocab_size,
@@ -75,12 +88,12 @@ def main(settings: dict[str, Any]) -> None:
             "costs": asdict(costs) if costs else None,
             "devices": [asdict(prediction) for prediction in many],
         }
-        write_atomically(plan.json_file, json.dumps(found, indent=1) + "\n")
+        write_atomically(out, json.dumps(found, indent=1) + "\n")
     if best is None:
         least = min(options, key=lambda o: o.peak_bytes)
         needs, usable = least.peak_bytes / GIB, max(0.0, target.usable_bytes) / GIB
         raise UserError(
-            f"plan.memory_gb={target.memory_bytes / GIB:.3g}: nothing fits; the least that was tried"
+            f"--memory-gb={target.memory_bytes / GIB:.3g}: nothing fits; the least that was tried"
             f" ({' '.join(least.overrides)}) needs {needs:.3g} GiB of tensors where {usable:.3g} are usable; take a"
             " smaller model or vocabulary, a shorter train.sequence_length, or an optimizer with less state"
         )
@@ -89,7 +102,7 @@ def main(settings: dict[str, Any]) -> None:
 def many_devices(
     plan: PlanConfig, config: Config, target: Target, best: Option | None
 ) -> list[Prediction]:
-    """The table of `plan.devices`, printed, for the proposed section `memory`, of what `pretrain` accepts."""
+    """The table of `--devices`, printed, for the proposed section `memory`, of what `pretrain` accepts."""
     if not plan.devices or best is None:
         return []
     network = NETWORKS[plan.network]
@@ -152,7 +165,7 @@ def description(config: Config, target: Target) -> Iterator[str]:
         ),
         (
             config.parallel.name != "ddp" or config.parallel.tp > 1,
-            "parallel: memory and time are those of one device that has all of the model; plan.devices predicts many",
+            "parallel: memory and time are those of one device that has all of the model; --devices predicts many",
         ),
     )
     yield from (note for holds, note in notes if holds)
@@ -210,4 +223,4 @@ def cost_lines(costs: Costs, target: Target) -> Iterator[str]:
         power = f"{POWER_SHARE:.0%} (assumed) of {target.watts:.0f} W ({target.watts_basis})"
         yield f"electricity: {costs.kwh:.3g} kWh, {power}; the card alone"
     if costs.price is not None:
-        yield f"price: {costs.price:.2f}, {costs.hours:.3g} h at plan.price_per_hour"
+        yield f"price: {costs.price:.2f}, {costs.hours:.3g} h at --price-per-hour"

@@ -135,8 +135,8 @@ def named(name: str) -> Card:
     card = cards.find(name)
     if card is None:
         raise UserError(
-            f"plan.device={name}: there is no data sheet of it here; give the card nearest in speed with the memory of"
-            f' yours, for example plan.device="RTX 2080 Ti" plan.memory_gb=12; choose one of auto, cpu, cuda,'
+            f"--device={name}: there is no data sheet of it here; give the card nearest in speed with the memory of"
+            f' yours, for example --device "RTX 2080 Ti" --memory-gb 12; choose one of auto, cpu, cuda,'
             f" {', '.join(card.name for card in cards.CARDS)}"
         )
     return card

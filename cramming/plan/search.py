@@ -9,13 +9,12 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
-from pydantic import Field
 
 from cramming import device as devices
-from cramming.config import Count, LocalPath, Positive, Section, UserError, require
+from cramming.config import UserError, require
 from cramming.model import attention
 from cramming.parallel.apply import MemoryConfig
 from cramming.plan import cards, roofline
@@ -39,18 +38,18 @@ CHECKPOINTING: tuple[dict[str, Any], ...] = (
 )
 
 
-class PlanConfig(Section):
-    """`memory_gb` is in GiB (null: what the device has for programs); `json_file` a file for the whole result.
+@dataclass(frozen=True)
+class PlanConfig:
+    """Options of `plan`. `memory_gb` is in GiB (None: what the device has for programs).
 
     `price_per_hour` of the device, in whatever currency. `devices`: for so many, joined by `network`, the table of
     cramming/plan/scaling.py follows.
     """
 
-    memory_gb: Positive | None
     device: str
-    json_file: Annotated[LocalPath | None, Field(alias="json")]
-    price_per_hour: Positive | None = None
-    devices: tuple[Count, ...] = ()
+    memory_gb: float | None = None
+    price_per_hour: float | None = None
+    devices: tuple[int, ...] = ()
     network: Literal["nvlink", "pcie"] = "nvlink"
 
 
@@ -97,12 +96,12 @@ def planned_config(settings: dict[str, Any]) -> Config:
     return config.replace(model=replace(config.model, vocab_size=vocabulary))
 
 
-def find_target(plan: PlanConfig, device: str, config: Config) -> Target:
-    """The device of `plan.device`: this machine's (auto, cpu, cuda), or a card of the table by name."""
+def find_target(plan: PlanConfig, config: Config) -> Target:
+    """Return the device that is planned for: this machine's (auto, cpu, cuda), or a card of the table by name."""
     precision, model = config.precision, config.model
     torch.set_float32_matmul_precision("high" if precision.tf32 else "highest")
     if plan.device in ("auto", "cpu", "cuda"):
-        here = devices.select(device if plan.device == "auto" else plan.device)
+        here = devices.select(plan.device)
         attention_kernels(config, here)  # refuses what `pretrain` would
         place = replace(Hardware.here(config, here), trains=False)
         memory: float = (

@@ -202,7 +202,7 @@ class DuelLog:
             elif event.id not in duels:
                 raise UserError(
                     f"{self.path}:{entry.line}: {event.event} of a duel that has not begun."
-                    " Restore the file, or set another duel.folder."
+                    " Restore the file, or give another --duels."
                 )
             elif isinstance(event, PairStart):
                 duels[event.id].starts += 1

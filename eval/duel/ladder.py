@@ -197,8 +197,13 @@ def _limit(unit: str, value: float) -> str:
     return f"{60 * value:.3g} min" if unit == "hours" else f"{value:g} {unit}"
 
 
+def main(*, duels: Path, json: bool) -> None:
+    """Run the verb `ladder` on a folder of duels."""
+    show(DuelLog(duels), json)
+
+
 def show(log: DuelLog, as_json: bool) -> None:
-    """Every duel of the log, lost ones too, and what they could have been wrong about; with pictures beside it."""
+    """Print every duel of the log, lost ones too, and draw pictures beside it."""
     duels = list(log.duels().values())
     spent = sum(duel.terms.error for duel in duels)
     pictures = draw(log, duels)
@@ -206,7 +211,9 @@ def show(log: DuelLog, as_json: bool) -> None:
         print(json.dumps({"duels": [summary(duel) for duel in duels], "error_spent": spent}))
         return
     if not duels:
-        say(f"{log.path}: no duel yet; cramming duel base='...' candidate='...' budget.minutes=5")
+        say(
+            f"{log.path}: no duel yet; cramming duel --base '...' --candidate '...' budget.minutes=5"
+        )
         return
     show_table(f"{log.path}: {counted(len(duels), 'duel')}", HEADERS, [row(duel) for duel in duels])
     wins = sum(duel.decision is not None and duel.decision.verdict == "win" for duel in duels)

@@ -1,9 +1,9 @@
-"""`cramming duel base='...' candidate='...'`: is the candidate's recipe better than the base's, under one budget?
+"""`cramming duel --base '...' --candidate '...'`: is the candidate's recipe better than the base's, under one budget?
 
 Pairs of runs with one seed, data order and validation each; after each pair a sequential test (sequential_test.py) says
 whether that is enough. The pinned validation loss decides, or bits per byte where the sides have different tokenizers;
 where a side's objective has no such loss, the mean score over the tasks of `eval` does.
-Everything that was fought is in `duels.jsonl` (duel_log.py), and `cramming duel ladder` shows it.
+Everything that was fought is in `duels.jsonl` (duel_log.py), and `cramming ladder` shows it.
 """
 
 import json
@@ -12,31 +12,22 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self
-
-from pydantic import Field, model_validator
+from typing import Any, Literal, NamedTuple
 
 from cramming.budget import limits_of
 from cramming.children import run_or_exit
-from cramming.cli import check
-from cramming.config import (
-    LocalPath,
-    NotNegative,
-    Section,
-    UserError,
-    build,
-    require,
-    settings_hash,
-)
+from cramming.config import UserError, require, settings_hash
 from cramming.data.manifest import MANIFEST, Manifest, corpus_folder
 from cramming.data.masking import OBJECTIVES
 from cramming.environment import git_state
 from cramming.files import lock
-from cramming.overrides import compose, given_overrides, with_implied
-from cramming.progress import say, use_stderr
+from cramming.invocation import DeviceKind, Invocation
+from cramming.overrides import compose, name_of, with_implied
+from cramming.progress import say, show_table, use_stderr
 from cramming.record import finite
+from cramming.verbs import OPTIONS, check
 from eval.duel import ladder, sides
 from eval.duel.duel_log import (
     Configuration,
@@ -49,19 +40,10 @@ from eval.duel.duel_log import (
     SideTerms,
     Terms,
 )
-from eval.duel.sequential_test import FEWEST, RULE
+from eval.duel.sequential_test import RULE
 from eval.duel.sides import Side
 from eval.recipe import Recipe, compared, recipe
 
-OWN = (
-    "duel.",
-    "name=",
-    "seed=",
-    "runs=",
-    "resume=",
-    "base=",
-    "candidate=",
-)  # of the duel, not of its sides
 # What takes time of the budget, and is to take it from both sides alike.
 ON_THE_CLOCK = (
     ("train", "validations"),
@@ -73,30 +55,30 @@ ON_THE_CLOCK = (
 OF_A_STEP = (("train", "batch_size"), ("train", "sequence_length"))
 
 
-class DuelConfig(Section):
-    """Section `duel`. `base` and `candidate` are overrides of one side each, as on a command line."""
+@dataclass(frozen=True)
+class DuelConfig:
+    """Options of a duel. `base` and `candidate` are overrides of one side each, as on a command line."""
 
-    what: Literal["fight", "ladder"]
-    base: str | None
-    candidate: str | None
-    pairs: Annotated[int, Field(ge=FEWEST, le=50)]
-    first_look: Annotated[int, Field(ge=FEWEST)]
-    error: Annotated[float, Field(ge=0.001, le=0.5)]
-    delta: NotNegative
+    base: str
+    candidate: str
+    pairs: int
+    first_look: int
+    error: float
+    delta: float
     glue: bool
     keep: bool
-    folder: LocalPath
-    as_json: Annotated[bool, Field(alias="json")]
+    duels: Path
+    json: bool
 
-    @model_validator(mode="after")
-    def _can_be_held(self) -> Self:
-        if self.first_look > self.pairs:
-            raise ValueError(
-                f"first_look={self.first_look}: above duel.pairs={self.pairs}. Change one of them."
-            )
-        if self.folder.exists() and not self.folder.is_dir():
-            raise ValueError(f"folder={self.folder}: a file. Give a folder.")
-        return self
+    def __post_init__(self) -> None:
+        require(
+            self.first_look <= self.pairs,
+            f"--first-look={self.first_look}: above --pairs={self.pairs}. Lower it.",
+        )
+        require(
+            self.duels.is_dir() or not self.duels.exists(),
+            f"--duels={self.duels}: is a file. Give a folder.",
+        )
 
 
 class Opponent(NamedTuple):
@@ -109,89 +91,78 @@ class Opponent(NamedTuple):
 Opponents = Sequence[Opponent]  # both, the base first
 
 
-def main(settings: dict[str, Any]) -> None:
-    """The verb `duel`."""
-    config = build(DuelConfig, settings["duel"], "duel")
-    if config.as_json:
+def main(recipe: dict[str, Any], invocation: Invocation, **options: Any) -> None:
+    """Run the verb `duel`; `options` are those of `DuelConfig`."""
+    config = DuelConfig(**options)
+    if config.json:
         use_stderr()
-    log = DuelLog(config.folder)
-    if config.what == "ladder":
-        ladder.show(log, config.as_json)
-        return
-    opponents = read_opponents(config)
-    cores, device = where(opponents)
+    log = DuelLog(config.duels)
+    opponents = read_opponents(config, invocation.overrides)
+    cores, device = where(invocation.device)
     opponents = on_the_clock(opponents, cores)
-    check_sides(opponents, config)
+    check_sides(opponents, config, invocation)
     by_score = needs_scores(opponents, config.glue)
-    prepare(opponents, config.as_json)
+    prepare(opponents, invocation, config.json)
     both = [side.settings for side in opponents]
-    measure: Measure = "score" if by_score else measure_of(*both)
-    seed = int(settings["seed"])
+    folders = [corpus_folder(side, invocation.corpora) for side in both]
+    measure: Measure = "score" if by_score else measure_of(both, folders)
+    seed = int(recipe["seed"])
     judged = {**{name: getattr(config, name) for name in RULE}, "measure": measure, "seed": seed}
     hashes = [settings_hash(compared(side)) for side in both]
-    corpora = [Manifest.load(corpus_folder(side) / MANIFEST).sha256() for side in both]
+    corpora = [Manifest.load(folder / MANIFEST).sha256() for folder in folders]
     scored = [side["eval"] for side in both] if config.glue else None
     duel_id = settings_hash(hashes, corpora, judged, scored, device)
     known = log.duels().get(duel_id)
     over = (
         known is not None and known.decision is not None
     )  # then it is only shown, also while another is fought
-    with nullcontext() if over else lock(config.folder, "fighting a duel", "wait for it"):
+    with nullcontext() if over else lock(config.duels, "fighting a duel", "wait for it"):
         if duel_id not in log.duels():
             check_seeds(log, both, corpora, device, range(seed, seed + config.pairs))
             begin(log, duel_id, opponents, hashes, {**judged, "corpora": corpora}, device)
-        fight(log, duel_id, cores, opponents, config, seed)
+        fight(log, duel_id, cores, opponents, config, invocation, seed)
 
 
-def read_opponents(config: DuelConfig) -> Opponents:
-    """Both sides' settings: what stands on the command line, and over that what is the side's own."""
-    shared = [word for word in given_overrides() if not word.lstrip("+").startswith(OWN)]
-    found = []
-    for name, text in (("base", config.base), ("candidate", config.candidate)):
-        require(
-            text is not None,
-            f"duel.{name}: missing; for example {name}='experiment=best optim=adamw'",
-        )
-        found.append(_opponent(name, shared, str(text)))
+def read_opponents(config: DuelConfig, overrides: Sequence[str]) -> Opponents:
+    """Return both sides' settings: the shared overrides, and over those the side's own."""
+    shared = [word for word in overrides if name_of(word) != "seed"]
+    opponents = [
+        _opponent("base", shared, config.base),
+        _opponent("candidate", shared, config.candidate),
+    ]
     require(
-        compared(found[0].settings) != compared(found[1].settings),
-        f"duel.candidate='{config.candidate}': the base has the same settings; write behind candidate= what differs",
+        compared(opponents[0].settings) != compared(opponents[1].settings),
+        f"--candidate='{config.candidate}': the base has the same settings. Give what differs.",
     )
-    return found
+    return opponents
 
 
 def _opponent(name: str, shared: Sequence[str], text: str) -> Opponent:
     try:
         own = shlex.split(text)
     except ValueError as error:  # quotes that do not close
-        raise UserError(f"duel.{name}={text}: {error}") from None
+        raise UserError(f"--{name}={text}: {error}") from None
     try:
-        limits = [
-            word for word in with_implied(own) if word.startswith("budget.")
-        ]  # with the units that it replaces
-        typed = {word.lstrip("+").partition("=")[0] for word in (*own, *limits)}
-        overrides = [
-            word for word in shared if word.lstrip("+").partition("=")[0] not in typed
-        ] + own
-        forbidden = [word for word in own if word.lstrip("+").startswith(OWN)]
-        require(not forbidden, f"{' '.join(forbidden)} is for the whole duel; write it outside")
+        # Limits with the units that they replace.
+        limits = [word for word in with_implied(own) if word.startswith("budget.")]
+        typed = {name_of(word) for word in (*own, *limits)}
+        forbidden = [word for word in own if name_of(word) == "seed"]
+        require(not forbidden, f"{' '.join(forbidden)} is for the whole duel. Write it outside.")
+        overrides = [word for word in shared if name_of(word) not in typed] + own
         return Opponent(overrides, compose(overrides))
     except UserError as error:
-        raise UserError(f"duel.{name}: {error}") from None
+        raise UserError(f"--{name}: {error}") from None
 
 
-def where(opponents: Opponents) -> tuple[list[int], str]:
-    """The cores of base and candidate, none where they train one after the other, and the device's name."""
+def where(device: DeviceKind) -> tuple[list[int], str]:
+    """Return the cores of base and candidate, none where they train one after the other, and the device's name."""
     from cramming.device import describe, select
 
-    devices = [describe(select(side.settings["device"])) for side in opponents]
-    require(
-        devices[0] == devices[1], "duel: the sides have different devices; set device= for both"
-    )
-    cores = (
-        sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    )  # else none can be given
-    return cores[:2] if devices[0].kind == "cpu" and len(cores) > 1 else [], devices[0].name
+    described = describe(select(device))
+    cores: list[int] = []
+    if hasattr(os, "sched_getaffinity"):  # else none can be given
+        cores = sorted(os.sched_getaffinity(0))
+    return cores[:2] if described.kind == "cpu" and len(cores) > 1 else [], described.name
 
 
 def on_the_clock(opponents: Opponents, cores: Sequence[int]) -> Opponents:
@@ -227,14 +198,14 @@ def on_the_clock(opponents: Opponents, cores: Sequence[int]) -> Opponents:
     return opponents
 
 
-def check_sides(opponents: Opponents, config: DuelConfig) -> None:
+def check_sides(opponents: Opponents, config: DuelConfig, invocation: Invocation) -> None:
     """UserError for what a verb would refuse of a side. Its run is a new one: that of the default name is no side's."""
     for name, side in zip(("base", "candidate"), opponents):
         try:
             for verb in ("pretrain", "glue") if config.glue else ("pretrain",):
-                check(verb, {**side.settings, "name": name, "runs": str(config.folder)})
+                check(verb, side.settings, replace(invocation, name=name, runs=config.duels))
         except UserError as error:
-            raise UserError(f"duel.{name}: {error}") from None
+            raise UserError(f"--{name}: {error}") from None
 
 
 def needs_scores(opponents: Opponents, glue: bool) -> bool:
@@ -245,7 +216,7 @@ def needs_scores(opponents: Opponents, glue: bool) -> bool:
         return False
     require(
         glue,
-        f"duel: objective={blind[0]} has no masked-LM loss to compare, so scores decide; set duel.glue=true",
+        f"duel: objective={blind[0]} has no masked-LM loss to compare, so scores decide. Add --glue.",
     )
     first, second = (side.settings["eval"] for side in opponents)
     require(
@@ -255,19 +226,24 @@ def needs_scores(opponents: Opponents, glue: bool) -> bool:
     return True
 
 
-def prepare(opponents: Opponents, quietly: bool) -> None:
-    """Both corpora, unless they are there; with `quietly`, what is said about it goes to stderr."""
+def prepare(opponents: Opponents, invocation: Invocation, quietly: bool) -> None:
+    """Prepare both corpora, unless they are there; with `quietly`, what is said about it goes to stderr."""
     for overrides, side in opponents:
-        if not (corpus_folder(side) / MANIFEST).exists():
-            run_or_exit(["prepare", *overrides], stdout=sys.stderr.fileno() if quietly else None)
+        if not (corpus_folder(side, invocation.corpora) / MANIFEST).exists():
+            words = replace(invocation, overrides=tuple(overrides)).arguments(*OPTIONS["prepare"])
+            run_or_exit(["prepare", *words], stdout=sys.stderr.fileno() if quietly else None)
 
 
 def measure_of(
-    base: Mapping[str, Any], candidate: Mapping[str, Any]
+    both: Sequence[Mapping[str, Any]], corpora: Sequence[Path]
 ) -> Literal["loss", "bits_per_byte"]:
-    """What decides: the pinned loss with one tokenizer, else bits per byte; UserError unless the text is the same."""
+    """Return what decides: the pinned loss with one tokenizer, else bits per byte.
+
+    UserError unless the text is the same.
+    """
     first, second = (
-        Manifest.load(_validation_folder(side) / MANIFEST) for side in (base, candidate)
+        Manifest.load(_validation_folder(side, corpus) / MANIFEST)
+        for side, corpus in zip(both, corpora, strict=True)
     )
     same_tokenizer = first.tokenizer.sha256 == second.tokenizer.sha256
     require(
@@ -283,9 +259,9 @@ def measure_of(
     return "loss" if same_tokenizer else "bits_per_byte"
 
 
-def _validation_folder(side: Mapping[str, Any]) -> Path:
+def _validation_folder(side: Mapping[str, Any], corpus: Path) -> Path:
     other = side["train"]["validation_corpus"]
-    return Path(other).expanduser() if other else corpus_folder(side)
+    return Path(other).expanduser() if other else corpus
 
 
 def _text_of(manifest: Manifest, same_tokenizer: bool) -> Any:
@@ -381,6 +357,7 @@ def fight(
     cores: Sequence[int],
     opponents: Opponents,
     config: DuelConfig,
+    invocation: Invocation,
     seed: int,
 ) -> None:
     """Pair after pair until the test has its verdict; one that is there already is shown."""
@@ -394,12 +371,14 @@ def fight(
             " out to go on, or begin another duel with seed=<another>",
         )
         log.append(PairStart(id=duel_id, seed=seed + len(duel.pairs)))
-        fight_pair(log, duel_id, cores, opponents, config, seed + len(duel.pairs))
+        fight_pair(log, duel_id, cores, opponents, config, invocation, seed + len(duel.pairs))
         duel = log.duels()[duel_id]
         say_pair(duel, len(duel.pairs))
     duel = log.duels()[duel_id]
     say(ladder.sentence(duel))
-    if config.as_json:
+    if not config.json:
+        show_table(f"duel {duel_id}", ladder.HEADERS, [ladder.row(duel)])
+    if config.json:
         pairs = [pair.model_dump(mode="json") for pair in duel.pairs]
         print(json.dumps({**ladder.summary(duel), "pairs": pairs}), flush=True)
 
@@ -425,19 +404,28 @@ def fight_pair(
     cores: Sequence[int],
     opponents: Opponents,
     config: DuelConfig,
+    invocation: Invocation,
     seed: int,
 ) -> None:
     """Train, and perhaps score, both sides with this seed; then log what they gave."""
     base, candidate = (
-        Side(config.folder / duel_id / f"{side}-{seed}", [*own.overrides, f"seed={seed}"])
-        for side, own in zip(("base", "candidate"), opponents)
+        Side(
+            replace(
+                invocation,
+                name=f"{side}-{seed}",
+                runs=config.duels / duel_id,
+                overrides=(*own.overrides, f"seed={seed}"),
+            )
+        )
+        for side, own in zip(("base", "candidate"), opponents, strict=True)
     )
     turned = seed % 2 == 1  # the other core, or the other order
     order = [candidate, base] if turned else [base, candidate]
     sides.train(order, cores, f"duel {duel_id}, seed {seed}")
     if config.glue:
-        scoring = ["eval.init=[pretrained]", "eval.baselines=false"]
-        order = [replace(side, overrides=[*side.overrides, *scoring]) for side in order]
+        order = [
+            side.with_overrides("eval.init=[pretrained]", "eval.baselines=false") for side in order
+        ]
         sides.score(order, cores, f"duel {duel_id}, seed {seed}: fine-tuning")
     result = PairResult(
         id=duel_id,

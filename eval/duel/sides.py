@@ -12,18 +12,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cramming.children import environment_as_given
 from cramming.config import UserError
 from cramming.files import LOCK, lock, remove
-from cramming.overrides import literal
+from cramming.invocation import Invocation
 from cramming.progress import Progress, say
 from cramming.record import WITHOUT_MODEL, is_run, load_metrics, load_record
 from cramming.record_schema import read_record
 from cramming.runlog import RUN_LOG
 from cramming.scores import mean_of
+from cramming.verbs import OPTIONS
 from eval.duel.duel_log import SideResult
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
@@ -34,10 +35,18 @@ POLL_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Side:
-    """One run of a pair; `overrides` are all settings but its folder's."""
+    """One run of a pair, by the call that makes it."""
 
-    folder: Path
-    overrides: Sequence[str]
+    call: Invocation
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the run."""
+        return self.call.run_folder
+
+    def with_overrides(self, *more: str) -> "Side":
+        """Return the same run with further overrides."""
+        return Side(replace(self.call, overrides=(*self.call.overrides, *more)))
 
     def has_trained(self) -> bool:
         """Whether its pretraining is over, well or not."""
@@ -127,7 +136,7 @@ def score(sides: Sequence[Side], cores: Sequence[int], title: str) -> None:
 
 
 def _beside(side: Side) -> Side:
-    return Side(side.folder.with_name(f"{side.folder.name}-again"), side.overrides)
+    return Side(replace(side.call, name=f"{side.call.name}-again"))
 
 
 def _run(verb: str, sides: Sequence[Side], cores: Sequence[int | None], title: str) -> None:
@@ -169,11 +178,10 @@ def _start(verb: str, side: Side, core: int | None) -> subprocess.Popen[bytes]:
     if verb == "pretrain":
         remove(side.folder)  # a run that was killed, which a resume would charge for starting twice
     side.folder.parent.mkdir(parents=True, exist_ok=True)
-    place = [f"name={side.folder.name}", f"runs={literal(str(side.folder.parent))}"]
     threads = {} if core is None else ONE_THREAD
     with _log(side).open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "cramming", verb, *side.overrides, *place],
+            [sys.executable, "-m", "cramming", verb, *side.call.arguments(*OPTIONS[verb])],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

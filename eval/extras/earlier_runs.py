@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cramming.config import UserError, expand_home, shown
-from cramming.data.manifest import MANIFEST, Manifest, corpus_folder
+from cramming.data.manifest import MANIFEST, Manifest
 from cramming.record import is_run, load_record
 from cramming.resume import changed_settings
 
@@ -20,28 +20,30 @@ Difference = tuple[str, Any, Any]  # a setting, its value in the earlier run, an
 
 
 def refuse_other(
-    folders: Mapping[int, Path], settings: Mapping[str, Any], fine_tunes: bool
+    folders: Mapping[int, Path], settings: Mapping[str, Any], corpus: Path, fine_tunes: bool
 ) -> None:
     """Raise UserError for the first of a variant's runs, by seed, that was made with other settings than these."""
     for seed, folder in folders.items():
         if not is_run(folder):
             continue
         record = load_record(folder)
-        now = {**settings, "name": folder.name, "seed": seed}
-        differences = list(_of_training(record, now))
+        now = {**settings, "seed": seed}
+        differences = list(_of_training(record, now, corpus))
         if fine_tunes:
             differences += _of_scores(record, now)
         for name, before, wanted in differences:
             raise UserError(
                 f"{folder}: this run was made with {name}={shown(before)}, and the study has"
-                f" {name}={shown(wanted)}. Give the study another name=, or remove the run."
+                f" {name}={shown(wanted)}. Give the study another --name, or remove the run."
             )
 
 
-def _of_training(record: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[Difference]:
+def _of_training(
+    record: Mapping[str, Any], settings: Mapping[str, Any], folder: Path
+) -> Iterator[Difference]:
     """Yield settings, then the corpora themselves. Where a corpus is the same, its settings may be in other words."""
     corpus, validation = record.get("corpus", {}), settings["train"]["validation_corpus"]
-    corpora = [("corpus", ["data.", "tokenizer."], corpus, corpus_folder(settings))]
+    corpora = [("corpus", ["data.", "tokenizer."], corpus, folder)]
     if validation:
         name = "train.validation_corpus"
         folder = expand_home(validation, name)

@@ -1,7 +1,7 @@
 """`cramming study pipelines`: what asynchronous pipelines cost in loss, and synchronous ones in time.
 
 Every rule of eval/extras/staleness.py trains the same model on the same batches for budget.steps, in this process,
-with each of study.seeds; study.stages stages are simulated, and a step has train.batch_size / train.micro_batch
+with each of --seeds; --stages stages are simulated, and a step has train.batch_size / train.micro_batch
 micro-batches. The decoder has a matrix of its own (a tied one would be of two stages). `study.md` has the losses, and
 for each schedule of cramming/parallel/stages.py the idle share of a step; `study.svg` the losses;
 `time-<schedule>.svg` which rank computes what at which time. The same command again takes the runs that are done from
@@ -19,8 +19,10 @@ import torch
 from cramming import device as devices
 from cramming.config import require
 from cramming.data.batches import PINNED
+from cramming.data.manifest import corpus_folder
 from cramming.engine import DivergedError, build_engine
 from cramming.files import write_atomically
+from cramming.invocation import Invocation
 from cramming.parallel.mesh import Mesh
 from cramming.parallel.stages import ORDERS
 from cramming.parallel.timeline import Slot, bubble, formula, most_kept, timeline
@@ -51,7 +53,13 @@ ANNEALING = 0.25  # share of the steps after which T1 no longer divides the lear
 UNIT, ROW, LEFT = 14, 22, 60  # pixels: of a forward pass, of a rank, of its name
 
 
-def main(settings: Mapping[str, Any], stages: int, seeds: Sequence[int], out: Path) -> None:
+def main(
+    settings: Mapping[str, Any],
+    invocation: Invocation,
+    stages: int,
+    seeds: Sequence[int],
+    out: Path,
+) -> None:
     """Train, or read what is done already, and write the study."""
     settings = {**settings, "model": {**settings["model"], "tie_embeddings": False}}
     config = Config.of(settings)
@@ -78,19 +86,25 @@ def main(settings: Mapping[str, Any], stages: int, seeds: Sequence[int], out: Pa
     )
     require(
         config.model.num_layers >= stages,
-        f"study pipelines: study.stages={stages} is above model.num_layers={config.model.num_layers}; lower it",
+        f"study pipelines: --stages={stages} is above model.num_layers={config.model.num_layers}; lower it",
     )
     sizes = Stages(stages, config.train.batch_size // config.train.rows)
     done: dict[str, list[dict[str, Any]]] = {name: [] for name in RULES}
     for seed in seeds:
         for name, rule in RULES.items():
-            done[name].append(_trained(settings, seed, name, rule, sizes, out))
+            done[name].append(_trained(settings, invocation, seed, name, rule, sizes, out))
         _write(out, done, sizes)
     say(f"{out / 'study.md'}: {len(RULES)} rules with {len(seeds)} seeds")
 
 
 def _trained(
-    settings: Mapping[str, Any], seed: int, name: str, rule: Rule, stages: Stages, out: Path
+    settings: Mapping[str, Any],
+    invocation: Invocation,
+    seed: int,
+    name: str,
+    rule: Rule,
+    stages: Stages,
+    out: Path,
 ) -> dict[str, Any]:
     """The rows of one run and its loss; None for the loss where it diverged."""
     sections = (
@@ -110,19 +124,22 @@ def _trained(
         finite(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {}
     )
     if found.get("recipe") != json.loads(json.dumps(recipe, default=str)):
-        found = finite({"recipe": recipe, **_train({**settings, "seed": seed}, rule, stages)})
+        trained = _train({**settings, "seed": seed}, invocation, rule, stages)
+        found = finite({"recipe": recipe, **trained})
         write_atomically(file, json.dumps(found, default=str))
         loss = found["validation_loss"]
         say(f"{name}, seed {seed}: {'diverged' if loss is None else f'validation loss {loss:.3f}'}")
     return found
 
 
-def _train(settings: Mapping[str, Any], rule: Rule, stages: Stages) -> dict[str, Any]:
+def _train(
+    settings: Mapping[str, Any], invocation: Invocation, rule: Rule, stages: Stages
+) -> dict[str, Any]:
     config = Config.of(settings)
-    data = RunData.open(settings, config, verify=False)
+    data = RunData.open(corpus_folder(settings, invocation.corpora), config, verify=False)
     config = config.replace(model=fit_to_corpus(config.model, data.corpus))
     device, steps, rows = (
-        devices.select(settings["device"]),
+        devices.select(invocation.device),
         int(config.budget.limit),
         config.train.rows,
     )

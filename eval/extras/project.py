@@ -8,14 +8,14 @@ the shorter ones alone. The picture is the cramming paper's figure 1 (Geiping an
 projection knows nothing of what only begins beyond the runs, such as reading the corpus for a second time.
 """
 
-import json
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from json import dumps
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from pydantic import Field
 
-from cramming.config import LocalPath, Positive, Section, UserError, build, expand_home
+from cramming.config import UserError
 from cramming.files import overwrite_atomically, write_atomically
 from cramming.progress import say, use_stderr
 from cramming.record_schema import number
@@ -31,45 +31,42 @@ if TYPE_CHECKING:
 DRAWN = 200  # points of the law's line
 
 
-class ProjectConfig(Section):
-    """Section `project`. The full budget is `exaflops`, or what `hours` give at the longest run's speed."""
+def main(
+    *,
+    path: Path,
+    names: str | None,
+    hours: float,
+    exaflops: float | None,
+    out: Path | None,
+    json: bool,
+) -> None:
+    """Predict the loss of the full budget: `exaflops`, or what `hours` give at the longest run's speed.
 
-    names: list[str] | None
-    hours: Positive
-    exaflops: Positive | None
-    out: LocalPath | None
-    as_json: Annotated[bool, Field(alias="json")]
-
-
-def main(settings: dict[str, Any]) -> None:
-    """The verb `project`."""
-    config = build(ProjectConfig, settings["project"], "project")
-    if config.as_json:
+    `names`, separated by commas: of the runs of one recipe in the folder `path`.
+    """
+    if json:
         use_stderr()
-    folder = expand_home(settings["runs"], "runs")
-    runs = read_runs(folder, config.names)
+    runs = read_runs(path, names.split(",") if names else None)
     shortest, longest = runs.points[0], runs.points[-1]
-    full = config.exaflops or longest.exaflops + longest.speed * (
-        3600 * config.hours - longest.seconds
-    )
+    full = exaflops or longest.exaflops + longest.speed * (3600 * hours - longest.seconds)
     if full < shortest.exaflops:
         raise UserError(
             f"project: a full budget of {max(full, 0.0):.3g} exaflops is below the shortest run's"
-            f" {shortest.exaflops:.3g}; give more with project.hours or project.exaflops"
+            f" {shortest.exaflops:.3g}; give more with --hours or --exaflops"
         )
     losses = project(runs.points, full, lambda point: point.loss)
     if losses is None:
         raise UserError(
-            f"project: losses in {folder} do not fall with compute; train with longer budgets"
+            f"project: losses in {path} do not fall with compute; train with longer budgets"
         )
     scored = [point for point in runs.points if point.score is not None]
     scores = project(scored, full, lambda point: 100 - (point.score or 0.0))
-    out = config.out or folder / "projection"
+    out = out or path / "projection"
     figure = draw(runs.points, losses)
     write_atomically(out / "projection.svg", plots.svg(figure, "projection"))
     overwrite_atomically(out / "projection.png", lambda path: path.write_bytes(plots.png(figure)))
-    if config.as_json:
-        print(json.dumps(projection_words.for_programs(runs, losses, scores)), flush=True)
+    if json:
+        print(dumps(projection_words.for_programs(runs, losses, scores)), flush=True)
     else:
         projection_words.show(runs, losses, scores)
     say(f"pictures: {out / 'projection.svg'} and .png")

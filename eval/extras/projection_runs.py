@@ -81,7 +81,7 @@ def read_runs(folder: Path, names: Sequence[str] | None) -> Runs:
         one, other = (points[0].run for points in recipes[:2])
         raise UserError(
             f"project: {one.label} and {other.label} do not compare, {difference(one.record, other.record)}; name runs"
-            " of one recipe with project.names=[...]"
+            " of one recipe with --names a,b,..."
         )
     most = max((len(budgets_of(points)) for points in recipes), default=0)
     because = f" ({'; '.join(left_out[:SHOWN])})" if left_out else ""

@@ -11,40 +11,32 @@ no study of runs, but of update rules, and has a module of its own (eval/extras/
 
 import math
 import re
+import shlex
 import statistics
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from pydantic import Field, model_validator
+import yaml
 
 from cramming.children import run_process
-from cramming.config import (
-    Count,
-    LocalPath,
-    Section,
-    UserError,
-    build,
-    expand_home,
-    folder_name,
-    require,
-    shown,
-    suggestion,
-)
+from cramming.config import UserError, config_folder, folder_name, require
 from cramming.data.manifest import MANIFEST, corpus_folder
 from cramming.data.task_files import ENTRIES
 from cramming.files import write_atomically
-from cramming.overrides import CHECK, compose, given_overrides
-from cramming.progress import say
+from cramming.invocation import Invocation, whole_numbers
+from cramming.overrides import compose
+from cramming.progress import say, show_table
 from cramming.record import WITHOUT_MODEL, is_run
+from cramming.verbs import OPTIONS
 from eval.extras.earlier_runs import refuse_other
 from eval.report import plots
 from eval.report.ranking import columns_of, trained_row
 from eval.rules.load import Run, load_run
 
-OWN = ("study.", "name=", "seed=", "resume=")  # of the study, not of its runs
 MULTIPLE = re.compile(r"([\w.]+)\*=(.*)")
 HEADER = (
     "variant",
@@ -57,71 +49,74 @@ HEADER = (
 )
 
 
-class StudyConfig(Section):
-    """Section `study`. `variants` has a table for each study: name of a variant -> overrides that it is run with."""
+@dataclass(frozen=True)
+class Study:
+    """A study: `variants` has the overrides of each; runs are named `<name>-<variant>-<seed>`.
 
-    what: str = "vocab"
-    variants: dict[str, dict[str, list[str]]] = Field(default_factory=dict)
-    vocab_sizes: tuple[int, ...] = ()
-    stages: Count = 4
-    seeds: tuple[int, ...] = (0,)
-    glue: bool | None = None
-    out: LocalPath | None = None
+    `invocation`: with the recipe that all runs share. `fine_tunes`: runs are scored as well.
+    """
 
-    @model_validator(mode="after")
-    def _has_runs(self) -> Self:
-        known = sorted({*self.variants, "vocab", "pipelines"})
-        if self.what not in known:
-            raise ValueError(f"what={self.what}: unknown study. {suggestion(self.what, known)}")
-        if not self.seeds:
-            raise ValueError("seeds=[]: nothing to run. Name at least one.")
-        for name, values in {"seeds": self.seeds, "vocab_sizes": self.vocab_sizes}.items():
-            if len(values) != len(set(values)):
-                raise ValueError(f"{name}={shown(values)}: not each once. Leave out what is twice.")
-        return self
+    what: str
+    variants: Mapping[str, Sequence[str]]
+    seeds: Sequence[int]
+    invocation: Invocation
+    fine_tunes: bool
 
-    @property
-    def fine_tunes(self) -> bool:
-        """Whether runs are fine-tuned as well: unless it is set, where their losses are not on one text."""
-        return self.what in ("vocab", "data") if self.glue is None else self.glue
-
-    def overrides_of(self, shared: Sequence[str]) -> dict[str, list[str]]:
-        """Each variant's name and overrides, for runs that all have those of `shared`; UserError for none."""
-        found = {
-            name: self._without_multiples(name, changes, shared)
-            for name, changes in self._table.items()
-        }
-        require(found, f"study: nothing to run: {self.what} has no variants")
-        for name, changes in found.items():
-            folder_name(name, f"study.variants.{self.what}", "runs")
-            forbidden = [one for one in changes if one.lstrip("+").startswith((*OWN, "runs="))]
-            require(
-                not forbidden,
-                f"study.variants.{self.what}.{name}: {' '.join(forbidden)} is for the whole study, not for a variant",
-            )
-        return found
-
-    @property
-    def _table(self) -> dict[str, list[str]]:
-        if self.what == "vocab":
-            return {f"vocab{size}": [f"tokenizer.vocab_size={size}"] for size in self.vocab_sizes}
-        return self.variants[self.what]
+    def of_variant(self, variant: str, seed: int) -> Invocation:
+        """Return the call of a run; UserError names the variant whose overrides are no overrides."""
+        shared = self.invocation
+        changes = self._without_multiples(variant)
+        name = f"{shared.name}-{variant}-{seed}"
+        return replace(shared, name=name, overrides=(*shared.overrides, *changes, f"seed={seed}"))
 
     def composed(self, variant: str, overrides: Sequence[str]) -> dict[str, Any]:
-        """All settings of a variant; a UserError names it."""
+        """Return the recipe of a variant; a UserError names it."""
         try:
             return compose(overrides)
         except UserError as error:
-            raise UserError(f"study.variants.{self.what}.{variant}: {error}") from None
+            raise UserError(f"study {self.what}, variant {variant}: {error}") from None
 
-    def _without_multiples(
-        self, variant: str, changes: Sequence[str], shared: Sequence[str]
-    ) -> list[str]:
-        """Multiples are of what the variant has without them, its own values included."""
-        multiples = [one for one in changes if MULTIPLE.fullmatch(one)]
-        plain = [one for one in changes if one not in multiples]
-        settings = self.composed(variant, [*shared, *plain]) if multiples else {}
-        return plain + [product for one in multiples if (product := multiplied(one, settings))]
+    def _without_multiples(self, variant: str) -> list[str]:
+        """Return the variant's overrides; multiples are of what it has without them, its own values included."""
+        changes = self.variants[variant]
+        multiples = [word for word in changes if MULTIPLE.fullmatch(word)]
+        plain = [word for word in changes if word not in multiples]
+        if not multiples:
+            return plain
+        recipe = self.composed(variant, [*self.invocation.overrides, *plain])
+        for word in multiples:
+            product = multiplied(word, recipe)
+            if product is not None:
+                plain.append(product)
+        return plain
+
+
+def variants_of(what: str, vocab_sizes: str) -> dict[str, list[str]]:
+    """Return the variants of a study: of conf/study, of a YAML file of the user's, or vocabularies of these sizes."""
+    if what == "vocab":
+        sizes = whole_numbers("--vocab-sizes", vocab_sizes)
+        return {f"vocab{size}": [f"tokenizer.vocab_size={size}"] for size in sizes}
+    known = sorted(file.stem for file in (config_folder() / "study").glob("*.yaml"))
+    file = Path(what) if Path(what).suffix else config_folder() / "study" / f"{what}.yaml"
+    names = ", ".join(sorted([*known, "vocab", "pipelines"]))
+    require(
+        file.is_file(), f"study {what}: no such study. Choose one of {names}, or give a YAML file."
+    )
+    table = yaml.safe_load(file.read_text(encoding="utf-8"))
+    require(
+        isinstance(table, dict)
+        and table
+        and all(isinstance(each, list) for each in table.values()),
+        f"{file}: not a table of variants. Write `name: [overrides]` lines.",
+    )
+    variants = {str(name): list(map(str, changes)) for name, changes in table.items()}
+    for name, changes in variants.items():
+        folder_name(name, f"study {what}, variant", "runs")
+        seeds = [word for word in changes if word.lstrip("+").startswith("seed=")]
+        require(
+            not seeds, f"study {what}, variant {name}: {' '.join(seeds)} is an option, --seeds."
+        )
+    return variants
 
 
 def multiplied(override: str, settings: Mapping[str, Any]) -> str | None:
@@ -149,87 +144,98 @@ def multiplied(override: str, settings: Mapping[str, Any]) -> str | None:
     return f"{name}={round(product) if isinstance(value, int) else product}"
 
 
-def main(settings: dict[str, Any]) -> None:
-    """The verb `study`: checks of all verbs first, then run after run; the table is written after each."""
-    config = build(StudyConfig, settings["study"], "study")
-    runs = expand_home(settings["runs"], "runs")
-    out = config.out or runs / f"{settings['name']}-{config.what}-study"
-    shared = shared_overrides(given_overrides())
-    if config.what == "pipelines":
+def main(
+    recipe: dict[str, Any],
+    invocation: Invocation,
+    *,
+    what: str,
+    seeds: str,
+    vocab_sizes: str,
+    stages: int,
+    glue: bool | None,
+    out: Path | None,
+) -> None:
+    """Run the verb `study`: checks of all verbs first, then run after run; the table is written after each."""
+    for word in invocation.overrides:
+        require(
+            not word.lstrip("+").startswith("seed="),
+            f"{word}: each run has a seed of its own. Give --seeds {word.partition('=')[2]}.",
+        )
+    numbers = whole_numbers("--seeds", seeds)
+    title = Path(what).stem
+    out = out or invocation.runs / f"{invocation.name}-{title}-study"
+    if what == "pipelines":
         from eval.extras import pipelines  # it trains in this process, so it needs torch
 
-        if not (corpus_folder(settings) / MANIFEST).is_file():
-            _verb("prepare", shared)
-        pipelines.main(settings, config.stages, config.seeds, out)
+        if not (corpus_folder(recipe, invocation.corpora) / MANIFEST).is_file():
+            _verb("prepare", invocation)
+        pipelines.main(recipe, invocation, stages, numbers, out)
         return
-    variants = config.overrides_of(shared)
-    folders = {
-        v: [runs / f"{settings['name']}-{v}-{seed}" for seed in config.seeds] for v in variants
-    }
-    for variant, changes in variants.items():
-        composed = config.composed(variant, [*shared, *changes])
-        refuse_other(dict(zip(config.seeds, folders[variant])), composed, config.fine_tunes)
-    for variant, changes in variants.items():
+    fine_tunes = what in ("vocab", "data") if glue is None else glue  # losses of several texts
+    study = Study(title, variants_of(what, vocab_sizes), numbers, invocation, fine_tunes)
+    check(study)
+    made: dict[str, list[Run]] = {}
+    for seed in numbers:  # all variants of one seed first: an early stop compares like with like
+        for variant in study.variants:
+            call = study.of_variant(variant, seed)
+            _run(call, fine_tunes)
+            made.setdefault(variant, []).append(load_run(call.run_folder))
+            rows = write(out, title, made)
+    show_table(f"study {title}", HEADER, rows)
+    say(f"{out / 'study.md'}: {len(study.variants)} variants with {len(numbers)} seeds")
+
+
+def check(study: Study) -> None:
+    """Raise UserError for what a verb would refuse in any run of a study, before the first one trains."""
+    for variant in study.variants:
+        calls = {seed: study.of_variant(variant, seed) for seed in study.seeds}
+        first = calls[study.seeds[0]]
+        composed = study.composed(variant, first.overrides)
+        folders = {seed: call.run_folder for seed, call in calls.items()}
+        corpus = corpus_folder(composed, first.corpora)
+        refuse_other(folders, composed, corpus, study.fine_tunes)
         lacking = {
-            verb: folder.name
-            for folder in folders[variant]
-            for verb in _missing(folder, config.fine_tunes)
+            verb: call
+            for call in calls.values()
+            for verb in _missing(call.run_folder, study.fine_tunes)
         }
-        for verb, name in sorted(lacking.items()):
-            _verb(verb, [*shared, *changes, f"name={name}", CHECK])
-    made: dict[str, list[Run]] = {variant: [] for variant in variants}
-    for done, seed in enumerate(
-        config.seeds
-    ):  # all variants of one seed first: an early stop compares like with like
-        for variant, changes in variants.items():
-            _run(folders[variant][done], [*shared, *changes], seed, config.fine_tunes)
-            made[variant].append(load_run(folders[variant][done]))
-            write(out, config.what, {variant: found for variant, found in made.items() if found})
-    say(f"{out / 'study.md'}: {len(variants)} variants with {len(config.seeds)} seeds")
-
-
-def shared_overrides(given: Sequence[str]) -> list[str]:
-    """Those of the single runs; UserError for what the study decides by itself."""
-    for word in given:
-        name, _, value = word.lstrip("+").partition("=")
-        require(
-            name != "seed",
-            f"study: {word}: each run has a seed of study.seeds; give study.seeds=[{value}]",
-        )
-        require(
-            name != "resume", f"study: {word}: the same command goes on by itself; leave it out"
-        )
-    return [word for word in given if not word.lstrip("+").startswith(OWN)]
+        for verb, call in sorted(lacking.items(), key=lambda item: item[0]):
+            _verb(verb, call, "--check")
 
 
 def _missing(folder: Path, glue: bool) -> list[str]:
-    """The verbs that a run still needs. One without a model has no score, and needs none.
+    """Return the verbs that a run still needs. One without a model has no score, and needs none.
 
     Whether all is scored only `glue` itself knows: it keeps what it has and does the rest.
     """
     status = load_run(folder).record.training.status
     if status in WITHOUT_MODEL:
         return []
-    return ([] if status == "finished" else ["prepare", "pretrain"]) + ["glue"] * glue
+    training = [] if status == "finished" else ["prepare", "pretrain"]
+    return [*training, "glue"] if glue else training
 
 
-def _run(folder: Path, overrides: list[str], seed: int, glue: bool) -> None:
+def _run(call: Invocation, glue: bool) -> None:
     """Do what is still missing of one run. One that leaves no model has no score, and the study goes on."""
+    folder = call.run_folder
     for verb in _missing(folder, glue):
         if verb not in _missing(folder, glue):
             return
-        resume = ["resume=true"] if verb == "pretrain" and is_run(folder) else []
-        _verb(verb, [*overrides, f"name={folder.name}", f"seed={seed}", *resume], folder)
+        _verb(verb, replace(call, resume=is_run(folder)), may_end_without_model=True)
 
 
-def _verb(verb: str, overrides: list[str], folder: Path | None = None) -> None:
-    """Run a verb as a process; UserError when it fails, unless the run in `folder` has ended without a model."""
-    say(f"cramming {verb} {' '.join(overrides)}")
-    code = run_process([sys.executable, "-m", "cramming", verb, *overrides])
-    if code and not (folder and load_run(folder).record.training.status in WITHOUT_MODEL):
-        raise UserError(
-            f"study: `cramming {verb}` ended with code {code}; the same command goes on from there"
-        )
+def _verb(verb: str, call: Invocation, *flags: str, may_end_without_model: bool = False) -> None:
+    """Run a verb as a process; UserError when it fails, unless the run may end, and has ended, without a model."""
+    words = [verb, *flags, *call.arguments(*OPTIONS[verb])]
+    say(f"cramming {shlex.join(words)}")
+    code = run_process([sys.executable, "-m", "cramming", *words])
+    if code == 0:
+        return
+    if may_end_without_model and load_run(call.run_folder).record.training.status in WITHOUT_MODEL:
+        return
+    raise UserError(
+        f"study: `cramming {verb}` ended with code {code}. The same command continues the study."
+    )
 
 
 def row_of(variant: str, runs: Sequence[Run]) -> tuple[list[str], list[str]]:
@@ -276,8 +282,8 @@ def _cell(values: Sequence[float], digits: int) -> str:
     return f"{statistics.fmean(values):,.{digits}f}" if values else "–"
 
 
-def write(out: Path, what: str, runs: dict[str, list[Run]]) -> None:
-    """`study.md`, a table of the runs by variant, and `study.svg`, their losses and learning rates."""
+def write(out: Path, what: str, runs: dict[str, list[Run]]) -> list[list[str]]:
+    """Write `study.md`, a table of the runs by variant, and `study.svg`, their losses; returns the table's rows."""
     rows, entries = zip(*(row_of(variant, found) for variant, found in runs.items()))
     every = [run for found in runs.values() for run in found]
     texts = {_validated_on(run) for run in _with_model(every)}
@@ -296,6 +302,7 @@ def write(out: Path, what: str, runs: dict[str, list[Run]]) -> None:
             "Lines are training losses, one for each seed, each of its own objective; circles are validation.",
         ]
     write_atomically(out / "study.md", "\n".join([f"# Study: {what}", "", *lines, "", *notes, ""]))
+    return list(rows)
 
 
 def _validated_on(run: Run) -> tuple[str | None, ...] | None:

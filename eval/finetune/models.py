@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from cramming.config import UserError, expand_home, file_sha256, require
+from cramming.config import UserError, file_sha256, require
 from cramming.device import is_out_of_memory
 from cramming.hub import prepare_hub
 from cramming.model.attention import Packing
@@ -63,10 +63,10 @@ class ModelSource:
 
 def open_model(path: str | Path) -> ModelSource:
     """Describe the model at a folder or under a hub name; UserError where there is none, or none that can be read."""
-    folder = expand_home(path, "model_path")
+    folder = Path(path)
     require(
         not folder.is_file(),
-        f"model_path={path}: is a file, not a folder; give the folder it is in",
+        f"--model={path}: is a file, not a folder; give the folder it is in",
     )
     if not folder.is_dir():
         folder = _download(str(path))
@@ -257,7 +257,7 @@ def _download(name: str) -> Path:
             else "no connection to the hub, and not in the cache"
         )
         raise UserError(
-            f"model_path={name}: no such folder, and {reason}; give a local model folder"
+            f"--model={name}: no such folder, and {reason}; give a local model folder"
         ) from None
     return folder
 

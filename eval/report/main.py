@@ -14,23 +14,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pydantic import field_validator
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from cramming.config import (
-    LocalPath,
-    Section,
-    UserError,
-    build,
-    expand_home,
-    file_sha256,
-    printable,
-)
+from cramming.config import file_sha256, printable, require
 from cramming.data.suites import AVERAGES
 from cramming.files import overwrite_atomically, sweep
 from cramming.progress import say
@@ -41,8 +32,7 @@ from eval.report.entries import verdicts_of
 from eval.report.leaderboard import Board, board_of
 from eval.report.leaderboard_csv import comma_separated
 from eval.report.leaderboard_latex import latex
-from eval.report.page_data import Section as PageSection
-from eval.report.page_data import curve, data_of
+from eval.report.page_data import Section, curve, data_of
 from eval.report.ranking import Row, bars, main_average, rows_of
 from eval.report.render import Figure
 from eval.report.run_page import RunPage, links
@@ -56,73 +46,66 @@ if TYPE_CHECKING:
 MOST_BARS = 40  # of the plot of scores
 
 
-class ReportConfig(Section):
-    """Where the report goes; `duels`: the folder of duels; `repository`: the web address of the code, for links."""
+def main(
+    *, runs: Path, out: Path | None, each_run: bool, duels: Path, repository: str | None
+) -> None:
+    """Write the leaderboard of a folder of runs, and each run's own report; print the table and the page's path.
 
-    out: LocalPath | None
-    each_run: bool
-    duels: LocalPath
-    repository: str | None
-
-    @field_validator("repository")
-    @classmethod
-    def _is_on_the_web(cls, repository: str | None) -> str | None:
-        if repository is not None and not repository.startswith(("https://", "http://")):
-            raise ValueError("not a web address. Give https://...")
-        return repository
-
-
-def main(config: dict[str, Any]) -> None:
-    """Write the leaderboard of `config["runs"]`, and each run's own report; print the table and the page's path."""
-    settings = build(ReportConfig, config["report"], "report")
-    folder, out = expand_home(config["runs"], "runs"), check(config)
+    `duels`: the folder of duels; `repository`: the web address of the code, for links.
+    """
+    is_web = repository is None or repository.startswith(("https://", "http://"))
+    require(is_web, f"--repository={repository}: not a web address. Give https://...")
+    out = out or runs / "report"
+    require(not out.exists() or out.is_dir(), f"--out={out}: is a file. Give a folder.")
     for place in (out, out / "plots"):
         sweep(place, ".*", locked=False)
-    with readers(folder) as run_map:
-        runs = load_runs(folder, run_map)
-    rows = rows_of(runs)
-    sections: list[PageSection] = []
-    for run in runs:
+    with readers(runs) as run_map:
+        found = load_runs(runs, run_map)
+    rows = rows_of(found)
+    sections: list[Section] = []
+    for run in found:
         if run.problem:
             continue
         own_rows = [row for row in rows if row.run is run]
-        sections.append(_section(run, own_rows, settings, out))
-    found = [run for run in runs if settings.each_run and not run.problem and run.folder.is_dir()]
-    if closed := [run.label for run in found if not _takes_pages(run)]:
+        sections.append(_section(run, own_rows, each_run, repository, out))
+    folders = [run for run in found if each_run and not run.problem and run.folder.is_dir()]
+    if closed := [run.label for run in folders if not _takes_pages(run)]:
         say(f"{few(closed, 4)}: these folders can only be read, so they get no report of their own")
-    verdicts = verdicts_of(DuelLog(settings.duels))
+    verdicts = verdicts_of(DuelLog(duels))
     suites = {suite: [row for row in rows if row.suite == suite] for suite in AVERAGES}
     boards = [
-        board_of(mine, runs, verdicts, _score_figure(mine, suite, out))
+        board_of(mine, found, verdicts, _score_figure(mine, suite, out))
         for suite, mine in suites.items()
         if mine
     ]
-    _write_board(out, runs, boards, sections)
+    _write_board(out, found, boards, sections)
     _write(
         out / "leaderboard.csv",
-        comma_separated(rows, [one for found in boards for one in found.ranked_entries]),
+        comma_separated(rows, [entry for board in boards for entry in board.ranked_entries]),
     )
     _write(out / "leaderboard.tex", latex(boards))
-    _print(boards, runs)
+    _print(boards, found)
     say(f"report: {out / 'leaderboard.html'}")
 
 
-def _section(run: Run, rows: Sequence[Row], settings: ReportConfig, out: Path) -> PageSection:
+def _section(
+    run: Run, rows: Sequence[Row], each_run: bool, repository: str | None, out: Path
+) -> Section:
     """Return a run's part of the leaderboard; write its own report, with the same content."""
-    own = run.folder / "report" if settings.each_run and _takes_pages(run) else None
+    own = run.folder / "report" if each_run and _takes_pages(run) else None
     if own is not None:
         _refresh_record(run)
     lines, line = submission_lines(run, own), curve(run.metrics, run.record)
-    page = RunPage(run, rows, lines, links(run, out, settings.repository, own))
+    page = RunPage(run, rows, lines, links(run, out, repository, own))
     html = render.fragment("html", "body.j2", one=page)
     if own:
-        alone = replace(page, links=links(run, own, settings.repository))
-        data = data_of([PageSection(alone, line)])
+        alone = replace(page, links=links(run, own, repository))
+        data = data_of([Section(alone, line)])
         _write(own / "report.md", render.markdown("report.j2", one=alone))
         _write(
             own / "report.html", render.html(run.label, "report.j2", data, one=alone, content=html)
         )
-    return PageSection(page, line, render.fragment("html", "details.j2", one=page, content=html))
+    return Section(page, line, render.fragment("html", "details.j2", one=page, content=html))
 
 
 def _refresh_record(run: Run) -> None:
@@ -138,17 +121,6 @@ def _takes_pages(run: Run) -> bool:
     return run.folder.is_dir() and os.access(
         place if place.is_dir() else run.folder, os.W_OK | os.X_OK
     )
-
-
-def check(config: dict[str, Any]) -> Path:
-    """The folder that the report goes to; UserError for a wrong setting."""
-    out = (
-        build(ReportConfig, config["report"], "report").out
-        or expand_home(config["runs"], "runs") / "report"
-    )
-    if out.exists() and not out.is_dir():
-        raise UserError(f"report.out={out}: is a file; give a folder")
-    return out
 
 
 def _figure(drawing: "Drawing | None", title: str, name: str, out: Path) -> Figure | None:
@@ -210,7 +182,7 @@ def _score_figure(rows: Sequence[Row], suite: str, out: Path) -> Figure | None:
 
 
 def _write_board(
-    out: Path, runs: Sequence[Run], boards: Sequence[Board], sections: Sequence[PageSection]
+    out: Path, runs: Sequence[Run], boards: Sequence[Board], sections: Sequence[Section]
 ) -> None:
     """The leaderboard, from the tables down to the rules."""
     rows = [row for board in boards for row in board.rows]

@@ -72,7 +72,7 @@ class RunPage:
     def runs_setting(self) -> str:
         """What `cramming glue` needs beside the run's name."""
         home = self.run.folder.parent
-        return "" if home.name == "runs" else f" runs={home}"
+        return "" if home.name == "runs" else f" --runs {home}"
 
     @cached_property
     def first(self) -> Row:

@@ -82,7 +82,7 @@ def load_runs(runs: Path, run_map: Map = serial_map) -> list[Run]:
     loaded: list[Run] = run_map(_load, _places(runs))
     if not loaded:
         raise UserError(
-            f"runs={runs}: no run inside. Pretrain or score something first, or give another folder."
+            f"{runs}: no run inside. Pretrain or score something first, or give another folder."
         )
     labels = [run.label for run in loaded]
     named = [_with_unique_label(run, labels) for run in loaded]
@@ -188,4 +188,4 @@ def unscored(folder: Path, record: Record) -> str | None:
     """Return what a run that was trained and is not scored yet still needs; None for any other."""
     if record.training.status != "finished" or record.trained:
         return None
-    return f"no scores yet; `cramming glue name={folder.absolute().name}`"
+    return f"no scores yet; `cramming glue --name {folder.absolute().name}`"

@@ -497,8 +497,6 @@ def setup_follows_recipe(evidence: Evidence) -> Outcome:
     rate = training.peak_learning_rate or 0.0
     if not math.isclose(rate, facts.peak_learning_rate, rel_tol=1e-9):
         problems.append(f"peak learning rate {rate}, by the recipe {facts.peak_learning_rate}")
-    if settings.device not in ("auto", evidence.record.environment.device.kind):
-        problems.append(f"device {evidence.record.environment.device.kind}, not {settings.device}")
     problems += _other_corpora(evidence)
     return all_or(problems, f"{training.parameters} parameters, {training.objective}")
 

@@ -53,7 +53,6 @@ class _Settings(_Given):
     """Sections of a recipe that the rules read."""
 
     seed: int
-    device: str
     budget: _Budget
     train: TrainSettings
     attention: _Attention

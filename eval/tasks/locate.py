@@ -7,12 +7,11 @@ marked (`TaskData.subset`).
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from cramming.config import UserError, require
 from cramming.data.corpus import TASKS as TASK_FOLDER
 from cramming.data.corpus import Corpus, damage
-from cramming.data.manifest import corpus_folder
 from cramming.data.suites import SUITE_OF, SUITES, SourceName, SuiteName
 from cramming.data.task_files import GLUE, Task
 from eval.tasks.datasets import TaskData
@@ -37,9 +36,12 @@ class FoundSuite:
 
 
 def find_suite(
-    source: SourceName, data_dir: Path | None, wanted: Sequence[str] | None, config: dict[str, Any]
+    source: SourceName, data_dir: Path | None, wanted: Sequence[str] | None, corpus: Path
 ) -> FoundSuite:
-    """Where the tasks come from; with `data_dir`, local files. UserError where there are none."""
+    """Return where the tasks come from: local files of `data_dir`, the hub, or those of the run's corpus.
+
+    UserError where there are none.
+    """
     suite = SUITE_OF[source]
     if source == "hub" and data_dir is None:
         table = SUITES[suite].tasks
@@ -47,7 +49,7 @@ def find_suite(
         return FoundSuite(suite, tasks, _others(table, tasks, "not in eval.tasks"), read_hub_task)
     folder, sha256 = data_dir, None
     if source == "embedded":
-        folder = corpus_folder(config) / TASK_FOLDER
+        folder = corpus / TASK_FOLDER
         require(
             folder.is_dir(),
             f"{folder}: no embedded tasks; run `cramming prepare` first, or give eval=glue_sane",

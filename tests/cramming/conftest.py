@@ -11,6 +11,7 @@ from torch import Tensor
 from cramming import checkpoint, launch
 from cramming.config import UserError, choose
 from cramming.engine import Engine, StepStats, build_engine
+from cramming.invocation import Invocation
 from cramming.model.config import ModelConfig
 from cramming.optim.build import OPTIMIZERS
 from cramming.parallel.mesh import Mesh
@@ -115,12 +116,12 @@ def host_reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object
 def start(
     tmp_path: Path, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str]
 ) -> Callable[..., Path]:
-    """`start("name=a", ...)` trains and returns the run folder."""
+    """`start(*overrides, name="a", ...)` trains and returns the run folder."""
 
-    def call(*overrides: str, runs: Path = tmp_path / "runs") -> Path:
-        settings = compose(*tiny_overrides, f"runs={runs}", *overrides)
-        launch.main(settings)
-        return runs / str(settings["name"])
+    def call(*overrides: str, runs: Path = tmp_path / "runs", **options: Any) -> Path:
+        invocation = Invocation(runs=runs, **{"device": "cpu", **options})
+        launch.main(compose(*tiny_overrides, *overrides), invocation)
+        return invocation.run_folder
 
     return call
 
@@ -146,7 +147,10 @@ def unbroken(
 ) -> Path:
     """The run that others are compared with; read-only."""
     runs = tmp_path_factory.mktemp("unbroken")
-    launch.main(compose(*tiny_overrides, f"runs={runs}", "name=a", "checkpoint.every_steps=3"))
+    launch.main(
+        compose(*tiny_overrides, "checkpoint.every_steps=3"),
+        Invocation(runs=runs, name="a", device="cpu"),
+    )
     return runs / "a"
 
 
@@ -181,9 +185,9 @@ def result() -> Callable[[Path], dict[str, Any]]:
 def refused(start: Callable[..., Path]) -> Callable[..., str]:
     """`refused(*overrides)`: the one line in which a run of the name "a" is refused."""
 
-    def call(*overrides: str) -> str:
+    def call(*overrides: str, **options: Any) -> str:
         with pytest.raises(UserError) as caught:
-            start("name=a", *overrides)
+            start(*overrides, **{"name": "a", **options})
         message = str(caught.value)
         assert "\n" not in message
         return message

@@ -30,7 +30,7 @@ def test_an_amd_gpu_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, requeste
     """torch built for ROCm calls its devices cuda."""
     monkeypatch.setattr(torch.version, "hip", "6.4.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(UserError, match=f"device={requested}: .*ROCm.*set device=cpu"):
+    with pytest.raises(UserError, match=f"--device={requested}: .*ROCm.*set --device=cpu"):
         select(requested)
     assert select("cpu").type == "cpu"
 
@@ -95,7 +95,7 @@ def test_training_on_a_cpu_takes_no_memory_of_a_gpu_that_is_there(
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     for name in ("_lazy_init", "get_rng_state", "set_rng_state"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: pytest.fail("a context is made"))
-    start("name=a", "budget.steps=2", "optim=sgd")
+    start("budget.steps=2", "optim=sgd", name="a")
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_the_record_says_where_compiled_code_was_kept_and_whether_there_is_any(
     """FlexAttention and torchao's optimizers compile without `runtime.compile`."""
     monkeypatch.setattr(torch.nn.Module, "compile", lambda *_, **__: None)
     monkeypatch.setattr(device, "compiled_graphs", lambda: 0)
-    run = start("name=a", "budget.steps=1", f"runtime.compile={how}")
+    run = start("budget.steps=1", f"runtime.compile={how}", name="a")
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(run / "compile_cache")
     found = load_record(run)
     assert (found["environment"]["compile_cache"], found["pretrain"]["compiled"]) == (
@@ -334,7 +334,7 @@ def test_the_record_says_where_compiled_code_was_kept_and_whether_there_is_any(
     )
     monkeypatch.setattr(device, "GIVEN_CACHES", {"TORCHINDUCTOR_CACHE_DIR": "/warm"})
     monkeypatch.setattr(device, "compiled_graphs", lambda: 1)
-    found = load_record(start("name=b", "budget.steps=1", f"runtime.compile={how}"))
+    found = load_record(start("budget.steps=1", f"runtime.compile={how}", name="b"))
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/warm"
     assert (found["environment"]["compile_cache"], found["pretrain"]["compiled"]) == ("given", True)
 
@@ -385,12 +385,12 @@ def test_more_variants_than_the_compiler_may_make_end_the_run_in_one_line(
         "automatic_dynamic_shapes": True,
     }
     with config.patch(untouched):
-        start("name=a", "budget.steps=1", "runtime.compile=blocks")
+        start("budget.steps=1", "runtime.compile=blocks", name="a")
         assert config.recompile_limit >= 32
         monkeypatch.setattr(device, "MAX_VARIANTS", 1)
         torch.compiler.reset()
         with pytest.raises(UserError, match=r"runtime\.compile=blocks: more than .* variants"):
-            start("name=b", "budget.steps=1", "runtime.compile=blocks")
+            start("budget.steps=1", "runtime.compile=blocks", name="b")
     torch.compiler.reset()
 
 

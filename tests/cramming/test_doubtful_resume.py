@@ -10,6 +10,7 @@ import pytest
 from cramming import checkpoint, device, launch, pretrain
 from cramming.config import UserError
 from cramming.engine import Engine
+from cramming.invocation import Invocation
 from cramming.record import load_record
 from cramming.runlog import RUN_LOG, Resume, read_log, training_of
 from tests.conftest import before_step
@@ -35,7 +36,7 @@ def crashed_once(
     runs = tmp_path_factory.mktemp("crashed")
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Crash):
         before_step(patch, 9, crash)
-        launch.main(compose(*tiny_overrides, f"runs={runs}", "name=a", EVERY))
+        launch.main(compose(*tiny_overrides, EVERY), Invocation(runs=runs, name="a", device="cpu"))
     return runs / "a"
 
 
@@ -53,7 +54,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 def test_an_honest_resume_names_its_checkpoint(
     start: Start, crashed: Path, unbroken: Path, result: Result
 ) -> None:
-    assert result(start("name=a", "resume=true", EVERY)) == result(unbroken)
+    assert result(start(EVERY, name="a", resume=True)) == result(unbroken)
     entries = read_log(crashed / RUN_LOG)
     (resumed,) = [entry.event for entry in entries if isinstance(entry.event, Resume)]
     assert resumed.steps == 6
@@ -64,13 +65,13 @@ def test_the_place_of_compiled_code_of_each_process_stays_on_record(
     start: Start, crashed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device, "GIVEN_CACHES", {"TORCHINDUCTOR_CACHE_DIR": "/warm"})
-    record = load_record(start("name=a", "resume=true", EVERY))
+    record = load_record(start(EVERY, name="a", resume=True))
     processes = (record["environment"], *record["resumed"])
     assert [process["compile_cache"] for process in processes] == ["own", "given"]
 
 
 def test_the_open_division_once_claimed_stays(start: Start, crashed: Path) -> None:
-    start("name=a", "resume=true", EVERY, "division=open")
+    start(EVERY, "division=open", name="a", resume=True)
     assert load_record(crashed)["division_requested"] == "open"
 
 
@@ -85,25 +86,25 @@ def test_a_log_that_is_lost_or_cut_short_gives_no_time_back(
     if lines is not None:
         log.write_text("".join(content[:lines]))
     before = contents(crashed)
-    assert RUN_LOG in refused("resume=true", EVERY)
+    assert RUN_LOG in refused(EVERY, resume=True)
     assert contents(crashed) == before
     if not lines:  # then the record alone shows that there was a log
         shutil.rmtree(crashed / "checkpoints")
-        assert RUN_LOG in refused("resume=true", EVERY)
+        assert RUN_LOG in refused(EVERY, resume=True)
 
 
 def test_another_runs_log(crashed: Path, unbroken: Path, refused: Refused) -> None:
     log = (unbroken / RUN_LOG).read_text().splitlines(keepends=True)
     at = next(n for n, line in enumerate(log) if '"checkpoint"' in line and '"step":9' in line)
     (crashed / RUN_LOG).write_text("".join(log[: at + 1]))
-    assert "no checkpoint there is as it was saved" in refused("resume=true", EVERY)
+    assert "no checkpoint there is as it was saved" in refused(EVERY, resume=True)
 
 
 def test_a_later_checkpoint_of_another_run_is_refused(
     crashed: Path, unbroken: Path, refused: Refused
 ) -> None:
     shutil.copy(unbroken / "checkpoints" / "step-00000012.pt", crashed / "checkpoints")
-    assert "a checkpoint of step 12" in refused("resume=true", EVERY)
+    assert "a checkpoint of step 12" in refused(EVERY, resume=True)
 
 
 def test_another_runs_checkpoint_under_the_number_of_ours_is_not_taken(
@@ -111,7 +112,7 @@ def test_another_runs_checkpoint_under_the_number_of_ours_is_not_taken(
 ) -> None:
     foreign = unbroken / "checkpoints" / "step-00000012.pt"
     shutil.copy(foreign, crashed / "checkpoints" / "step-00000006.pt")
-    assert result(start("name=a", "resume=true", EVERY)) == result(unbroken)
+    assert result(start(EVERY, name="a", resume=True)) == result(unbroken)
     (resumed,) = [
         entry.event for entry in read_log(crashed / RUN_LOG) if isinstance(entry.event, Resume)
     ]
@@ -119,7 +120,7 @@ def test_another_runs_checkpoint_under_the_number_of_ours_is_not_taken(
 
 
 def test_another_limit_than_the_processes_before(crashed: Path, refused: Refused) -> None:
-    assert "budget.steps" in refused("resume=true", EVERY, "budget.steps=50")
+    assert "budget.steps" in refused(EVERY, "budget.steps=50", resume=True)
 
 
 class TestEnded:
@@ -130,7 +131,7 @@ class TestEnded:
         """Killed after the end, before the model was exported."""
         with monkeypatch.context() as patch, pytest.raises(Crash):
             patch.setattr(pretrain, "finish", crash)
-            start("name=a", EVERY)
+            start(EVERY, name="a")
         return tmp_path / "runs" / "a"
 
     def test_a_resume_exports_its_model_and_trains_no_more(
@@ -143,7 +144,7 @@ class TestEnded:
     ) -> None:
         assert load_record(ended)["pretrain"]["status"] == "running"
         monkeypatch.setattr(Engine, "forward_backward", lambda *_, **__: pytest.fail("it trained"))
-        assert result(start("name=a", "resume=true", EVERY)) == result(unbroken)
+        assert result(start(EVERY, name="a", resume=True)) == result(unbroken)
         kinds = [entry.event.event for entry in read_log(ended / RUN_LOG)]
         assert kinds[-3:] == ["end", "validation", "exported"]
 
@@ -151,9 +152,9 @@ class TestEnded:
         self, ended: Path, refused: Refused
     ) -> None:
         (ended / "checkpoints" / "step-00000012.pt").unlink()
-        assert "no checkpoint there is as it was saved" in refused("resume=true", EVERY)
+        assert "no checkpoint there is as it was saved" in refused(EVERY, resume=True)
         shutil.rmtree(ended / "checkpoints")
-        assert "its last checkpoint is gone" in refused("resume=true", EVERY)
+        assert "its last checkpoint is gone" in refused(EVERY, resume=True)
 
 
 @pytest.mark.usefixtures("each_saver")
@@ -175,4 +176,4 @@ def test_a_run_has_ended_once_its_last_checkpoint_is_saved(
         assert refused() == "no room"
     (process,) = load_record(tmp_path / "runs" / "a")["pretrain"]["budget"]["processes"]
     assert process["ended"] == "failed"
-    assert result(start("name=a", "resume=true")) == result(unbroken)
+    assert result(start(name="a", resume=True)) == result(unbroken)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from cramming import launch
+from cramming.invocation import Invocation
 from cramming.record import load_record, write_record
 from cramming.runlog import RUN_LOG, read_log, training_of
 from tests.faults import Crash, dying_at
@@ -19,8 +20,11 @@ SHORT = ["budget.steps=4", "checkpoint.every_steps=2", "checkpoint.keep_at=[0.5]
 def train(compose: Callable[..., dict[str, Any]], tiny_overrides: list[str]) -> Callable[..., Path]:
     """`train(runs, ...)` trains the run `a` in the folder `runs`."""
 
-    def call(runs: Path, *overrides: str) -> Path:
-        launch.main(compose(*tiny_overrides, *SHORT, f"runs={runs}", "name=a", *overrides))
+    def call(runs: Path, *overrides: str, resume: bool = False) -> Path:
+        launch.main(
+            compose(*tiny_overrides, *SHORT, *overrides),
+            Invocation(runs=runs, name="a", device="cpu", resume=resume),
+        )
         return runs / "a"
 
     return call
@@ -48,7 +52,7 @@ def die_and_resume(train: Callable[..., Path], runs: Path, crash_at: int) -> Pat
         status = load_record(runs / "a")["pretrain"]["status"]
     except (OSError, ValueError):
         status = "none"
-    run = train(runs, "resume=true")
+    run = train(runs, resume=True)
     write_record(run)
     if status != "finished":
         assert training_of(read_log(run / RUN_LOG)).spent_seconds >= charged
@@ -96,9 +100,9 @@ def test_killed_at_every_operation_of_a_resume(
             train(runs)
         try:
             with dying_at(runs, crash_at):
-                train(runs, "resume=true")
+                train(runs, resume=True)
         except Crash:
-            check(train(runs, "resume=true"), whole, result)
+            check(train(runs, resume=True), whole, result)
         else:
             break
     assert crash_at > 20

@@ -125,7 +125,7 @@ def test_auto_lowers_the_residual_stream_on_a_gpu_with_products_in_bf16(
 def test_the_record_has_the_residual_stream_that_was_in_force(
     start: Callable[..., Path], residual: str, resolved: str
 ) -> None:
-    run = start("name=a", "budget.steps=1", "precision=bf16", f"precision.residual={residual}")
+    run = start("budget.steps=1", "precision=bf16", f"precision.residual={residual}", name="a")
     assert load_record(run)["pretrain"]["residual"] == resolved
 
 

@@ -7,6 +7,7 @@ refused in test_refusals.py; what needs a process of its own (kill -9, the time 
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from cramming import launch, progress
 from cramming.config import UserError
 from cramming.data.batches import Batch
 from cramming.engine import Engine
+from cramming.invocation import Invocation
 from cramming.record import load_metrics, load_record
 from cramming.runlog import RUN_LOG, read_log, training_of
 
@@ -63,7 +65,7 @@ def test_a_run_learns_and_leaves_everything_behind(unbroken: Path, losses: Losse
 def test_the_logs_last_row_has_all_of_the_last_validation(start: Start, unbroken: Path) -> None:
     for run, kind in (
         (unbroken, ""),
-        (start("name=a", "objective=rtd", "budget.steps=2"), "replaced_token_"),
+        (start("objective=rtd", "budget.steps=2", name="a"), "replaced_token_"),
     ):
         validation, last = load_record(run)["pretrain"]["validation"], load_metrics(run)[-1]
         assert validation[f"{kind}loss"] == last[f"validation_{kind}loss"]
@@ -82,13 +84,13 @@ def test_each_phase_of_the_objective_has_its_own_number_of_targets(
         return original(self, batches, *rest)
 
     monkeypatch.setattr(Engine, "forward_backward", noted)
-    run = start("name=a", "objective.phases=[{at: 0.5, rate: 0.15}, {at: 0.75, rate: 0.05}]")
+    run = start("objective.phases=[{at: 0.5, rate: 0.15}, {at: 0.75, rate: 0.05}]", name="a")
     assert seen == [[4 * 8] * 2] * 6 + [[4 * 5] * 2] * 3 + [[4 * 2] * 2] * 3
     found, without = (load_record(folder)["pretrain"] for folder in (run, unbroken))
     assert found["validation"]["targets"] == without["validation"]["targets"]
     assert without["exaflops"] > found["exaflops"] > without["exaflops"] / 2
     as_many = start(
-        "name=b", "objective.phases=[{at: 0.3, rate: 0.26}]", "checkpoint.every_steps=3"
+        "objective.phases=[{at: 0.3, rate: 0.26}]", "checkpoint.every_steps=3", name="b"
     )
     assert result(as_many) == {**result(unbroken), "exaflops": result(as_many)["exaflops"]}
 
@@ -104,7 +106,7 @@ def test_a_causal_phase_is_on_record_and_comes_before_masks(
         return original(self, batches, *rest)
 
     monkeypatch.setattr(Engine, "forward_backward", noted)
-    run = start("name=a", "objective=causal-then-mlm")
+    run = start("objective=causal-then-mlm", name="a")
     assert seen == [[(4 * 8, True)] * 2] * 5 + [[(4 * 8, False)] * 2] * 7
     found, without = (load_record(folder)["pretrain"] for folder in (run, unbroken))
     assert (found["objective"], without["objective"]) == ("causal, then mlm", "mlm")
@@ -124,7 +126,7 @@ def test_special_tokens_spelled_otherwise_reach_the_exported_tokenizer(
 ) -> None:
     """As in the cramming paper's own corpus: it must not end in an error after the training."""
     corpus = make_corpus(tmp_path / "corpus", spelling="<pad>")
-    run = start("name=a", "budget.steps=2", f"data.corpus={corpus}")
+    run = start("budget.steps=2", f"data.corpus={corpus}", name="a")
     saved = json.loads((run / "final" / "special_tokens_map.json").read_text())
     assert (saved["pad_token"], saved["mask_token"]) == ("<pad>", "<mask>")
 
@@ -136,17 +138,17 @@ def test_files_that_the_run_did_not_make_outlive_a_budget_without_a_step(
     folder.mkdir(parents=True)
     (folder / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match="not one step"):
-        start("name=a", *TOKENS, "budget.tokens=10")
+        start(*TOKENS, "budget.tokens=10", name="a")
     assert (folder / "notes.txt").read_text() == "mine"
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(
     start: Start, unbroken: Path, losses: Losses, result: Result
 ) -> None:
-    again = start("name=a", "checkpoint.every_steps=5")  # when it saves must not matter
+    again = start("checkpoint.every_steps=5", name="a")  # when it saves must not matter
     assert losses(again) == losses(unbroken)
     assert result(again) == result(unbroken)
-    other = start("name=b", "seed=1", "budget.steps=2")
+    other = start("seed=1", "budget.steps=2", name="b")
     assert losses(other)[0] != losses(unbroken)[0]
 
 
@@ -162,15 +164,16 @@ def test_a_run_says_at_its_start_what_keeps_it_out_of_the_closed_division(
         seen.append(record)
         return ["R20: dirty", "R12: no license"]
 
-    overrides = [*tiny_overrides, f"runs={tmp_path}", "budget.steps=1"]
-    launch.main(compose(*overrides, "name=a"), judge)
+    overrides = [*tiny_overrides, "budget.steps=1", "division=closed"]
+    here = Invocation(runs=tmp_path, device="cpu")
+    launch.main(compose(*overrides), replace(here, name="a"), judge)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
     assert len(lines) == 2 and lines[0].endswith("R20: dirty") and "division=open" in lines[0]
     (record,) = seen
     assert {"environment", "corpus", "config"} <= record.keys() and record["pretrain"][
         "devices"
     ] == 1
-    launch.main(compose(*overrides, "name=b", "division=open"), judge)
+    launch.main(compose(*overrides, "division=open"), replace(here, name="b"), judge)
     assert "warning" not in capsys.readouterr().out and len(seen) == 1
 
 
@@ -183,7 +186,11 @@ def test_what_is_judged_at_the_start_is_the_whole_budget_of_time(
 
     overrides = [override for override in tiny_overrides if not override.startswith("budget.")]
     with pytest.raises(UserError, match="90000 seconds"):
-        launch.main(compose(*overrides, f"runs={tmp_path}", f"budget.{limit}"), judge)
+        launch.main(
+            compose(*overrides, "division=closed", f"budget.{limit}"),
+            Invocation(runs=tmp_path, device="cpu"),
+            judge,
+        )
 
 
 def test_another_corpus_can_be_what_is_validated_on(
@@ -194,10 +201,10 @@ def test_another_corpus_can_be_what_is_validated_on(
         make_corpus(tmp_path / "other", seed=1),
         make_corpus(tmp_path / "foreign", spelling="<pad>"),
     )
-    assert losses(start("name=a", f"train.validation_corpus={other}")) == losses(unbroken)
-    theirs = start("name=b", f"data.corpus={other}", "budget.steps=1")
-    ours = start("name=c", f"train.validation_corpus={other}", "budget.steps=1")
-    same, own = load_record(ours), start("name=d", "budget.steps=1")
+    assert losses(start(f"train.validation_corpus={other}", name="a")) == losses(unbroken)
+    theirs = start(f"data.corpus={other}", "budget.steps=1", name="b")
+    ours = start(f"train.validation_corpus={other}", "budget.steps=1", name="c")
+    same, own = load_record(ours), start("budget.steps=1", name="d")
     assert same["pretrain"]["validation"] == load_record(theirs)["pretrain"]["validation"]
     assert same["pretrain"]["validation"] != load_record(own)["pretrain"]["validation"]
     assert same["corpus"]["validation"] == {
@@ -208,9 +215,9 @@ def test_another_corpus_can_be_what_is_validated_on(
         UserError,
         match=r"validation_corpus=.*foreign: it has another tokenizer .* tokenizer\.path=",
     ):
-        start("name=e", f"train.validation_corpus={foreign}")
+        start(f"train.validation_corpus={foreign}", name="e")
     with pytest.raises(UserError, match=r"validation_corpus=.*nowhere: no corpus there"):
-        start("name=e", f"train.validation_corpus={tmp_path / 'nowhere'}")
+        start(f"train.validation_corpus={tmp_path / 'nowhere'}", name="e")
 
 
 @pytest.mark.parametrize(
@@ -219,7 +226,7 @@ def test_another_corpus_can_be_what_is_validated_on(
 )
 def test_a_diverged_run_is_no_result(start: Start, tmp_path: Path, steps: int, says: str) -> None:
     with pytest.raises(UserError, match=says):
-        start("name=a", "optim.lr=1e30", "train.validations=0", f"budget.steps={steps}")
+        start("optim.lr=1e30", "train.validations=0", f"budget.steps={steps}", name="a")
     section = load_record(tmp_path / "runs" / "a")["pretrain"]
     assert (
         section["status"] == "diverged"
@@ -229,7 +236,7 @@ def test_a_diverged_run_is_no_result(start: Start, tmp_path: Path, steps: int, s
     assert not (tmp_path / "runs" / "a" / "final").exists()
     before = (tmp_path / "runs" / "a" / "record.json").read_bytes()
     with pytest.raises(UserError, match=r"diverged.*Give another name"):
-        start("name=a")
+        start(name="a")
     assert (tmp_path / "runs" / "a" / "record.json").read_bytes() == before
 
 
@@ -245,7 +252,7 @@ def test_a_diverged_run_is_no_result(start: Start, tmp_path: Path, steps: int, s
 def test_memory_settings_do_not_change_a_bit(
     start: Start, unbroken: Path, setting: str, result: Result
 ) -> None:
-    assert result(start("name=a", setting)) == result(unbroken)
+    assert result(start(setting, name="a")) == result(unbroken)
 
 
 def test_an_automatic_micro_batch_is_recorded_and_changes_nothing(
@@ -253,8 +260,8 @@ def test_an_automatic_micro_batch_is_recorded_and_changes_nothing(
 ) -> None:
     """Here the whole batch of 8 fits: the same run, bit for bit, as with that number given."""
     run, given = (
-        start("name=auto", "train.micro_batch=auto"),
-        start("name=m8", "train.micro_batch=8"),
+        start("train.micro_batch=auto", name="auto"),
+        start("train.micro_batch=8", name="m8"),
     )
     assert result(run) == result(given)
     section = load_record(run)["pretrain"]
@@ -276,7 +283,7 @@ def test_an_automatic_micro_batch_is_recorded_and_changes_nothing(
 def test_budgets_in_tokens_and_steps_are_never_passed(
     start: Start, budget: list[str], steps: int
 ) -> None:
-    section = load_record(start("name=a", *budget))["pretrain"]
+    section = load_record(start(*budget, name="a"))["pretrain"]
     assert section["steps"] == steps
     assert section["tokens"] == steps * 8 * 32
     assert section["budget"]["spent"] <= section["budget"]["limit"]
@@ -286,7 +293,7 @@ def test_the_progress_line_has_speed_and_learning_rate(
     start: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "LOG_EVERY_SECONDS", 0.0)
-    start("name=a", "optim.lr=1e-3", "schedule=constant", "schedule.warmup=0", "budget.steps=2")
+    start("optim.lr=1e-3", "schedule=constant", "schedule.warmup=0", "budget.steps=2", name="a")
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("pretrain: ")]
     assert re.search(r"step 1, loss \d+\.\d\d, \S+ tokens/s, lr 0\.001$", said[0]), said
 
@@ -301,7 +308,7 @@ def test_a_validation_that_leaves_no_time_for_a_step_is_left_out(
     """The first of two is due at half the budget and would take longer than the rest of it."""
     monkeypatch.setattr("cramming.budget.Pace.validation_seconds", lambda *_: 1e6)
     monkeypatch.setattr("cramming.budget.BudgetClock.seconds_left", lambda *_: 40.0)
-    run = start("name=a")
+    run = start(name="a")
     said = capsys.readouterr().out
     assert (
         "no validation, which would take about 1000000 s of the 40 s left (train.validations"

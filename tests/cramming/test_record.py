@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from cramming.config import UserError
+from cramming.invocation import Invocation
 from cramming.record import (
     finite,
     load_record,
     refuse_finished_run,
-    run_folder,
     run_lock,
     write_record,
 )
@@ -22,21 +22,13 @@ from cramming.resume import changed_settings
 from cramming.runlog import RUN_LOG, EventLog, ExternalModel
 
 SETTINGS: dict[str, Any] = {
-    "name": "a",
     "seed": 0,
-    "resume": False,
-    "runs": "runs",
-    "corpora": "corpora",
     "division": "closed",
     "model": {"hidden_size": 32, "betas": [0.9, 0.95]},
     "budget": {"hours": 1.0},
     "eval": {"seeds": 3},
     "checkpoint": {"every_steps": None},
-    "report": {"title": "x"},
     "forced": [],
-    "bench": {"out": "bench"},
-    "plan": {"json": None},
-    "inspect": {"document": None},
     "data": {"workers": None, "source": "embedded"},
     "parallel": {"name": "zero2"},
 }
@@ -52,13 +44,13 @@ def changed(**sections: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["a", "first-try_2.1", "lr=1e-3,b", "größe"])
 def test_names_that_become_folders(tmp_path: Path, name: str) -> None:
-    assert run_folder({"name": name, "runs": str(tmp_path)}) == tmp_path / name
+    assert Invocation(name, tmp_path).run_folder == tmp_path / name
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "a\nb", "-a", "~", "report"])
 def test_names_that_do_not(tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError, match="name=") as caught:
-        run_folder({"name": name, "runs": str(tmp_path)})
+        assert Invocation(name, tmp_path).run_folder
     assert "\n" not in str(caught.value)
 
 
@@ -115,29 +107,26 @@ def test_logs_that_cannot_be_read(tmp_path: Path, content: str | None) -> None:
 class TestRestart:
     """Starting under a name that has a run."""
 
-    def settings(self, runs: Path, *, resume: bool) -> dict[str, Any]:
-        return {"name": "a", "runs": str(runs), "resume": resume}
-
     def test_a_finished_run_is_never_trained_again(self, unbroken: Path) -> None:
         runs = unbroken.parent
         with pytest.raises(UserError, match="already has a finished run"):
-            refuse_finished_run(self.settings(runs, resume=False))
-        assert refuse_finished_run(self.settings(runs, resume=True)) is True
+            refuse_finished_run(Invocation("a", runs))
+        assert refuse_finished_run(Invocation("a", runs, resume=True)) is True
 
     def test_the_name_of_a_scored_model_stays_its_own(self, tmp_path: Path) -> None:
         (tmp_path / "a").mkdir()
         log = EventLog(tmp_path / "a" / RUN_LOG)
         versions = {"suite_version": "1", "rules_version": "7", "division": "open"}
         versions["time"] = "2030-01-01T00:00:00+00:00"
-        log.append(ExternalModel(recipe={"model_path": "bert"}, environment={}, **versions))
+        log.append(ExternalModel(name="a", model="bert", recipe={}, environment={}, **versions))
         log.close()
         for resume in (False, True):
-            with pytest.raises(UserError, match="model_path=bert"):
-                refuse_finished_run(self.settings(tmp_path, resume=resume))
+            with pytest.raises(UserError, match="the model bert"):
+                refuse_finished_run(Invocation("a", tmp_path, resume=resume))
 
     def test_a_new_name_is_free(self, tmp_path: Path) -> None:
         for resume in (False, True):
-            assert refuse_finished_run(self.settings(tmp_path, resume=resume)) is False
+            assert refuse_finished_run(Invocation("a", tmp_path, resume=resume)) is False
 
 
 @pytest.mark.parametrize(
@@ -163,14 +152,11 @@ def test_a_resume_with_other_settings_names_the_first(changes: dict[str, Any], n
 def test_places_and_what_comes_after_the_training_may_change() -> None:
     after = {
         "eval": {"seeds": 5},
-        "bench": {"out": "x"},
-        "plan": {"json": "x"},
-        "inspect": {"document": 3},
         "data": {"workers": 4},
         "checkpoint": {"every_steps": 3},
         "parallel": {"name": "ddp", "compression": {"name": "none"}},
     }
-    settings = changed(resume=True, runs="elsewhere", forced=["sdpa"], **after)
+    settings = changed(forced=["sdpa"], **after)
     assert not list(changed_settings(SETTINGS, settings))
 
 

@@ -17,6 +17,7 @@ from cramming import launch, replay, train_state
 from cramming.checkpoint import read
 from cramming.config import UserError, file_sha256
 from cramming.engine import Engine
+from cramming.invocation import Invocation
 from cramming.record import load_record
 from cramming.replay import Interval, RecordedRun, Replay
 from cramming.runlog import Saved
@@ -32,7 +33,8 @@ KEPT = [
     "train.log_every=3",
     "train.validation_tokens=128",
 ]
-EVERYTHING = ["replay.intervals=all", "replay.json=true"]
+EVERYTHING = {"intervals": "all", "seed": None, "json": True}
+HERE = Invocation(device="cpu")
 
 
 @pytest.fixture
@@ -43,7 +45,7 @@ def replayed(compose: Compose, capsys: pytest.CaptureFixture[str]) -> Callable[.
         capsys.readouterr()
         code = 0
         try:
-            replay.main(compose("device=cpu", f"replay.run={run}", *EVERYTHING, *overrides))
+            replay.main(compose(*overrides), HERE, path=run, **EVERYTHING)
         except SystemExit as ended:
             code = int(str(ended.code))
         result = json.loads(capsys.readouterr().out)
@@ -92,8 +94,8 @@ def test_an_honest_run_that_was_stopped_and_resumed_gives_the_same_bits(
     """Stopped within an interval, with all that a checkpoint holds."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
         stop_in_step(patch, 5)
-        start("name=a", *KEPT, *settings)
-    run = start("name=a", "resume=true", *KEPT, *settings)
+        start(*KEPT, *settings, name="a")
+    run = start(*KEPT, *settings, name="a", resume=True)
     assert [saved.steps for saved in RecordedRun.read(run).checkpoints] == [0, 2, 4, 5, 6, 8]
     assert replayed(run) == []
 
@@ -102,7 +104,7 @@ def test_a_budget_of_time_is_repeated_at_the_progress_of_its_steps(
     start: Start, replayed: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cramming.budget.process_age_seconds", lambda: 0.0)
-    run = start("name=a", *KEPT, "budget.steps=null", "budget.minutes=0.03", "schedule=triangle")
+    run = start(*KEPT, "budget.steps=null", "budget.minutes=0.03", "schedule=triangle", name="a")
     recorded = RecordedRun.read(run)
     assert 3 <= len(recorded.intervals) <= recorded.last
     assert replayed(run) == []
@@ -116,8 +118,8 @@ def test_a_run_without_kept_checkpoints_is_replayed_from_its_seed(
 
 
 def test_what_is_kept_stays_and_changes_no_number(start: Start) -> None:
-    kept = start("name=a", *KEPT, "checkpoint.every_steps=1")
-    plain = start("name=b", *KEPT, "checkpoint.keep_at=[]")
+    kept = start(*KEPT, "checkpoint.every_steps=1", name="a")
+    plain = start(*KEPT, "checkpoint.keep_at=[]", name="b")
     names = [f"kept-0000000{step}.pt" for step in (0, 2, 4, 6)]
     names += [f"step-0000000{step}.pt" for step in (7, 8)]
     assert sorted(path.name for path in (kept / "checkpoints").iterdir()) == names
@@ -137,8 +139,8 @@ def test_a_validation_that_a_crash_threw_away_is_not_held_against_the_run(
     settings = ["budget.steps=null", compute, "train.log_every=4", "checkpoint.every_steps=4"]
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         before_step(patch, 8, crash)
-        start("name=a", *settings)
-    run = start("name=a", "resume=true", *settings)
+        start(*settings, name="a")
+    run = start(*settings, name="a", resume=True)
     assert [event["event"] for event in events_of(run)].count("validation") == 2
     assert list(RecordedRun.read(run).validations) == [RecordedRun.read(run).last] == [9]
     assert replayed(run) == []
@@ -186,8 +188,9 @@ def honest(
     def call(*overrides: str) -> Path:
         if overrides not in made:
             name = f"run{len(made)}"
-            settings = compose(*tiny_overrides, *KEPT, f"runs={runs}", f"name={name}", *overrides)
-            launch.main(settings)
+            launch.main(
+                compose(*tiny_overrides, *KEPT, *overrides), Invocation(name, runs, device="cpu")
+            )
             made[overrides] = runs / name
         return made[overrides]
 
@@ -375,7 +378,7 @@ def test_a_log_without_all_its_steps_is_refused(
     shutil.copytree(honest(), run)
     without_steps(run, 3)
     with pytest.raises(UserError, match="does not have each step"):
-        replay.main(compose("device=cpu", f"replay.run={run}"))
+        replay.main(compose(), HERE, path=run, **EVERYTHING)
 
 
 @pytest.mark.parametrize("how", ["pretrained", "other data"])
@@ -401,9 +404,9 @@ def test_a_run_that_continued_honestly_from_what_was_smuggled_in_is_named(
 
         with monkeypatch.context() as patch:
             patch.setattr(train_state, "start_engine", start_engine)
-            run = start("name=a", *KEPT)
+            run = start(*KEPT, name="a")
     else:
-        run = start("name=a", *KEPT, f"data.corpus={make_corpus(tmp_path / 'other', seed=1)}")
+        run = start(*KEPT, f"data.corpus={make_corpus(tmp_path / 'other', seed=1)}", name="a")
         (claimed,) = [event for event in events_of(honest()) if event["event"] == "setup"]
         names = ("corpus", "manifest_sha256", "windows")
         forge(run, lambda event: event.update({n: claimed[n] for n in names}), "setup")
@@ -419,10 +422,10 @@ def test_smuggled_at_a_quarter_and_trained_on_from_there(
     """
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
         stop_in_step(patch, 2)
-        start("name=a", *KEPT)
+        start(*KEPT, name="a")
     run = tmp_path / "runs" / "a"
     smuggle(run, 2, honest(*LONG), 18)
-    run = start("name=a", "resume=true", *KEPT)
+    run = start(*KEPT, name="a", resume=True)
     (problem,) = replayed(run)
     assert "from the seed" in problem and "00000002.pt" in problem
 
@@ -445,9 +448,9 @@ def test_weights_swapped_in_during_training_are_named_by_the_interval_that_cover
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Engine, "forward_backward", swapped)
-        run = start("name=a", *KEPT)
+        run = start(*KEPT, name="a")
     recorded = RecordedRun.read(run)
-    prepared = Replay.of(recorded, compose("device=cpu"))
+    prepared = Replay.of(recorded, compose(), HERE)
     named = {}
     for interval in recorded.intervals:
         named[interval] = bool(prepared.outcome(interval).problems)
@@ -495,7 +498,7 @@ def test_elsewhere_too_each_loss_of_the_last_validation_is_compared(
                 event[name] *= factor
 
         forge(run, edit, "validation")
-        (outcome,) = Replay.of(RecordedRun.read(run), compose("device=cpu")).end()
+        (outcome,) = Replay.of(RecordedRun.read(run), compose(), HERE).end()
         assert outcome.allowed > 0 and len(outcome.problems) == problems, outcome.problems
 
 
@@ -509,7 +512,7 @@ def test_the_repetitions_that_a_tolerance_is_made_of_differ_in_every_step(
     run = tmp_path / "a"
     shutil.copytree(honest(), run)
     change_environment(run, threads=7)
-    repeating = Replay.of(RecordedRun.read(run), compose("device=cpu", where))
+    repeating = Replay.of(RecordedRun.read(run), compose(where), HERE)
     repeating = replace(repeating, rounding=1e-2)
     once, twin = (repeating.repeat(Interval(None, 1, 3, None), number) for number in range(2))
     assert all(a != b for a, b in zip(once.losses, twin.losses, strict=True))
@@ -564,7 +567,7 @@ def test_random_numbers_are_drawn_as_the_run_drew_them_elsewhere_too(
     )
     shutil.copytree(honest(*overrides), run)
     change_environment(run, threads=7)
-    replay.main(compose("device=cpu", f"replay.run={run}", "attention.kernel=sdpa", *EVERYTHING))
+    replay.main(compose("attention.kernel=sdpa"), HERE, path=run, **EVERYTHING)
     assert "within a measured tolerance" in capsys.readouterr().out
 
 
@@ -576,10 +579,10 @@ def test_what_is_missing_is_said_in_one_line(
 
     def refused(*overrides: str) -> str:
         with pytest.raises(UserError) as caught:
-            replay.main(compose("device=cpu", f"replay.run={run}", *EVERYTHING, *overrides))
+            replay.main(compose(*overrides), HERE, path=run, **EVERYTHING)
         return str(caught.value)
 
     assert "not the corpus" in refused(f"data.corpus={make_corpus(tmp_path / 'other', seed=1)}")
-    assert "name=b" in refused("name=b")
     assert str(tmp_path / "gone") in refused(f"data.corpus={tmp_path / 'gone'}")
-    assert "no such run log" in refused(f"replay.run={tmp_path}")
+    run = tmp_path
+    assert "no such run log" in refused()

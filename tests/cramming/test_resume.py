@@ -52,11 +52,11 @@ def crash() -> None:
 def break_run(start: Start) -> Break:
     """`break_run(5, "stop", *overrides)`: SIGTERM in a process's step 5, or a "crash" there; how it ended."""
 
-    def call(step: int, how: str, *overrides: str) -> BaseException:
+    def call(step: int, how: str, *overrides: str, **options: Any) -> BaseException:
         action = crash if how == "crash" else lambda: os.kill(os.getpid(), signal.SIGTERM)
         with pytest.MonkeyPatch.context() as patch, pytest.raises((Crash, SystemExit)) as ended:
             before_step(patch, step, action)
-            start(*overrides)
+            start(*overrides, **options)
         return ended.value
 
     return call
@@ -92,16 +92,16 @@ def test_stopped_and_resumed_equals_unbroken_bit_for_bit(
 ) -> None:
     """SIGTERM in step 5, SIGTERM again in the second process, then to the end. Also with a batch ramp, phases of the
     objective and dropout, our own optimizer, masks by loss, sampled replacements, and everything offloaded."""
-    whole = start("name=whole", *settings) if settings else unbroken
-    for resume in ("false", "true"):
-        ended = break_run(5, "stop", "name=a", f"resume={resume}", *settings)
+    whole = start(*settings, name="whole") if settings else unbroken
+    for resume in (False, True):
+        ended = break_run(5, "stop", *settings, name="a", resume=resume)
         assert isinstance(ended, SystemExit) and ended.code == 128 + signal.SIGTERM
     stopped = load_record(whole.parent.parent / "runs" / "a") if settings else None
     assert stopped is None or (stopped["pretrain"]["status"], stopped["pretrain"]["steps"]) == (
         "interrupted",
         8,
     )
-    run = start("name=a", "resume=true", *settings)
+    run = start(*settings, name="a", resume=True)
     assert losses(run) == losses(whole)
     assert result(run) == result(whole)
     assert endings(run) == [
@@ -116,10 +116,10 @@ def test_rows_of_the_log_are_means_of_the_same_steps_after_a_resume(
     start: Start, break_run: Break, log_every: int, result: Result
 ) -> None:
     settings = (f"train.log_every={log_every}", "checkpoint.every_steps=3")
-    whole = start("name=whole", *settings)
-    for resume, step, how in (("false", 5, "stop"), ("true", 4, "crash")):
-        break_run(step, how, "name=a", f"resume={resume}", *settings)
-    run = start("name=a", "resume=true", *settings)
+    whole = start(*settings, name="whole")
+    for resume, step, how in ((False, 5, "stop"), (True, 4, "crash")):
+        break_run(step, how, *settings, name="a", resume=resume)
+    run = start(*settings, name="a", resume=True)
     assert result(run) == result(whole)
     same = (
         "step",
@@ -142,7 +142,7 @@ def test_a_stop_between_micro_batches_rolls_the_step_back(
     start: Start, monkeypatch: pytest.MonkeyPatch, result: Result
 ) -> None:
     """SIGTERM in the first of the fifth step's two micro-batches: its dropout must not be drawn twice."""
-    whole = start("name=whole", "model.dropout=0.2")
+    whole = start("model.dropout=0.2", name="whole")
     original, calls = MaskedLM.forward, [0]
 
     def counted(self: MaskedLM, *arguments: Any) -> Any:
@@ -153,9 +153,9 @@ def test_a_stop_between_micro_batches_rolls_the_step_back(
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(MaskedLM, "forward", counted)
-        start("name=a", "model.dropout=0.2")
+        start("model.dropout=0.2", name="a")
     assert calls[0] == 9
-    assert result(start("name=a", "model.dropout=0.2", "resume=true")) == result(whole)
+    assert result(start("model.dropout=0.2", name="a", resume=True)) == result(whole)
 
 
 def test_ctrl_c_ends_in_order_and_a_second_one_at_once(
@@ -163,7 +163,7 @@ def test_ctrl_c_ends_in_order_and_a_second_one_at_once(
 ) -> None:
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
         before_step(patch, 5, lambda: os.kill(os.getpid(), signal.SIGINT))
-        start("name=a")
+        start(name="a")
     assert ended.value.code == 130
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -173,8 +173,8 @@ def test_ctrl_c_ends_in_order_and_a_second_one_at_once(
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         before_step(patch, 3, twice)
-        start("name=a", "resume=true")
-    run = start("name=a", "resume=true")
+        start(name="a", resume=True)
+    run = start(name="a", resume=True)
     assert result(run) == result(unbroken)
     assert endings(run) == [
         "stopped",
@@ -188,10 +188,10 @@ def test_stopped_before_the_first_step_the_name_is_free_again(
 ) -> None:
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
         before_step(patch, 1, lambda: os.kill(os.getpid(), signal.SIGINT))
-        start("name=mistyped", "optim.lr=1.0")
+        start("optim.lr=1.0", name="mistyped")
     assert ended.value.code == 130
     assert not (unbroken.parent.parent / "runs" / "mistyped").exists()
-    assert start("name=mistyped", "optim.lr=1e-4").is_dir()
+    assert start("optim.lr=1e-4", name="mistyped").is_dir()
 
 
 def test_a_time_budget_is_used_and_never_passed(
@@ -201,8 +201,8 @@ def test_a_time_budget_is_used_and_never_passed(
     limit = 4.0
     monkeypatch.setattr("cramming.budget.process_age_seconds", lambda: 0.0)
     hours = ["budget.steps=null", f"budget.hours={limit / 3600}", "train.log_every=10"]
-    break_run(6, "stop", "name=a", *hours)
-    run = start("name=a", "resume=true", *hours)
+    break_run(6, "stop", *hours, name="a")
+    run = start(*hours, name="a", resume=True)
     section = load_record(run)["pretrain"]
     assert section["status"] == "finished"
     assert section["steps"] > 6
@@ -227,13 +227,13 @@ def test_a_resumes_first_update_is_not_foretold_shorter_than_earlier_ones_were(
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(Engine, "update", slow)
         before_step(patch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        start("name=a")
+        start(name="a")
     monkeypatch.setattr(
         BudgetClock,
         "has_room_for",
         lambda self, **cost: foretold.append(cost["seconds"]) or room(self, **cost),
     )
-    start("name=a", "resume=true")
+    start(name="a", resume=True)
     step, update_of_step = foretold[:2]
     assert (step, update_of_step >= 0.3) == (0.0, True)
 
@@ -253,8 +253,8 @@ def test_a_run_killed_at_its_last_checkpoint_has_a_loss(
         patch.setattr(
             TrainState, "save_checkpoint", lambda self, *kept: (save(self, *kept), crash())
         )
-        start("name=a", *settings)
-    run = start("name=a", "resume=true", *settings)
+        start(*settings, name="a")
+    run = start(*settings, name="a", resume=True)
     assert load_record(run)["pretrain"]["train_loss"] is not None
     assert [row["step"] for row in load_metrics(run) if "loss" in row] == [4]
     assert checkpoints(run) == [4]  # and not once more
@@ -291,7 +291,7 @@ def test_a_step_that_ended_after_the_deadline_is_not_in_the_weights(
 ) -> None:
     """The run ends with the state of its newest checkpoint, and all that is on record is about that state."""
     stall(9)
-    run = start("name=a", "checkpoint.every_steps=3", *HOURS)
+    run = start("checkpoint.every_steps=3", *HOURS, name="a")
     assert re.search(
         r"step 9 ended 8\d+\.\d s after the deadline and is not kept: rolled back to step 6",
         capsys.readouterr().out,
@@ -303,7 +303,7 @@ def test_a_step_that_ended_after_the_deadline_is_not_in_the_weights(
     assert [row["step"] for row in rows if "loss" in row] == list(range(1, 7))
     assert section["train_loss"] == rows[-2]["loss"] and "validation_loss" in rows[-1]
     whole = load_record(
-        start("name=whole", "budget.steps=6", "schedule=constant", "schedule.warmup=0")
+        start("budget.steps=6", "schedule=constant", "schedule.warmup=0", name="whole")
     )["pretrain"]
     for key in ("final_sha256", "validation", "train_loss", "sequences", "exaflops"):
         assert section[key] == whole[key], key
@@ -348,7 +348,7 @@ def test_a_budget_of_hours_is_saved_shortly_before_its_end(
 
     monkeypatch.setattr(BudgetClock, "progress", progress)
     stall(9)
-    run = start("name=a", *HOURS, "train.validations=100")
+    run = start(*HOURS, "train.validations=100", name="a")
     assert load_record(run)["pretrain"]["steps"] == 6
     validations = [e.event for e in read_log(run / RUN_LOG) if isinstance(e.event, Validation)]
     assert [event.step for event in validations].count(6) == 2  # and at the end
@@ -366,7 +366,7 @@ def test_the_last_update_leaves_a_share_of_the_budget_free(
     )
     before_step(monkeypatch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(SystemExit):
-        start("name=a", "budget.steps=null", "budget.hours=100")
+        start("budget.steps=null", "budget.hours=100", name="a")
     assert foretold[1::2] == [36.0, 36.0]
 
 
@@ -374,11 +374,11 @@ def test_crashed_and_resumed_equals_unbroken_bit_for_bit(
     start: Start, unbroken: Path, tmp_path: Path, losses: Losses, result: Result, break_run: Break
 ) -> None:
     """Dies in step 9 with a checkpoint at 6, resumes with the newest checkpoint damaged: goes on from step 3."""
-    break_run(9, "crash", "name=a", "checkpoint.every_steps=3")
+    break_run(9, "crash", "checkpoint.every_steps=3", name="a")
     files = sorted((tmp_path / "runs/a/checkpoints").iterdir())
     assert [f.name for f in files] == ["step-00000003.pt", "step-00000006.pt"]
     files[-1].write_bytes(files[-1].read_bytes()[:-1000])
-    run = start("name=a", "checkpoint.every_steps=3", "resume=true")
+    run = start("checkpoint.every_steps=3", name="a", resume=True)
     assert losses(run) == losses(unbroken)
     assert result(run) == result(unbroken)
     steps = [e.event.step for e in read_log(run / RUN_LOG) if isinstance(e.event, Steps)]
@@ -390,8 +390,8 @@ def test_crashed_and_resumed_equals_unbroken_bit_for_bit(
 def test_a_crash_before_the_first_checkpoint_starts_again_but_stays_charged(
     start: Start, unbroken: Path, result: Result, break_run: Break
 ) -> None:
-    break_run(4, "crash", "name=a")
-    run = start("name=a", "resume=true")
+    break_run(4, "crash", name="a")
+    run = start(name="a", resume=True)
     assert result(run) == result(unbroken)
     processes = load_record(run)["pretrain"]["budget"]["processes"]
     assert len(processes) == 2
@@ -401,13 +401,13 @@ def test_a_crash_before_the_first_checkpoint_starts_again_but_stays_charged(
 def test_a_resume_without_time_for_a_step_is_told_apart_from_a_run_that_goes_on(
     monkeypatch: pytest.MonkeyPatch, refused: Refused, tmp_path: Path, break_run: Break
 ) -> None:
-    break_run(4, "crash", "name=a", *HOURS)
+    break_run(4, "crash", *HOURS, name="a")
     with monkeypatch.context() as patch:
         patch.setattr("cramming.budget.process_age_seconds", lambda: 3600.0)
-        assert "there was no checkpoint to roll back to" in refused("resume=true", *HOURS)
+        assert "there was no checkpoint to roll back to" in refused(*HOURS, resume=True)
     record = load_record(tmp_path / "runs" / "a")
     assert (record["pretrain"]["status"], record["pretrain"]["steps"]) == ("exhausted", 0)
-    assert "budget is spent, without a step that was kept" in refused("resume=true", *HOURS)
+    assert "budget is spent, without a step that was kept" in refused(*HOURS, resume=True)
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -420,7 +420,7 @@ def test_a_shard_that_held_something_else_for_a_while_is_on_record(
 ) -> None:
     """Overwritten in step 2, put back in step 5, with or without a kill there: the checkpoint of step 3 has seen it."""
     corpus = make_corpus(tmp_path / "corpus", documents=100)
-    settings = ("name=a", f"data.corpus={corpus}", "checkpoint.every_steps=3", "budget.steps=6")
+    settings = (f"data.corpus={corpus}", "checkpoint.every_steps=3", "budget.steps=6")
     path = corpus / "train-00000.bin"
     content, times = path.read_bytes(), path.stat()
 
@@ -438,8 +438,8 @@ def test_a_shard_that_held_something_else_for_a_while_is_on_record(
     before_step(monkeypatch, 5, put_back)
     if killed:
         with pytest.raises(Crash):
-            start(*settings)
-    run = start(*settings, f"resume={str(killed).lower()}")
+            start(*settings, name="a")
+    run = start(*settings, name="a", resume=killed)
     assert load_record(run)["corpus"]["changed"] == {str(path): None if killed else True}
 
 
@@ -462,14 +462,14 @@ def test_out_of_memory_with_an_automatic_micro_batch_resumes_with_less(
 ) -> None:
     auto = ["train.micro_batch=auto", "checkpoint.every_steps=3"]
     monkeypatch.setattr(micro_batch, "find_micro_batch", lambda *_: (8, "auto, as told"))
-    for resume, before, after in (("false", 8, 4), ("true", 4, 2)):
+    for resume, before, after in ((False, 8, 4), (True, 4, 2)):
         with monkeypatch.context() as patch:
-            before_step(patch, step if resume == "false" else 1, run_out_of_memory)
-            said = refused(*auto, f"resume={resume}")
+            before_step(patch, 1 if resume else step, run_out_of_memory)
+            said = refused(*auto, resume=resume)
         assert said.startswith(f"train.micro_batch={before}: cpu ran out of memory in training")
-        assert said.endswith(f"Resume with resume=true, which takes {after}.")
+        assert said.endswith(f"Resume with --resume, which takes {after}.")
     assert endings(tmp_path / "runs" / "a") == ["failed"] * 2
-    section = load_record(start("name=a", "resume=true", *auto))["pretrain"]
+    section = load_record(start(*auto, name="a", resume=True))["pretrain"]
     assert (section["status"], section["steps"], section["micro_batch"]) == ("finished", 12, 2)
     assert section["micro_batch_found"].endswith("4 did not fit in training")
     whole = load_record(unbroken)["pretrain"]
@@ -484,7 +484,7 @@ def test_out_of_memory_with_an_automatic_micro_batch_resumes_with_less(
         (
             [],
             5,
-            "Set train.micro_batch=2 under another name, or resume with resume=true if something else",
+            "Set train.micro_batch=2 under another name, or resume with --resume if something else",
         ),
         (["train.batch_size=9", "train.micro_batch=9"], 1, "Set train.micro_batch=3"),
         (["train.micro_batch=1"], 1, "Use memory.checkpoint_every=1 or a smaller model"),
@@ -524,8 +524,8 @@ def test_the_record_is_about_all_processes(
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(BatchSource, "batch", slow)
         before_step(patch, 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        start("name=a")
-    section = load_record(start("name=a", "resume=true"))["pretrain"]
+        start(name="a")
+    section = load_record(start(name="a", resume=True))["pretrain"]
     seconds = section["budget"]["spent_seconds"]
     assert section["tokens_per_second"] == pytest.approx(section["tokens"] / seconds)
     assert (
@@ -539,29 +539,29 @@ def test_the_record_is_about_all_processes(
 def test_a_resume_that_finds_nothing_says_so(
     start: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    start("name=first")
+    start(name="first")
     assert "no run" not in capsys.readouterr().out
-    run = start("name=frist", "resume=true")
-    said = f"resume=true: no run in {run} to resume, a new one begins"
+    run = start(name="frist", resume=True)
+    said = f"--resume: no run in {run} to resume, a new one begins"
     assert said in " ".join(capsys.readouterr().out.split())
-    start("name=frist", "resume=true")
+    start(name="frist", resume=True)
     assert "no run" not in capsys.readouterr().out
 
 
 def test_a_finished_run_is_refused_or_with_resume_left_alone(start: Start, unbroken: Path) -> None:
     before = {p: p.stat().st_mtime_ns for p in unbroken.rglob("*") if p.is_file()}
     with pytest.raises(UserError, match="already has a finished run"):
-        start("name=a", runs=unbroken.parent)
-    start("name=a", "resume=true", runs=unbroken.parent)
+        start(name="a", runs=unbroken.parent)
+    start(name="a", resume=True, runs=unbroken.parent)
     assert {p: p.stat().st_mtime_ns for p in unbroken.rglob("*") if p.is_file()} == before
 
 
 def test_an_unfinished_run_and_a_resume_with_other_settings(
     refused: Refused, break_run: Break
 ) -> None:
-    break_run(4, "crash", "name=a", "optim.lr=0.001")
-    assert "resume=true" in refused()
-    message = refused("resume=true", "optim.lr=0.5")
+    break_run(4, "crash", "optim.lr=0.001", name="a")
+    assert "--resume" in refused()
+    message = refused("optim.lr=0.5", resume=True)
     assert message.startswith("optim.lr=0.5: ")
     assert "0.001" in message
 
@@ -571,10 +571,10 @@ def test_a_resume_may_find_the_corpus_elsewhere(
 ) -> None:
     """As one that newer settings would name otherwise; that it is the same, its manifest tells."""
     corpus = make_corpus(tmp_path / "corpus", documents=50)
-    break_run(4, "crash", "name=a", f"data.corpus={corpus}")
+    break_run(4, "crash", f"data.corpus={corpus}", name="a")
     moved = corpus.rename(tmp_path / "moved")
     assert (
-        load_record(start("name=a", "resume=true", f"data.corpus={moved}"))["pretrain"]["status"]
+        load_record(start(f"data.corpus={moved}", name="a", resume=True))["pretrain"]["status"]
         == "finished"
     )
 
@@ -588,7 +588,7 @@ def test_a_resume_with_another_corpus_in_the_same_place(
     break_run: Break,
 ) -> None:
     corpus = make_corpus(tmp_path / "corpus", documents=50)
-    break_run(4, "crash", "name=a", f"{setting}={corpus}")
+    break_run(4, "crash", f"{setting}={corpus}", name="a")
     corpus.rename(tmp_path / "old")
     make_corpus(corpus, documents=50, seed=1)
-    assert "not the corpus that" in refused("resume=true", f"{setting}={corpus}")
+    assert "not the corpus that" in refused(f"{setting}={corpus}", resume=True)

@@ -148,7 +148,7 @@ def test_weights_counted_from_the_text_outlive_a_step_with_offloading(
 ) -> None:
     """The optimizer's copies in main memory were made before the start and follow it."""
     runs = [
-        start(f"name={n}", m, "start=cooccurrence", "budget.steps=1")
+        start(m, "start=cooccurrence", "budget.steps=1", name=n)
         for n, m in (("a", "memory.checkpoint_every=0"), ("b", memory))
     ]
     assert len({result(run)["final_sha256"] for run in runs}) == 1

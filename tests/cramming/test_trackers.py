@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cramming import recipe, trackers
+from cramming import trackers
 from cramming.config import UserError
 from cramming.record import load_metrics
 from cramming.runlog import RUN_LOG, head_of
@@ -58,34 +58,34 @@ def test_a_tracker_that_fails_is_off_and_the_run_goes_on(
 
     Held.may_open.set()
     monkeypatch.setitem(trackers.TRACKERS, "tensorboard", Full)
-    monkeypatch.setattr(recipe, "find_spec", lambda name: object())
-    assert losses(start("trackers=[tensorboard]")) == losses(unbroken)
-    warnings = [line for line in capsys.readouterr().out.splitlines() if "trackers" in line]
+    monkeypatch.setattr(trackers, "find_spec", lambda name: object())
+    assert losses(start(trackers=("tensorboard",))) == losses(unbroken)
+    warnings = [line for line in capsys.readouterr().out.splitlines() if "--tracker" in line]
     assert len(warnings) == 1 and warnings[0].startswith(
-        "warning: trackers=tensorboard: no room left; off"
+        "warning: --tracker=tensorboard: no room left; off"
     )
 
 
 def test_a_package_that_is_missing_is_said_before_the_run(
     start: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(recipe, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"^trackers=\[wandb\]: not all are installed"):
-        start("trackers=[wandb]")
+    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"--tracker=wandb: the package is not installed"):
+        start(trackers=("wandb",))
     assert not (tmp_path / "runs" / "default" / "record.json").exists()
 
 
 def stopped_and_resumed(
-    start: Callable[..., Path], *overrides: str, folder: Path | None = None
+    start: Callable[..., Path], *trackers: str, folder: Path | None = None
 ) -> Path:
     """Stopped after 7 steps. The checkpoint of that is lost in `folder`, so steps 6 and 7 are tracked twice."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
         before_step(patch, 8, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        start(*overrides, "checkpoint.every_steps=5")
+        start("checkpoint.every_steps=5", trackers=trackers)
     if folder:
         (newest,) = folder.glob("runs/*/checkpoints/step-00000007.pt")
         newest.unlink()
-    return start(*overrides, "resume=true")
+    return start(resume=True, trackers=trackers)
 
 
 @pytest.mark.parametrize("loses", [False, True])
@@ -93,7 +93,7 @@ def test_tensorboard_has_the_rows_of_a_stopped_and_resumed_run(
     start: Callable[..., Path], tmp_path: Path, loses: bool
 ) -> None:
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    run = stopped_and_resumed(start, "trackers=[tensorboard]", folder=tmp_path if loses else None)
+    run = stopped_and_resumed(start, "tensorboard", folder=tmp_path if loses else None)
     events = reader.EventAccumulator(
         str(run / "tensorboard"), size_guidance={"scalars": 0}
     ).Reload()
@@ -115,7 +115,7 @@ def test_weights_and_biases_offline_has_one_run(
 ) -> None:
     pytest.importorskip("wandb")
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    run = stopped_and_resumed(start, "trackers=[wandb]")
+    run = stopped_and_resumed(start, "wandb")
     name = (head_of(run / RUN_LOG) or "")[:32]
     files = [
         file.read_bytes()

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from cramming.data.corpus import Corpus
-from cramming.data.manifest import corpus_folder
-from data_prep import prepare
+from tests.data_prep.calls import corpus_folder, main
 
 SYLLABLES = "ka lo mi ren tas vu del or sin pel ga tho bra ek".split()
 BASE = {"seed": 0, "workers": 2, "shard_tokens": 1 << 20, "validation_fraction": 0.05}
@@ -45,7 +44,7 @@ def text_file(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def text_config_in() -> Callable[..., dict[str, Any]]:
-    """The root configuration with its `corpora` in this folder that reads these paths; keywords override `data`,
+    """A recipe, with `corpora` in this folder that reads these paths; keywords override `data`,
     `tokenizer={...}` the tokenizer."""
 
     def make(
@@ -92,7 +91,7 @@ def run() -> Callable[[dict[str, Any]], Corpus]:
     """`run(config)`: prepares, then opens what came out with every file's SHA-256 checked."""
 
     def call(config: dict[str, Any]) -> Corpus:
-        prepare.main(config)
+        main(config)
         return Corpus.open(corpus_folder(config), verify=True)
 
     return call

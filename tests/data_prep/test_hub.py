@@ -17,13 +17,14 @@ from tokenizers import Tokenizer
 
 from cramming.config import UserError
 from cramming.data.corpus import Corpus
-from cramming.data.manifest import MANIFEST, corpus_folder
+from cramming.data.manifest import MANIFEST
 from cramming.record_schema import read_record
 from data_prep import prepare
-from data_prep.prepare import UNFINISHED, main
+from data_prep.prepare import UNFINISHED
 from data_prep.sources import hub
 from data_prep.tokenizer import train as vocabulary
 from eval.rules.closed_division import tokenizer_origin
+from tests.data_prep.calls import corpus_folder, main, parse
 
 Config = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Corpus]
@@ -90,7 +91,7 @@ def test_tokenizer_sample_does_not_read_a_whole_hub_data_set(
     monkeypatch.setattr(vocabulary, "train", spy)
     config = hub_config(tmp_path / "set")
     config["tokenizer"]["sample_mb"] = 0.02
-    job = prepare.parse(config)
+    job = parse(config)
     source = job.source
     with prepare.lock(job.folder, "preparing this corpus"):
         prepare.prepare(job, None)

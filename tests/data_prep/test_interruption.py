@@ -18,12 +18,12 @@ from cramming import files
 from cramming.config import UserError
 from cramming.data import manifest
 from cramming.data.corpus import Corpus
-from cramming.data.manifest import corpus_folder
 from cramming.files import lock
 from data_prep import document_stats, prepare, shard_writer
-from data_prep.prepare import UNFINISHED, main
+from data_prep.prepare import UNFINISHED
 from data_prep.resume_state import NEAR
 from data_prep.sources import plain_text
+from tests.data_prep.calls import corpus_folder, main
 
 Config = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Corpus]
@@ -50,6 +50,7 @@ def test_a_kill_while_the_folder_has_no_state_does_not_block_it(
 import json, os, signal, sys
 from pathlib import Path
 from data_prep import prepare
+from tests.data_prep.calls import main
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 config, moment = json.loads(sys.argv[1]), sys.argv[2]
@@ -57,11 +58,11 @@ if moment == "first write":
     Path.replace = die
 else:
     prepare.prepare = lambda job, state: (prepare._begin(job, state), (job.folder / "validation-00000.bin").touch())
-    prepare.main(config)
+    main(config)
     unlink = Path.unlink
     Path.unlink = lambda path, **k: die() if path.suffix == ".bin" else unlink(path, **k)
     config["data"]["shard_tokens"] = 3000
-prepare.main(config)
+main(config)
 """
     config = text_config(text_file, corpus=str(folder))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -10,8 +10,8 @@ import pytest
 
 from cramming.config import UserError
 from cramming.data.corpus import Corpus
-from cramming.data.manifest import corpus_folder
-from data_prep.prepare import _sample_texts, main, parse
+from data_prep.prepare import _sample_texts
+from tests.data_prep.calls import corpus_folder, main, parse
 
 Config = Callable[..., dict[str, Any]]
 

@@ -9,8 +9,7 @@ import pytest
 
 from cramming.config import UserError
 from cramming.data.corpus import CURRICULA, ORDERS, Corpus, OrderedStream, TokenStream
-from cramming.data.manifest import corpus_folder
-from data_prep.prepare import main
+from tests.data_prep.calls import corpus_folder, main
 
 Config = Callable[..., dict[str, Any]]
 

@@ -23,8 +23,7 @@ import yaml
 
 from cramming.config import UserError, config_folder
 from cramming.data.corpus import Corpus
-from cramming.data.manifest import corpus_folder
-from data_prep.prepare import main
+from tests.data_prep.calls import corpus_folder, main
 
 Config = Callable[..., dict[str, Any]]
 Contents = Callable[[Path], dict[str, bytes]]
@@ -210,6 +209,7 @@ def test_every_planted_fault_is_found_and_reported(
 KILLED = """
 import json, os, signal, sys
 from data_prep import prepare, resume_state, workers
+from tests.data_prep.calls import main
 from data_prep.sources import plain_text
 from data_prep.tokenizer import train
 config, stop = json.loads(sys.argv[1]), sys.argv[2]
@@ -238,7 +238,7 @@ elif stop == "torn":
     resume_state.sync = tear
 elif stop != "never":
     die_before(prepare, "_save", int(stop))
-prepare.main(config)
+main(config)
 """
 
 

@@ -14,15 +14,15 @@ from transformers import AutoTokenizer
 
 from cramming.config import UserError
 from cramming.data.corpus import Corpus
-from cramming.data.manifest import MANIFEST, corpus_folder
+from cramming.data.manifest import MANIFEST
 from data_prep import pipeline, workers
 from data_prep.filters.normalise import CleanConfig, normalize, split_by_words
-from data_prep.prepare import main, parse
 from data_prep.sources import plain_text
 from data_prep.sources.source import limited
 from data_prep.tokenizer import encode
 from data_prep.tokenizer import train as training
 from eval.tasks.locate import read_task, tasks_in_folder
+from tests.data_prep.calls import corpus_folder, main, parse
 
 Config = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Corpus]

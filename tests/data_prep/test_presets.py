@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from cramming.config import UserError, build, config_folder
-from cramming.data.manifest import corpus_folder
 from data_prep.sources.embedded import EmbeddedConfig
 from data_prep.sources.mix import SOURCES
 from data_prep.tokenizer.load import TokenizerConfig
+from tests.data_prep.calls import corpus_folder
 
 DATA = sorted(
     path.stem for path in (config_folder() / "data").glob("*.yaml") if path.stem != "base"

@@ -11,8 +11,8 @@ import pytest
 
 from cramming.config import UserError
 from data_prep import prepare, prepare_config, ray_cluster, workers
-from data_prep.prepare import main
 from data_prep.sources import plain_text, text
+from tests.data_prep.calls import main
 
 CUT = {
     "shard_tokens": 3000,

@@ -13,9 +13,10 @@ import pytest
 from cramming.config import UserError
 from cramming.process_pool import WorkerDiedError
 from data_prep import prepare, workers
-from data_prep.prepare import UNFINISHED, main
+from data_prep.prepare import UNFINISHED
 from data_prep.sources import plain_text
 from data_prep.workers import Workers
+from tests.data_prep.calls import main
 
 
 def lengths(texts: list[str]) -> tuple[int, list[int]]:

@@ -13,6 +13,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from cramming import launch
 from cramming.config import UserError
+from cramming.invocation import Invocation
 from cramming.model.export import CODE, file_hashes
 from cramming.record import load_record
 from cramming.record_schema import Budget, Corpus, Environment, Pretraining, Validation
@@ -35,8 +36,8 @@ def trained(
 ) -> Path:
     """Two finished runs: `stock` of an architecture that transformers has, `own` of one that it lacks."""
     runs = tmp_path_factory.mktemp("runs")
-    launch.main(compose(*tiny_overrides, f"runs={runs}", "name=stock"))
-    launch.main(compose(*tiny_overrides, f"runs={runs}", "name=own", OWN))
+    launch.main(compose(*tiny_overrides), Invocation(runs=runs, name="stock", device="cpu"))
+    launch.main(compose(*tiny_overrides, OWN), Invocation(runs=runs, name="own", device="cpu"))
     return runs
 
 
@@ -76,7 +77,7 @@ def test_the_folder_is_complete_and_the_weights_are_those_of_the_run(
         "tokenizer.json",
     }
     for name, more in (("stock", set()), ("own", set(CODE))):
-        folder = run_export(f"name={name}")
+        folder = run_export(name=name)
         assert {path.name for path in folder.iterdir()} == common | {"tokenizer_config.json"} | more
         for file in ("model.safetensors", "tokenizer.json"):
             assert (folder / file).read_bytes() == (runs / name / "final" / file).read_bytes(), file
@@ -87,7 +88,7 @@ def test_the_folder_is_complete_and_the_weights_are_those_of_the_run(
 
 
 def test_a_stock_architecture_loads_without_remote_code(run_export: Export) -> None:
-    folder = run_export("name=stock")
+    folder = run_export(name="stock")
     tokenizer, model = (
         AutoTokenizer.from_pretrained(folder),
         AutoModelForMaskedLM.from_pretrained(folder),
@@ -103,7 +104,7 @@ def test_the_card_says_what_the_record_says(runs: Path, run_export: Export) -> N
     score_run(runs / "own", change={"scoring": {"entries": {"rte": {"subset": True}}}})
     record = load_record(runs / "own")
     section = record["glue"]["pretrained"]
-    folder = run_export("name=own", "export.license=apache-2.0", "export.language=en")
+    folder = run_export("export.license=apache-2.0", "export.language=en", name="own")
     header, body = card(folder)
     assert header["license"] == "apache-2.0" and header["language"] == "en"
     assert header["library_name"] == "transformers" and header["pipeline_tag"] == "fill-mask"
@@ -147,7 +148,7 @@ def test_a_card_says_how_words_of_a_bpe_tokenizer_are_split(tmp_path: Path) -> N
 def test_without_scores_or_record_the_card_says_so(
     runs: Path, run_export: Export, tmp_path: Path
 ) -> None:
-    header, body = card(run_export("name=stock"))
+    header, body = card(run_export(name="stock"))
     assert (
         "model-index" not in header
         and "license" not in header
@@ -166,7 +167,7 @@ def test_the_final_folder_of_a_run_finds_its_record(
     runs: Path, run_export: Export, tmp_path: Path
 ) -> None:
     folder = run_export(f"model_path={runs / 'stock' / 'final'}", f"export.out={tmp_path / 'out'}")
-    assert card(folder) == card(run_export("name=stock"))
+    assert card(folder) == card(run_export(name="stock"))
 
 
 def test_the_header_names_data_sets_as_the_hub_does_and_no_path(tmp_path: Path) -> None:
@@ -194,13 +195,13 @@ def test_an_export_takes_the_place_of_an_earlier_one(
     runs: Path, run_export: Export, tmp_path: Path
 ) -> None:
     """Whole: of the earlier one's files none is left, though another model made it."""
-    first = run_export("name=own", f"export.out={tmp_path / 'out'}")
+    first = run_export(f"export.out={tmp_path / 'out'}", name="own")
     assert (first / "hf_adapter.py").is_file()
-    again = run_export("name=stock", f"export.out={tmp_path / 'out'}")
-    assert not (again / "hf_adapter.py").exists() and card(again) == card(run_export("name=stock"))
+    again = run_export(f"export.out={tmp_path / 'out'}", name="stock")
+    assert not (again / "hf_adapter.py").exists() and card(again) == card(run_export(name="stock"))
     (again / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match=r"export\.out="):
-        run_export("name=stock", f"export.out={tmp_path / 'out'}")
+        run_export(f"export.out={tmp_path / 'out'}", name="stock")
     assert (again / "notes.txt").read_text() == "mine"
 
 
@@ -234,7 +235,7 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(
     damage(runs)
     before = sorted(path for path in runs.rglob("*"))
     with pytest.raises(UserError, match=names) as caught:
-        run_export("name=stock")
+        run_export(name="stock")
     assert "\n" not in str(caught.value)
     assert sorted(path for path in runs.rglob("*")) == before
 

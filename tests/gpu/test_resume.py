@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from cramming import launch
+from cramming.invocation import Invocation
 from cramming.record import load_metrics, load_record
 from tests.conftest import before_step
 
@@ -43,14 +44,14 @@ def test_resumed_equals_unbroken_as_a_repetition_does(
             f"runtime.compile='{compiled}'",
             f"runs={tmp_path}",
         ]
-        launch.main(compose(*tiny_overrides, *settings, f"name={name}", *more))
+        launch.main(compose(*tiny_overrides, *settings, *more), Invocation(name=name, device="cpu"))
 
     start("whole")
     start("again")
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         before_step(patch, 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
         start("broken")
-    start("broken", "resume=true")
+    start("broken", resume=True)
     whole, again, broken = (
         load_record(tmp_path / name)["pretrain"] for name in ("whole", "again", "broken")
     )

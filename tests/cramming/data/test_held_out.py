@@ -129,7 +129,7 @@ def test_a_validation_loss_does_not_depend_on_the_runs_own_masking(
     """After a first step, whose learning rate is 0, all have the weights that the seed gives."""
     runs = {
         rate: start(
-            f"name=r{rate}", "budget.steps=1", f"objective.rate={rate}", f"train.micro_batch={rows}"
+            "budget.steps=1", f"objective.rate={rate}", f"train.micro_batch={rows}", name=f"r{rate}"
         )
         for rate, rows in ((0.15, 4), (0.4, 8))
     }

@@ -7,17 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cramming.cli import with_positional
 from cramming.config import UserError
 from cramming.data import inspect
 from cramming.data.corpus import Corpus
 from cramming.data.inspect import main
+from cramming.invocation import Invocation
 from data_prep import prepare
 
 
-def config(folder: Path, **settings: Any) -> dict[str, Any]:
-    section = {"split": "train", "documents": 2, "document": None, **settings}
-    return {"data": {"corpus": str(folder)}, "tokenizer": {}, "inspect": section}
+def show(folder: Path, **options: Any) -> None:
+    main(path=folder, **{"split": "train", "documents": 2, "document": None, **options})
 
 
 @pytest.fixture(scope="module")
@@ -32,14 +31,15 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
         "validation_fraction": 0.1,
     }
     data["corpus"] = str(place / "corpus")
-    prepare.main({"data": data, "tokenizer": {"kind": "wordpiece", "vocab_size": 200}})
+    tokenizer = {"kind": "wordpiece", "vocab_size": 200}
+    prepare.main({"data": data, "tokenizer": tokenizer}, Invocation())
     return Corpus.open(place / "corpus")
 
 
 def test_counts_lengths_sources_and_texts_are_shown(
     corpus: Corpus, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(config(corpus.folder))
+    show(corpus.folder)
     out = capsys.readouterr().out
     stream = corpus.stream("train")
     lengths = np.diff(np.append(stream.document_starts, stream.num_tokens))
@@ -62,20 +62,20 @@ def test_counts_lengths_sources_and_texts_are_shown(
 
 def test_one_document_is_shown_whole(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
     last = corpus.stream("train").num_documents - 1
-    main(config(corpus.folder, document=last))
+    show(corpus.folder, document=last)
     shown = capsys.readouterr().out.split("tokens:\n")[1].strip()
     assert len(shown) > 400 and shown in (corpus.folder.parent / "a.txt").read_text()
     with pytest.raises(
-        UserError, match=rf"inspect\.document={last + 1}: the train split .* documents 0 to {last}"
+        UserError, match=rf"--document={last + 1}: the train split .* documents 0 to {last}"
     ):
-        main(config(corpus.folder, document=last + 1))
+        show(corpus.folder, document=last + 1)
 
 
 def test_the_lines_of_a_document_stay_lines_and_steer_no_terminal(
     corpus: Corpus, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inspect, "_texts", lambda *_: [(0, 3, "one\n\ntwo\x1b[2J")])
-    main(config(corpus.folder, documents=1))
+    show(corpus.folder, documents=1)
     assert capsys.readouterr().out.endswith(" tokens:\none\n\ntwo\ufffd[2J\n")
 
 
@@ -90,22 +90,20 @@ def test_a_corpus_that_was_altered_is_shown_and_named(
     with pytest.raises(
         UserError, match=r"not as it was prepared: .*train-00000\.bin: its SHA-256[^;]*; .*verify"
     ) as error:
-        main(config(folder))
+        show(folder)
     assert "train document 1," in capsys.readouterr().out and "\n" not in str(error.value)
     (folder / "mine.txt").write_text("mine")
     with pytest.raises(
         UserError, match=r"train-00000\.bin: [^,]*$"
     ):  # a note that lies there alters nothing
-        main(config(folder))
-    main(
-        config(folder, split="validation")
-    )  # of a large corpus the shards that are shown are read, and small files
+        show(folder)
+    show(folder, split="validation")
+    # of a large corpus the shards that are shown are read, and small files
     (folder / "tokenizer_config.json").write_text("{}")
     with pytest.raises(UserError, match=r"prepared: .*tokenizer_config\.json"):
-        main(config(folder, split="validation"))
+        show(folder, split="validation")
 
 
 def test_a_folder_that_is_no_corpus_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no corpus here"):
-        main(config(tmp_path / "none"))
-    assert with_positional("inspect", ["corpora/x"]) == ["data.corpus='corpora/x'"]
+        show(tmp_path / "none")

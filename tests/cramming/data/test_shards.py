@@ -18,7 +18,6 @@ from cramming.data.manifest import (
     TOKENIZER,
     Split,
     content_settings,
-    corpus_folder,
     token_dtype,
 )
 from cramming.overrides import compose as composed
@@ -246,9 +245,12 @@ def test_tokens_that_come_from_another_file_than_was_checked_are_known(
     assert corpus.changed() == [shard.file for shard in corpus.manifest.splits["train"]]
 
 
+def corpus_folder(recipe: Any) -> Path:
+    return manifest.corpus_folder(recipe, Path("corpora"))
+
+
 def test_folder_name_depends_on_what_not_on_where_or_how_fast() -> None:
     config = {
-        "corpora": "corpora",
         "data": {"name": "mine", "corpus": None, "workers": 1, "paths": ["a.txt"]},
         "tokenizer": {"kind": "bpe", "vocab_size": 300},
     }
@@ -292,7 +294,7 @@ def test_settings_keep_the_name_that_earlier_versions_gave_them() -> None:
     }
     data |= {"clean": {"min_characters": 20}, "filters": {"max_symbols": 0.5, "min_words": None}}
     tokenizer = {"kind": "bpe", "vocab_size": 300, "sample_mb": 100, "path": None}
-    found = corpus_folder({"corpora": "corpora", "data": data, "tokenizer": tokenizer})
+    found = corpus_folder({"data": data, "tokenizer": tokenizer})
     assert found.name == "mine-bpe-300-90e62cb428ef"
 
 
@@ -301,9 +303,7 @@ def test_a_filter_that_judges_otherwise_renames_the_corpora_that_it_made(
 ) -> None:
     def folder(**filters: float) -> Path:
         data = {"name": "mine", "corpus": None, "filters": filters}
-        return corpus_folder(
-            {"corpora": "corpora", "data": data, "tokenizer": {"kind": "bpe", "vocab_size": 300}}
-        )
+        return corpus_folder({"data": data, "tokenizer": {"kind": "bpe", "vocab_size": 300}})
 
     mine, others = {"max_duplicate_lines": 0.3, "min_words": 5}, {"min_words": 5}
     before = folder(**mine), folder(**others)
@@ -314,9 +314,7 @@ def test_a_filter_that_judges_otherwise_renames_the_corpora_that_it_made(
 def test_a_limit_of_zero_is_no_limit_that_is_off() -> None:
     def folder(limit: float | None) -> Path:
         data = {"name": "mine", "corpus": None, "filters": {"max_curly_braces": limit}}
-        return corpus_folder(
-            {"corpora": "corpora", "data": data, "tokenizer": {"kind": "bpe", "vocab_size": 300}}
-        )
+        return corpus_folder({"data": data, "tokenizer": {"kind": "bpe", "vocab_size": 300}})
 
     assert folder(None) != folder(0) == folder(0.0)
 

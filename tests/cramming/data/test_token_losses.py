@@ -125,10 +125,10 @@ def test_a_run_is_masked_language_modelling_and_even_until_the_start(
     start: Callable[..., Path], unbroken: Path, losses: Callable[[Path], Any]
 ) -> None:
     run = start(
-        "name=a",
         "objective=mlm-by-loss",
         "objective.by_loss.start=0.5",
         "objective.by_loss.power=100",
+        name="a",
     )
     assert losses(run)[:6] == losses(unbroken)[:6] and losses(run)[6] != losses(unbroken)[6]
     found, without = (load_record(folder)["pretrain"] for folder in (run, unbroken))

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from cramming.cli import with_positional
 from cramming.config import UserError, file_sha256
 from cramming.data.corpus import Corpus
 from cramming.data.inspect import problems, verify
@@ -118,7 +117,6 @@ def test_a_manifest_without_its_five_special_tokens_is_one_line(
     assert "manifest.json.tokenizer" in str(caught.value) and section in str(caught.value)
 
 
-def test_a_word_after_the_verb_is_the_folder(tmp_path: Path) -> None:
-    assert with_positional("verify", ["corpora/x"]) == ["data.corpus='corpora/x'"]
+def test_a_folder_without_a_corpus_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no finished corpus here"):
         verify(tmp_path)

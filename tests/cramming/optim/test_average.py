@@ -32,7 +32,7 @@ def test_a_mean_of_no_point_is_said(
     result: Callable[[Path], Any],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run = start("name=a", "train.average={start: 0.99, every: 0.01}", "checkpoint.every_steps=3")
+    run = start("train.average={start: 0.99, every: 0.01}", "checkpoint.every_steps=3", name="a")
     assert (
         "the last ones, as no step began from its start on (train.average)"
         in capsys.readouterr().out
@@ -55,7 +55,7 @@ def test_final_weights_are_the_mean_of_the_last_and_training_is_the_same(
         return stats
 
     monkeypatch.setattr(Engine, "update", noted)
-    run = start("name=a", "train.average={start: 0.5, every: 0.01}")
+    run = start("train.average={start: 0.5, every: 0.01}", name="a")
     assert losses(run) == losses(unbroken)
     for name, found in load_masked_lm(run / "final").state_dict().items():
         torch.testing.assert_close(found, torch.stack([state[name] for state in seen[6:]]).mean(0))

@@ -9,7 +9,6 @@ import pytest
 from .rank_worker import train
 
 SMALL = [
-    "device=cpu",
     "precision=fp32",
     "model.hidden_size=32",
     "model.num_heads=4",

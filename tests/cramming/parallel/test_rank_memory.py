@@ -30,7 +30,6 @@ def test_memory_per_rank_follows_the_formula(
         *sizes,
         "model.vocab_size=1024",
         "precision=fp32",
-        "device=cpu",
         "train.micro_batch=1",
     ]
     listed = {

@@ -179,11 +179,12 @@ def run(runs: Path, compose: Callable[..., dict[str, Any]], tiny_overrides: list
     model = ["model.num_layers=4", "model.num_heads=4", "model.hidden_size=16"]
     few = ["train.micro_batch=1", "budget.steps=30", "optim.lr=1e-2"]
 
-    def of(ranks: int, name: str, *overrides: str, **signal: Any) -> dict[str, Any]:
-        settings = compose(
-            *tiny_overrides, *model, *few, f"runs={runs}", f"name={name}", *overrides
-        )
-        return {"settings": settings, "ranks": ranks, **signal}
+    def of(
+        ranks: int, name: str, *overrides: str, resume: bool = False, **signal: Any
+    ) -> dict[str, Any]:
+        settings = compose(*tiny_overrides, *model, *few, *overrides)
+        call = {"name": name, "runs": str(runs), "resume": resume}
+        return {"settings": settings, "call": call, "ranks": ranks, **signal}
 
     return of
 
@@ -220,7 +221,7 @@ def test_a_signal_to_any_rank_stops_all_and_the_resume_is_the_unbroken_run(
         how = [f"parallel={way}", *DROPOUT, "budget.steps=9"]
         cases[f"unbroken {way}"] = run(2, f"unbroken-{way}", *how)
         cases[f"stopped {way}"] = run(2, f"stopped-{way}", *how, at=6, rank=1)
-        cases[f"resumed {way}"] = run(2, f"stopped-{way}", *how, "resume=true")
+        cases[f"resumed {way}"] = run(2, f"stopped-{way}", *how, resume=True)
     launch(runs, cases, VERB)
     for way in ways:
         entries = read_log(runs / f"stopped-{way}" / RUN_LOG)
@@ -272,9 +273,8 @@ def test_a_run_goes_on_with_other_numbers_of_processes_and_other_strategies(
     for turn in range(5):
         for name, way in WAYS.items():
             ranks, how = way[turn]
-            again = f"resume={str(turn > 0).lower()}"
             cases[f"{name}-{turn}"] = run(
-                ranks, name, *how, again, **({"at": 6} if turn < 4 else {})
+                ranks, name, *how, resume=turn > 0, **({"at": 6} if turn < 4 else {})
             )
     launch(runs, cases, VERB)
     for name in WAYS:
@@ -308,13 +308,20 @@ def test_a_killed_rank_is_restarted_and_the_run_ends_with_the_right_weights(
     """`torchrun --max-restarts`, on one node and on two: kill -9 of rank 1 in step 20, after the checkpoint of step 15;
     the clock charged the five steps that were lost. Weights are those of a run that nothing broke, losses one
     process's."""
-    saving = ["parallel=zero2", "checkpoint.every_steps=5", "resume=true"]
+    saving = ["parallel=zero2", "checkpoint.every_steps=5"]
     killed = f"killed-{agents}"
     launch(
-        runs, {"": run(2, f"unbroken-{agents}", *saving), "alone": run(1, f"alone-{agents}")}, VERB
+        runs,
+        {
+            "": run(2, f"unbroken-{agents}", *saving, resume=True),
+            "alone": run(1, f"alone-{agents}"),
+        },
+        VERB,
     )
     how = nodes(2) if agents == 2 else [["--standalone", "--nproc-per-node=2", "--max-restarts=1"]]
-    launch(runs, {"": run(2, killed, *saving, at=20, rank=1, signal="SIGKILL")}, VERB, how)
+    launch(
+        runs, {"": run(2, killed, *saving, resume=True, at=20, rank=1, signal="SIGKILL")}, VERB, how
+    )
     found, expected = (
         load_file(runs / name / "final" / "model.safetensors")
         for name in (killed, f"unbroken-{agents}")
@@ -339,7 +346,7 @@ def test_the_processes_of_a_killed_torchrun_save_and_end(
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     run, own = (
         tmp_path / "a",
-        ["budget.steps=null", "budget.minutes=2", f"runs={tmp_path}", "name=a"],
+        ["budget.steps=null", "budget.minutes=2", "--runs", str(tmp_path), "--name", "a"],
     )
     launcher = subprocess.Popen([*torchrun, "-m", "cramming", "pretrain", *tiny_overrides, *own])
     try:

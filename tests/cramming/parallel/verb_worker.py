@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from cramming import launch
 from cramming.engine import Engine
+from cramming.invocation import Invocation
 from tests.cramming.parallel.rank_worker import be_ranks, own_cases
 
 forward_backward = Engine.forward_backward
@@ -36,7 +37,8 @@ def main(folder: Path) -> None:
         now.clear()
         now.update({} if is_restarted else case, step=0)
         try:
-            launch.main(case["settings"])
+            call = {**case["call"], "runs": Path(case["call"]["runs"])}
+            launch.main(case["settings"], Invocation(device="cpu", **call))
         except SystemExit:  # stopped; a process of its own would end here
             if dist.is_initialized():
                 dist.destroy_process_group()

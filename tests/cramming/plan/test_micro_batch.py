@@ -255,7 +255,7 @@ def test_a_batch_that_grows_does_so_whatever_fits(start: Callable[..., Path]) ->
     curves = {}
     for size in ("1", "4", "auto"):
         ramp = ("schedule=triangle", "train.batch_ramp={start: 0.5, until: 0.8}")
-        run = start(f"name=m{size}", *ramp, f"train.micro_batch={size}")
+        run = start(*ramp, f"train.micro_batch={size}", name=f"m{size}")
         curves[size] = [(row["tokens"], row["loss"]) for row in load_metrics(run) if "loss" in row]
         assert load_record(run)["pretrain"]["sequences"] == curves[size][-1][0] // 32 < 12 * 8
     grown = np.diff([0, *(tokens for tokens, _ in curves["4"])]) // 32

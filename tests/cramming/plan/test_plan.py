@@ -274,7 +274,7 @@ def test_tokens_of_a_growing_batch_are_those_of_the_run(
     compose: Compose, start: Callable[..., Path], tiny_overrides: list[str]
 ) -> None:
     ramp = ["train.batch_ramp={start: 0.25, until: 0.9}", "train.micro_batch=2"]
-    tokens = load_record(start("name=a", *ramp))["pretrain"]["tokens"]
+    tokens = load_record(start(*ramp, name="a"))["pretrain"]["tokens"]
     assert tokens < 12 * 8 * 32
     assert tokens_in_budget(planned_config(compose(*tiny_overrides, *ramp)), 1.0) == tokens
 
