@@ -90,7 +90,7 @@ def _training_lines(config: "Config", recipe: Mapping[str, Any], corpus: Path) -
     )
     yield f"corpus: {corpus}{state}"
     vocabulary = config.model.vocab_size or (recipe["tokenizer"]["vocab_size"] + 63) // 64 * 64
-    config = replace(config, model=replace(config.model, vocab_size=vocabulary))
+    config = config.replace(model=replace(config.model, vocab_size=vocabulary))
     tokens = config.train.batch_size * config.train.sequence_length
     parameters = config.parameters.total
     yield (

@@ -113,7 +113,7 @@ def _config_and_data(record: Record, corpus: Path) -> tuple[Config, RunData]:
     data = RunData.open(corpus, config, verify=False)
     if data.corpus.manifest_sha256 != record.corpus.manifest_sha256:
         raise UserError(f"--corpus={corpus}: not the corpus of this run. Give that one.")
-    return replace(config, model=fit_to_corpus(config.model, data.corpus)), data
+    return config.replace(model=fit_to_corpus(config.model, data.corpus)), data
 
 
 def _precision(record: Record, config: Config, device: torch.device) -> Precision:
