@@ -62,12 +62,15 @@ class Study:
     invocation: Invocation
     fine_tunes: bool
 
-    def of_variant(self, variant: str, seed: int) -> Invocation:
-        """Return the call of a run; UserError names the variant whose overrides are no overrides."""
+    def runs_of(self, variant: str) -> list[Invocation]:
+        """Return the call of each seed's run; UserError names the variant whose overrides are wrong."""
         shared = self.invocation
-        changes = self._without_multiples(variant)
-        name = f"{shared.name}-{variant}-{seed}"
-        return replace(shared, name=name, overrides=(*shared.overrides, *changes, f"seed={seed}"))
+        overrides = (*shared.overrides, *self.changes_of(variant))
+        runs = []
+        for seed in self.seeds:
+            name = f"{shared.name}-{variant}-{seed}"
+            runs.append(replace(shared, name=name, overrides=(*overrides, f"seed={seed}")))
+        return runs
 
     def composed(self, variant: str, overrides: Sequence[str]) -> dict[str, Any]:
         """Return the recipe of a variant; a UserError names it."""
@@ -76,7 +79,7 @@ class Study:
         except UserError as error:
             raise UserError(f"study {self.what}, variant {variant}: {error}") from None
 
-    def _without_multiples(self, variant: str) -> list[str]:
+    def changes_of(self, variant: str) -> list[str]:
         """Return the variant's overrides; multiples are of what it has without them, its own values included."""
         changes = self.variants[variant]
         multiples = [word for word in changes if MULTIPLE.fullmatch(word)]
@@ -173,34 +176,31 @@ def main(
         return
     fine_tunes = what in ("vocab", "data") if glue is None else glue  # losses of several texts
     study = Study(title, variants_of(what, vocab_sizes), numbers, invocation, fine_tunes)
-    check(study)
+    calls = {variant: study.runs_of(variant) for variant in study.variants}
+    check(study, calls)
     made: dict[str, list[Run]] = {}
-    for seed in numbers:  # all variants of one seed first: an early stop compares like with like
-        for variant in study.variants:
-            call = study.of_variant(variant, seed)
-            _run(call, fine_tunes)
-            made.setdefault(variant, []).append(load_run(call.run_folder))
+    for place in range(len(numbers)):  # all variants of a seed first: an early stop compares them
+        for variant, runs in calls.items():
+            _run(runs[place], fine_tunes)
+            made.setdefault(variant, []).append(load_run(runs[place].run_folder))
             rows = write(out, title, made)
     show_table(f"study {title}", HEADER, rows)
     say(f"{out / 'study.md'}: {len(study.variants)} variants with {len(numbers)} seeds")
 
 
-def check(study: Study) -> None:
+def check(study: Study, calls: Mapping[str, Sequence[Invocation]]) -> None:
     """Raise UserError for what a verb would refuse in any run of a study, before the first one trains."""
-    for variant in study.variants:
-        calls = {seed: study.of_variant(variant, seed) for seed in study.seeds}
-        first = calls[study.seeds[0]]
-        composed = study.composed(variant, first.overrides)
-        folders = {seed: call.run_folder for seed, call in calls.items()}
-        corpus = corpus_folder(composed, first.corpora)
+    for variant, runs in calls.items():
+        composed = study.composed(variant, runs[0].overrides)
+        folders = {seed: run.run_folder for seed, run in zip(study.seeds, runs, strict=True)}
+        corpus = corpus_folder(composed, study.invocation.corpora)
         refuse_other(folders, composed, corpus, study.fine_tunes)
-        lacking = {
-            verb: call
-            for call in calls.values()
-            for verb in _missing(call.run_folder, study.fine_tunes)
-        }
-        for verb, call in sorted(lacking.items(), key=lambda item: item[0]):
-            _verb(verb, call, "--check")
+    for runs in calls.values():
+        lacking = {}
+        for run in runs:
+            lacking |= dict.fromkeys(_missing(run.run_folder, study.fine_tunes), run)
+        for verb in sorted(lacking):
+            _verb(verb, lacking[verb], "--check")
 
 
 def _missing(folder: Path, glue: bool) -> list[str]:

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from cramming import environment
-from cramming.cli import VERBS, _load
+from cramming.invocation import Invocation
 from cramming.overrides import compose
+from cramming.verbs import OPTIONS, main_of
 from data_prep.again import overlap
 from eval.verify import Inputs
 
@@ -69,8 +70,7 @@ def write_bert(write_tokenizer: Callable[..., None]) -> Callable[..., Path]:
 
 # A closed-division run in seconds: all eight embedded tasks, three seeds, checkpoints, heartbeats.
 HONEST_RUN = (
-    "name=honest",
-    "device=cpu",
+    "division=closed",
     "precision=fp32",
     "data.size=20000",
     "tokenizer.vocab_size=300",
@@ -101,7 +101,7 @@ PRETRAIN = f"""
 import sys
 from cramming import cli, environment
 environment.git_state = lambda: {CLEAN}
-cli.run_verb("pretrain", sys.argv[1:])
+cli.parse(["pretrain", *sys.argv[1:]]).run()
 """
 
 
@@ -112,18 +112,20 @@ def honest_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Its code is said to be a clean commit, so that it is of the closed division.
     """
     place = tmp_path_factory.mktemp("honest")
-    overrides = [*HONEST_RUN, f"runs={place / 'runs'}", f"corpora={place / 'corpora'}"]
-    settings = compose(overrides)
+    call = Invocation(
+        "honest", place / "runs", place / "corpora", "cpu", overrides=tuple(HONEST_RUN)
+    )
+    settings = compose(HONEST_RUN)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(environment, "git_state", lambda: CLEAN)
-        _load(VERBS["prepare"].module)(settings)
+        main_of("prepare")(settings, call)
         subprocess.run(
-            [sys.executable, "-c", PRETRAIN, *overrides],
+            [sys.executable, "-c", PRETRAIN, *call.arguments(*OPTIONS["pretrain"])],
             check=True,
             capture_output=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
-        _load(VERBS["glue"].module)(settings)
+        main_of("glue")(settings, call)
     return place / "runs" / "honest"
 
 

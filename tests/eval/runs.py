@@ -58,7 +58,6 @@ BEGAN = datetime.fromisoformat(CREATED).timestamp()
 OVERRIDES = (
     "model=tiny",
     "model.vocab_size=8192",
-    "device=cpu",
     "precision=fp32",
     "train.batch_size=4",
     "train.micro_batch=4",
@@ -109,7 +108,7 @@ def write_run(
 ) -> Path:
     """Write the log of a run, and the predictions and final weights that it names; returns the folder.
 
-    `name`: that of the recipe, by default the folder's. Another `learning_rate` makes another recipe; `recipe`: all
+    `name`: the run's, by default the folder's. Another `learning_rate` makes another recipe; `recipe`: all
     settings, in place of these. `limit`: by
     default what the steps take. `ended`: None for a run that was killed. `loss`: of the final validation. `scores`: by
     initialisation, of a finished run; by default the pretrained and the random model. `weights`: content of the final
@@ -117,11 +116,13 @@ def write_run(
     merge into every such event, such as `{"setup": {"training": {"seed": 3}}}`; an earlier log is replaced.
     """
     settings = _recipe((*OVERRIDES, *overrides))
-    settings |= {"name": folder.name if name is None else name, "seed": seed, "division": division}
+    settings |= {"seed": seed, "division": division}
     settings["optim"] = {**settings["optim"], "lr": learning_rate}
     if recipe is not None:
         settings = {**recipe, "budget": dict(recipe["budget"])}
-    plan = TrainingPlan(settings, steps, unit, limit, ended, loss, weights or folder.name, began)
+    own_name = folder.name if name is None else name
+    content = weights or folder.name
+    plan = TrainingPlan(settings, steps, unit, limit, ended, loss, content, began, own_name)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RUN_LOG).unlink(missing_ok=True)
     _append(folder, plan.events(), change)
@@ -182,8 +183,9 @@ def write_external(
     """Write the log of a model that was not pretrained here; returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     recipe = _recipe(OVERRIDES)
-    recipe |= {"name": folder.name, "model_path": model}
     event = ExternalModel(
+        name=folder.name,
+        model=model,
         time=CREATED,
         suite_version="0.1.0",
         rules_version=RULES_VERSION,
@@ -252,6 +254,7 @@ class TrainingPlan:
     loss: float
     weights: str
     began: float
+    name: str
 
     def __post_init__(self) -> None:
         train = self.recipe["train"]
@@ -371,6 +374,7 @@ class TrainingPlan:
     def _start(self, process: int, elapsed: float) -> Start:
         return Start(
             **self._times(process, elapsed),
+            name=self.name,
             suite_version="0.1.0",
             rules_version=RULES_VERSION,
             unit=self.unit,

@@ -49,13 +49,13 @@ def runs(trained: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run_export(runs: Path, compose: Callable[..., dict[str, Any]]) -> Export:
-    """`run_export("name=stock", ...)`: where the folder should be."""
+def run_export(runs: Path) -> Export:
+    """`run_export(name="stock", ...)`: where the folder should be."""
 
-    def call(*overrides: str) -> Path:
-        settings = compose(f"runs={runs}", *overrides)
-        export.main(settings)
-        return Path(settings["export"]["out"] or runs / str(settings["name"]) / "export")
+    def call(name: str = "default", out: Path | None = None, **options: Any) -> Path:
+        given = {"model": None, "license": None, "language": None, **options}
+        export.main(name=name, runs=runs, out=out, **given)
+        return out or runs / name / "export"
 
     return call
 
@@ -104,7 +104,7 @@ def test_the_card_says_what_the_record_says(runs: Path, run_export: Export) -> N
     score_run(runs / "own", change={"scoring": {"entries": {"rte": {"subset": True}}}})
     record = load_record(runs / "own")
     section = record["glue"]["pretrained"]
-    folder = run_export("export.license=apache-2.0", "export.language=en", name="own")
+    folder = run_export(license="apache-2.0", language="en", name="own")
     header, body = card(folder)
     assert header["license"] == "apache-2.0" and header["language"] == "en"
     assert header["library_name"] == "transformers" and header["pipeline_tag"] == "fill-mask"
@@ -156,9 +156,7 @@ def test_without_scores_or_record_the_card_says_so(
     )
     assert "cramming glue name=stock" in body and "trust_remote_code" not in body
     shutil.copytree(runs / "own" / "final", tmp_path / "alone" / "final")
-    folder = run_export(
-        f"model_path={tmp_path / 'alone' / 'final'}", f"export.out={tmp_path / 'alone.exported'}"
-    )
+    folder = run_export(model=str(tmp_path / "alone" / "final"), out=tmp_path / "alone.exported")
     _, body = card(folder)
     assert "## Corpus" not in body and "## Scores" not in body
 
@@ -166,7 +164,7 @@ def test_without_scores_or_record_the_card_says_so(
 def test_the_final_folder_of_a_run_finds_its_record(
     runs: Path, run_export: Export, tmp_path: Path
 ) -> None:
-    folder = run_export(f"model_path={runs / 'stock' / 'final'}", f"export.out={tmp_path / 'out'}")
+    folder = run_export(model=str(runs / "stock" / "final"), out=tmp_path / "out")
     assert card(folder) == card(run_export(name="stock"))
 
 
@@ -195,13 +193,13 @@ def test_an_export_takes_the_place_of_an_earlier_one(
     runs: Path, run_export: Export, tmp_path: Path
 ) -> None:
     """Whole: of the earlier one's files none is left, though another model made it."""
-    first = run_export(f"export.out={tmp_path / 'out'}", name="own")
+    first = run_export(out=tmp_path / "out", name="own")
     assert (first / "hf_adapter.py").is_file()
-    again = run_export(f"export.out={tmp_path / 'out'}", name="stock")
+    again = run_export(out=tmp_path / "out", name="stock")
     assert not (again / "hf_adapter.py").exists() and card(again) == card(run_export(name="stock"))
     (again / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match=r"export\.out="):
-        run_export(f"export.out={tmp_path / 'out'}", name="stock")
+    with pytest.raises(UserError, match="--out="):
+        run_export(out=tmp_path / "out", name="stock")
     assert (again / "notes.txt").read_text() == "mine"
 
 
@@ -216,7 +214,7 @@ def replace_by(folder: Path, **facts: Any) -> None:
 @pytest.mark.parametrize(
     ("damage", "names"),
     [
-        (lambda r: remove(r / "stock"), "name=stock"),
+        (lambda r: remove(r / "stock"), "--name=stock"),
         (lambda r: replace_by(r / "stock", ended="stopped"), "interrupted"),
         (lambda r: replace_by(r / "stock", ended="diverged"), "diverged"),
         (lambda r: (r / "stock/final/model.safetensors").unlink(), "final"),
@@ -268,7 +266,5 @@ def test_the_record_knows_every_file_of_the_model(
         )
     assert "hf_adapter.py" in record["pretrain"]["final_files"]
     (runs / "stock" / "final" / "vocab.txt").write_text("a")
-    _, body = card(
-        run_export(f"model_path={runs / 'stock' / 'final'}", f"export.out={tmp_path / 'out'}")
-    )
+    _, body = card(run_export(model=str(runs / "stock" / "final"), out=tmp_path / "out"))
     assert "## Scores" not in body

@@ -82,15 +82,13 @@ def write_budget(tmp_path: Path) -> Write:
 
 
 @pytest.fixture
-def verb(
-    compose: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., None]:
+def verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """`cramming project` over the made-up runs; where it has turned what is said, that is turned back afterwards."""
     monkeypatch.setattr(progress, "_console", progress._console)
 
     def call(**changes: Any) -> None:
-        settings = {**compose(), "runs": str(tmp_path / "runs")}
-        project.main({**settings, "project": {**settings["project"], **changes}})
+        given = {"names": None, "hours": 24.0, "exaflops": None, "out": None, "json": False}
+        project.main(path=tmp_path / "runs", **{**given, **changes})
 
     return call
 
@@ -226,7 +224,7 @@ def test_what_makes_no_law_is_refused(write_budget: Write, verb: Any) -> None:
         verb()
     write_budget(4.0, lr=2e-3)
     with pytest.raises(UserError, match=r"optim\.lr 0\.001 and 0\.002"):
-        verb(names=["1-0-0.001", "2-0-0.001", "4-0-0.002"])
+        verb(names="1-0-0.001,2-0-0.001,4-0-0.002")
     for compute in (2.0, 4.0, 8.0):
         write_budget(compute, off=compute)
     with pytest.raises(UserError, match="do not fall with compute"):

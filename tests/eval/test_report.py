@@ -25,7 +25,12 @@ from eval.rules import load
 from eval.rules.load import load_runs
 from tests.eval.runs import score_run, write_external, write_run
 
-REPORT = {"out": None, "each_run": True, "duels": "no duels", "repository": None}
+REPORT: dict[str, Any] = {
+    "out": None,
+    "each_run": True,
+    "duels": Path("no duels"),
+    "repository": None,
+}
 
 
 @pytest.fixture
@@ -41,7 +46,7 @@ def _no_plots(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 def _report(runs: Path, **settings: Any) -> Path:
-    main({"runs": str(runs), "report": REPORT | settings})
+    main(runs=runs, **REPORT | settings)
     return Path(settings.get("out") or runs / "report")
 
 
@@ -518,13 +523,13 @@ def test_user_mistakes_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
     for settings, word in (
-        ({"runs": str(tmp_path / "none"), "report": REPORT}, "runs="),
-        ({"runs": str(tmp_path / "empty"), "report": REPORT}, "runs="),
-        ({"runs": str(tmp_path), "report": REPORT | {"out": str(tmp_path / "file")}}, "report.out"),
-        ({"runs": str(tmp_path), "report": REPORT | {"colour": 1}}, "report.colour"),
+        ({"runs": tmp_path / "none"}, "none: no run inside"),
+        ({"runs": tmp_path / "empty"}, "empty: no run inside"),
+        ({"runs": tmp_path, "out": tmp_path / "file"}, "--out="),
+        ({"runs": tmp_path, "repository": "me"}, "--repository=me"),
     ):
         with pytest.raises(UserError, match=word) as caught:
-            main(settings)
+            main(**REPORT | settings)
         assert "\n" not in str(caught.value)
 
 

@@ -71,7 +71,7 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("page")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plots, "training", lambda curves: None)
-        main({"runs": str(_write_runs(folder, len(NAMES))), "report": SETTINGS})
+        main(runs=_write_runs(folder, len(NAMES)), **SETTINGS)
     return folder / "report" / "leaderboard.html"
 
 
@@ -233,7 +233,7 @@ def test_a_recipe_of_several_seeds_is_one_row_that_opens_to_all_its_runs(
             seed=seed,
             scores={"pretrained": 0.6 + seed / 100},
         )
-    main({"runs": str(tmp_path), "report": SETTINGS | {"each_run": False}})
+    main(runs=tmp_path, **SETTINGS | {"each_run": False})
     page = browser.new_page()
     page.goto((tmp_path / "report" / "leaderboard.html").as_uri())
     page.wait_for_selector("html[data-ready=compared]")
@@ -349,7 +349,7 @@ def test_a_page_of_500_runs_stays_below_5_megabytes(
     sizes = {}
     for count in (2, 8):
         runs = _write_runs(tmp_path / str(count), count)
-        main({"runs": str(runs), "report": SETTINGS | {"each_run": False}})
+        main(runs=runs, **SETTINGS | {"each_run": False})
         sizes[count] = (runs / "report" / "leaderboard.html").stat().st_size
     assert sizes[8] + 492 * (sizes[8] - sizes[2]) / 6 < 5e6
 

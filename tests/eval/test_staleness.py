@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from cramming.config import UserError
 from cramming.engine import Engine
+from cramming.invocation import Invocation
 from cramming.model.config import ModelConfig
 from cramming.model.heads import MaskedLM
 from cramming.parallel.mesh import Mesh
@@ -20,6 +21,8 @@ from eval.extras import pipelines
 from eval.extras.staleness import DECAY, RULES, Stages, StaleTraining
 
 CPU = torch.device("cpu")
+
+HERE = Invocation("s", device="cpu")
 
 
 class Chain(MaskedLM):
@@ -144,8 +147,8 @@ def test_the_study_is_written_and_continued(
     tiny_overrides: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    settings = compose(*tiny_overrides, "budget.steps=3", "train.micro_batch=2", "name=s")
-    pipelines.main(settings, 2, [0], tmp_path)
+    settings = compose(*tiny_overrides, "budget.steps=3", "train.micro_batch=2")
+    pipelines.main(settings, HERE, 2, [0], tmp_path)
     text = (tmp_path / "study.md").read_text(encoding="utf-8")
     assert all(f"| {name} |" in text for name in [*RULES, "gpipe", "1f1b", "zbv"])
     assert "20.0% | 20.0%" in text  # (p - 1) / (m + p - 1) with p = 2, m = 4
@@ -153,9 +156,9 @@ def test_the_study_is_written_and_continued(
         tmp_path / "time-gpipe.svg"
     ).read_text()
     monkeypatch.setattr(pipelines, "_train", lambda *_: pytest.fail("is done already"))
-    pipelines.main(settings, 2, [0], tmp_path)
-    with pytest.raises(UserError, match=r"study.stages=3 is above model.num_layers=2"):
-        pipelines.main(settings, 3, [0], tmp_path)
+    pipelines.main(settings, HERE, 2, [0], tmp_path)
+    with pytest.raises(UserError, match=r"--stages=3 is above model.num_layers=2"):
+        pipelines.main(settings, HERE, 3, [0], tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +178,7 @@ def test_what_is_not_simulated_is_refused(
 ) -> None:
     settings = compose(*tiny_overrides, "budget.steps=3", "train.micro_batch=2", override)
     with pytest.raises(UserError, match=rf"study pipelines: .*{problem}"):
-        pipelines.main(settings, 2, [0], tmp_path)
+        pipelines.main(settings, HERE, 2, [0], tmp_path)
 
 
 @pytest.mark.parametrize("lost", [["2bw"], ["synchronous"], ["synchronous", "2bw"]])
@@ -192,7 +195,7 @@ def test_a_run_that_diverged_says_so(
     )
     settings = compose("model=tiny", "budget.steps=3", "train.micro_batch=2")
     for _ in range(2):  # the second time as stored
-        pipelines.main(settings, 2, [0, 1], tmp_path)
+        pipelines.main(settings, HERE, 2, [0, 1], tmp_path)
         rows = (
             line.strip("| ").split(" | ")
             for line in (tmp_path / "study.md").read_text().splitlines()

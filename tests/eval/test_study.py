@@ -1,11 +1,10 @@
 """A study runs what is missing, compares variants over seeds, and goes on after an interruption."""
 
 import json
-import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,44 +13,43 @@ import pytest
 
 from cramming.config import UserError, build, config_folder
 from cramming.data.manifest import Manifest
+from cramming.invocation import Invocation
 from cramming.model.config import ModelConfig, count_parameters
 from cramming.overrides import compose as compose_by_hydra
 from cramming.recipe import Config, Hardware, check
 from cramming.record import load_record
 from cramming.record_schema import Pretraining, Record
 from eval.extras import study
-from eval.extras.study import StudyConfig, main, multiplied, write
+from eval.extras.study import Study, main, multiplied, variants_of, write
 from eval.rules.load import Run, load_run
 from tests.eval.runs import score_run, write_run
 
-Calls = list[tuple[str, list[str]]]
-Settings = Callable[..., dict[str, Any]]
+Calls = list[tuple[str, Invocation, tuple[str, ...]]]
+Start = Callable[..., None]
 
 
-def ran(calls: Calls) -> Calls:
-    """Those of the calls that belong to one run."""
-    return [call for call in calls if "--check" not in call[1]]
+def ran(calls: Calls) -> list[tuple[str, Invocation]]:
+    """Those of the calls that make a run."""
+    return [(verb, call) for verb, call, flags in calls if "--check" not in flags]
 
 
 @pytest.fixture
-def calls(
-    monkeypatch: pytest.MonkeyPatch, compose: Callable[..., dict[str, Any]], tmp_path: Path
-) -> Calls:
+def calls(monkeypatch: pytest.MonkeyPatch, compose: Callable[..., dict[str, Any]]) -> Calls:
     """The verbs that a study calls; they leave runs as the real ones do."""
     made: Calls = []
 
-    def verb(name: str, overrides: list[str], folder: Path | None = None) -> None:
-        made.append((name, overrides))
-        if folder is None:
+    def verb(name: str, call: Invocation, *flags: str, may_end_without_model: bool = False) -> None:
+        made.append((name, call, flags))
+        if flags:
             return
         if name == "pretrain":
-            recipe = compose(*[word for word in overrides if word != "resume=true"])
-            write_run(folder, recipe=recipe, limit=1.0, scores={})
+            recipe = compose(*call.overrides)
+            write_run(call.run_folder, recipe=recipe, limit=1.0, scores={})
         elif name == "glue":
             chosen = compose()["eval"]
             threads = {"scoring": {"threads_per_run": chosen["threads"]}}
             score_run(
-                folder,
+                call.run_folder,
                 suite="embedded",
                 hyperparameters=chosen["hyperparameters"],
                 change=threads,
@@ -59,75 +57,64 @@ def calls(
 
     monkeypatch.setattr(study, "_verb", verb)
     monkeypatch.setattr(study, "compose", lambda overrides: compose(*overrides))
-    monkeypatch.setattr(
-        study, "given_overrides", lambda: ["study.what=vocab", "name=x", "budget.hours=1"]
-    )
     return made
 
 
 @pytest.fixture
-def settings(compose: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    def make(tmp_path: Path, **changes: Any) -> dict[str, Any]:
-        places = {"runs": str(tmp_path), "corpora": str(tmp_path / "corpora"), "name": "x"}
-        return {
-            **compose(),
-            **places,
-            "study": {"vocab_sizes": [512, 1024], "seeds": [0, 1], **changes},
-        }
+def start(compose: Callable[..., dict[str, Any]], tmp_path: Path) -> Start:
+    """`start(*overrides, what="vocab", ...)`: a study in the test's folder."""
 
-    return make
+    def call(*overrides: str, table: dict[str, list[str]] | None = None, **options: Any) -> None:
+        given = {"what": "vocab", "seeds": "0,1", "vocab_sizes": "512,1024", "stages": 3}
+        if table is not None:
+            file = tmp_path / "data.yaml"
+            file.write_text(json.dumps(table))
+            given["what"] = str(file)
+        overrides = overrides or ("budget.hours=1",)
+        here = Invocation("x", tmp_path, tmp_path / "corpora", overrides=overrides)
+        main(compose(), here, **{**given, "glue": None, "out": None, **options})
+
+    return call
 
 
 def test_all_is_checked_before_anything_trains_and_every_run_has_the_users_settings(
-    calls: Calls, settings: Settings, tmp_path: Path
+    calls: Calls, start: Start, tmp_path: Path
 ) -> None:
-    main(settings(tmp_path))
+    start()
     checks, runs = calls[:6], ran(calls)
-    assert [(verb, overrides[-1]) for verb, overrides in checks] == [
-        (verb, "--check") for verb in ("glue", "prepare", "pretrain") * 2
-    ]
-    assert calls[6:] == runs and all(
-        {"name=x-vocab512-1", "name=x-vocab1024-1"} & set(words) for _, words in checks
-    )
-    assert checks[0][1] == [
-        "budget.hours=1",
-        "tokenizer.vocab_size=512",
-        "name=x-vocab512-1",
-        "--check",
-    ]
+    assert [verb for verb, _, flags in checks if flags == ("--check",)] == [
+        "glue",
+        "prepare",
+        "pretrain",
+    ] * 2
+    assert [call for _, call, flags in calls[6:]] == [call for _, call in runs]
+    assert {call.name for _, call, _ in checks} == {"x-vocab512-1", "x-vocab1024-1"}
     assert [verb for verb, _ in runs] == ["prepare", "pretrain", "glue"] * 4
-    assert runs[0][1] == [
-        "budget.hours=1",
-        "tokenizer.vocab_size=512",
-        "name=x-vocab512-0",
-        "seed=0",
-    ]
+    first = runs[0][1]
+    assert first.name == "x-vocab512-0"
+    assert first.overrides == ("budget.hours=1", "tokenizer.vocab_size=512", "seed=0")
     table = (tmp_path / "x-vocab-study" / "study.md").read_text()
     assert "| vocab512 | 2 | 8,192 |" in table and "| vocab1024 | 2 |" in table
 
 
 def test_the_same_command_again_does_only_what_is_missing(
-    calls: Calls, settings: Settings, tmp_path: Path
+    calls: Calls, start: Start, tmp_path: Path
 ) -> None:
-    main(settings(tmp_path, glue=False))
-    assert {verb for verb, _ in calls} == {"prepare", "pretrain"}
+    start(glue=False)
+    assert {verb for verb, _, _ in calls} == {"prepare", "pretrain"}
     calls.clear()
-    main(settings(tmp_path))
+    start(glue=True)
     assert [verb for verb, _ in ran(calls)] == ["glue"] * 4
-    assert {verb for verb, _ in calls} == {"glue"}
+    assert {verb for verb, _, _ in calls} == {"glue"}
     calls.clear()
-    main(
-        settings(tmp_path)
-    )  # by its record a run is scored as soon as one initialisation is: glue knows what it lacks
+    start()  # by its record a run is scored as soon as one initialisation is: glue knows what it lacks
     assert [verb for verb, _ in ran(calls)] == ["glue"] * 4
     calls.clear()
     folder = tmp_path / "x-vocab512-1"
     write_run(folder, recipe=load_record(folder)["config"], limit=1.0, ended="stopped")
-    main(settings(tmp_path))
-    runs = [call for call in ran(calls) if "name=x-vocab512-1" in call[1]]
-    assert [verb for verb, _ in runs] == ["prepare", "pretrain", "glue"] and "resume=true" in runs[
-        1
-    ][1]
+    start()
+    runs = [(verb, call) for verb, call in ran(calls) if call.name == "x-vocab512-1"]
+    assert [verb for verb, _ in runs] == ["prepare", "pretrain", "glue"] and runs[1][1].resume
     assert [verb for verb, _ in ran(calls) if verb != "glue"] == ["prepare", "pretrain"]
 
 
@@ -136,7 +123,7 @@ def earlier(compose: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[
     """`earlier("budget.hours=2", ...)`: the run of variant `vocab1024`, seed 1, with settings of its own."""
 
     def make(*overrides: str, **facts: Any) -> Path:
-        own = ("name=x-vocab1024-1", "seed=1", "tokenizer.vocab_size=1024", "budget.hours=1")
+        own = ("seed=1", "tokenizer.vocab_size=1024", "budget.hours=1")
         typed = {override.partition("=")[0] for override in overrides}
         recipe = compose(*(each for each in own if each.partition("=")[0] not in typed), *overrides)
         limit = recipe["budget"]["hours"]
@@ -158,7 +145,7 @@ def earlier(compose: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[
 @pytest.mark.parametrize("ended", ["finished", "stopped", "diverged"])
 def test_a_run_made_with_other_settings_ends_the_study_before_anything_runs(
     calls: Calls,
-    settings: Settings,
+    start: Start,
     earlier: Callable[..., Path],
     tmp_path: Path,
     override: str,
@@ -169,27 +156,24 @@ def test_a_run_made_with_other_settings_ends_the_study_before_anything_runs(
     """Though it is of the last variant and seed."""
     earlier(override, ended=ended)
     with pytest.raises(UserError, match=f"x-vocab1024-1: .* made with {was}, .* has {wanted}"):
-        main(settings(tmp_path))
+        start()
     assert not calls
 
 
 def test_a_study_goes_on_with_other_places_and_more_seeds_or_variants(
-    calls: Calls, settings: Settings, earlier: Callable[..., Path], tmp_path: Path
+    calls: Calls, start: Start, earlier: Callable[..., Path], tmp_path: Path
 ) -> None:
-    earlier("corpora=elsewhere", "checkpoint.every_steps=3", "report.out=x", "eval.workers=2")
-    main(settings(tmp_path, vocab_sizes=[1024], seeds=[1], glue=False))
+    earlier("checkpoint.every_steps=3", "eval.workers=2")
+    start(vocab_sizes="1024", seeds="1", glue=False)
     assert not ran(calls)
-    main(settings(tmp_path, vocab_sizes=[512, 1024], seeds=[1, 2], glue=False))
-    made = {
-        override for verb, overrides in ran(calls) if verb == "pretrain" for override in overrides
-    }
-    names = {override for override in made if override.startswith("name=")}
-    assert names == {"name=x-vocab512-1", "name=x-vocab512-2", "name=x-vocab1024-2"}
+    start(seeds="1,2", glue=False)
+    names = {call.name for verb, call in ran(calls) if verb == "pretrain"}
+    assert names == {"x-vocab512-1", "x-vocab512-2", "x-vocab1024-2"}
 
 
 def test_a_corpus_may_lie_elsewhere_and_must_be_the_same(
     calls: Calls,
-    settings: Settings,
+    start: Start,
     earlier: Callable[..., Path],
     make_corpus: Callable[..., Path],
     tmp_path: Path,
@@ -214,7 +198,6 @@ def test_a_corpus_may_lie_elsewhere_and_must_be_the_same(
         ),
     ):
         given = ["budget.hours=1", f"{key}={folders[0]}"]
-        monkeypatch.setattr(study, "given_overrides", lambda given=given: given)
         for folder, sha256, problem in (
             (folders[1], hashes[1], None),
             (folders[2], hashes[2], other),
@@ -224,9 +207,9 @@ def test_a_corpus_may_lie_elsewhere_and_must_be_the_same(
             earlier(f"{key}={folder}", change=change)
             if problem:
                 with pytest.raises(UserError, match=problem):
-                    main(settings(tmp_path, vocab_sizes=[1024], seeds=[1], glue=False))
+                    start(*given, vocab_sizes="1024", seeds="1", glue=False)
             else:
-                main(settings(tmp_path, vocab_sizes=[1024], seeds=[1], glue=False))
+                start(*given, vocab_sizes="1024", seeds="1", glue=False)
     assert not ran(calls)
 
 
@@ -239,13 +222,13 @@ def test_a_corpus_may_lie_elsewhere_and_must_be_the_same(
 )
 def test_scores_made_with_other_settings_end_a_study_of_scores_only(
     calls: Calls,
-    settings: Settings,
+    start: Start,
     earlier: Callable[..., Path],
-    tmp_path: Path,
+    compose: Callable[..., dict[str, Any]],
     scored: dict[str, Any],
     problem: str,
 ) -> None:
-    given = settings(tmp_path)["eval"]
+    given = compose()["eval"]
     same = {
         "hyperparameters": given["hyperparameters"],
         "precision": "fp32",
@@ -253,9 +236,9 @@ def test_scores_made_with_other_settings_end_a_study_of_scores_only(
     }
     score_run(earlier(), suite="embedded", change={"scoring": same | scored})
     with pytest.raises(UserError, match=problem):
-        main(settings(tmp_path))
+        start()
     assert not calls
-    main(settings(tmp_path, glue=False))
+    start(glue=False)
     assert ran(calls)
 
 
@@ -264,20 +247,13 @@ WITHOUT_MODEL = {"diverged": {"ended": "diverged"}, "exhausted": {"steps": 0}}
 
 @pytest.mark.parametrize("status", ["diverged", "exhausted"])
 def test_a_run_without_a_model_has_no_score_and_is_not_repeated(
-    calls: Calls, settings: Settings, tmp_path: Path, status: str
+    calls: Calls, start: Start, tmp_path: Path, status: str
 ) -> None:
     variants = {"x-a-0": ["data/filters=gopher"], "x-b-0": []}
     for name, changes in variants.items():
-        recipe = study.compose(["budget.hours=1", *changes, f"name={name}"])
+        recipe = study.compose(["budget.hours=1", *changes])
         write_run(tmp_path / name, recipe=recipe, limit=1.0, **WITHOUT_MODEL[status])
-    main(
-        settings(
-            tmp_path,
-            what="data",
-            variants={"data": {"a": ["data/filters=gopher"], "b": []}},
-            seeds=[0],
-        )
-    )
+    start(table={"a": ["data/filters=gopher"], "b": []}, seeds="0", glue=True)
     assert not calls
     table = (tmp_path / "x-data-study" / "study.md").read_text()
     assert f"| a | 1 (1 {status}) | 8,192 | – | – | – | – |" in table
@@ -285,20 +261,19 @@ def test_a_run_without_a_model_has_no_score_and_is_not_repeated(
 
 @pytest.mark.parametrize("status", ["diverged", "exhausted"])
 def test_a_run_that_ends_without_a_model_does_not_end_the_study(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str
 ) -> None:
     def run(command: list[str]) -> int:
         if "pretrain" not in command or "--check" in command:
             return 0
-        name = next(word.partition("=")[2] for word in command if word.startswith("name="))
+        name = next(word.partition("=")[2] for word in command if word.startswith("--name="))
         is_lost = name == "x-vocab512-0"
         facts: dict[str, Any] = WITHOUT_MODEL[status] if is_lost else {"scores": {}}
         write_run(tmp_path / name, **facts)
         return 2 if is_lost else 0
 
     monkeypatch.setattr(study, "run_process", run)
-    monkeypatch.setattr(study, "given_overrides", list)
-    main(settings(tmp_path, glue=True))
+    start("model=tiny", glue=True)
     table = (tmp_path / "x-vocab-study" / "study.md").read_text()
     assert f"| vocab512 | 2 (1 {status}) | 8,192 | – | – | 7.500 | 10,000 |" in table
     assert "| vocab1024 | 2 |" in table
@@ -353,24 +328,16 @@ def test_losses_on_one_text_compare(tmp_path: Path, scored: Callable[..., Run]) 
     assert "Validation losses are all on one text." in (tmp_path / "study.md").read_text()
 
 
-@pytest.mark.parametrize(
-    "word", ["seed=3", "name=y", "runs=elsewhere", "resume=true", "+study.glue=true"]
-)
-def test_what_is_the_studys_own_is_no_variants(
-    calls: Calls, settings: Settings, tmp_path: Path, word: str
-) -> None:
-    variants = {"data": {"a": [], "b": ["optim=sgd", word]}}
-    with pytest.raises(
-        UserError, match=rf"study\.variants\.data\.b: {re.escape(word)} is for the whole study"
-    ):
-        main(settings(tmp_path, what="data", variants=variants))
+def test_a_variant_has_no_seed_of_its_own(calls: Calls, start: Start) -> None:
+    with pytest.raises(UserError, match="variant b: seed=3 is an option, --seeds"):
+        start(table={"a": [], "b": ["optim=sgd", "seed=3"]})
     assert not calls
 
 
 @pytest.mark.parametrize("has_run", [False, True])
 def test_a_variants_mistake_names_the_variant_before_anything_runs(
     calls: Calls,
-    settings: Settings,
+    start: Start,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     has_run: bool,
@@ -378,31 +345,34 @@ def test_a_variants_mistake_names_the_variant_before_anything_runs(
     monkeypatch.setattr(study, "compose", compose_by_hydra)
     if has_run:
         write_run(tmp_path / "x-b-0")
-    with pytest.raises(
-        UserError, match=r"^study\.variants\.data\.b: Could not override 'optim\.rate'"
-    ):
-        main(settings(tmp_path, what="data", variants={"data": {"a": [], "b": ["optim.rate=1"]}}))
-    assert not calls
+    with pytest.raises(UserError, match=r"^study data, variant b: optim\.rate=1: no such setting"):
+        start(table={"b": ["optim.rate=1"]})
+    assert not ran(calls)
 
 
 @pytest.mark.parametrize("what", ["vocab", "pipelines"])
-@pytest.mark.parametrize(
-    ("word", "problem"),
-    [("seed=5", r"give study\.seeds=\[5\]"), ("resume=true", "goes on by itself; leave it out")],
-)
-def test_what_the_study_decides_is_refused(
-    calls: Calls,
-    settings: Settings,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    what: str,
-    word: str,
-    problem: str,
-) -> None:
-    monkeypatch.setattr(study, "given_overrides", lambda: ["budget.hours=1", word])
-    with pytest.raises(UserError, match=f"study: {word}: .*{problem}"):
-        main(settings(tmp_path, what=what))
+def test_what_the_study_decides_is_refused(calls: Calls, start: Start, what: str) -> None:
+    with pytest.raises(UserError, match=r"seed=5: .*Give --seeds 5"):
+        start("budget.hours=1", "seed=5", what=what)
     assert not calls
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"what": "nothing"}, "study nothing: no such study. Choose one of architectures"),
+        ({"what": "nowhere.yaml"}, "nowhere.yaml"),
+        ({"seeds": "0,0"}, "--seeds=0,0"),
+        ({"seeds": ""}, "--seeds="),
+        ({"vocab_sizes": "many"}, "--vocab-sizes=many"),
+    ],
+)
+def test_mistakes_in_options_are_named(
+    calls: Calls, start: Start, options: dict[str, Any], names: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        start(**options)
+    assert names in str(caught.value) and not calls
 
 
 def test_a_study_that_is_ended_ends_its_training_in_order(tmp_path: Path) -> None:
@@ -413,10 +383,16 @@ def test_a_study_that_is_ended_ends_its_training_in_order(tmp_path: Path) -> Non
         f"#!/bin/sh\ntrap '{end}' TERM\necho on\nfor _ in $(seq 600); do sleep 0.05; done\n"
     )
     child.chmod(0o755)
-    code = f"import sys; from eval.extras import study; sys.executable = {str(child)!r}; study._verb('pretrain', [])"
+    code = (
+        f"import sys; from eval.extras import study; sys.executable = {str(child)!r};"
+        " study._verb('pretrain', study.Invocation())"
+    )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         assert process.stdout
-        assert [process.stdout.readline() for _ in range(2)] == [b"cramming pretrain \n", b"on\n"]
+        assert [process.stdout.readline() for _ in range(2)] == [
+            b"cramming pretrain --name=default --runs=runs --corpora=corpora --device=auto\n",
+            b"on\n",
+        ]
         process.terminate()
         assert process.wait(30) == -signal.SIGTERM
     assert (tmp_path / "ended").exists()
@@ -425,16 +401,15 @@ def test_a_study_that_is_ended_ends_its_training_in_order(tmp_path: Path) -> Non
 def test_a_study_of_one_variant_end_to_end(tiny_overrides: list[str], tmp_path: Path) -> None:
     """Every verb the real one, in a process of its own. The same command again trains nothing, another is refused."""
     places = [
-        f"runs={tmp_path / 'runs'}",
-        f"corpora={tmp_path / 'corpora'}",
-        "name=x",
-        "study.glue=false",
+        f"--runs={tmp_path / 'runs'}",
+        f"--corpora={tmp_path / 'corpora'}",
+        *("--name", "x", "--no-glue", "--vocab-sizes", "300", "--seeds", "0"),
     ]
     given = [o for o in tiny_overrides if not o.startswith("data.corpus=")] + [
         "data=embedded",
         "data.size=20000",
     ]
-    wanted = [*places, *given, "budget.steps=3", "study.vocab_sizes=[300]", "study.seeds=[0]"]
+    wanted = [*places, *given, "budget.steps=3"]
     command = [sys.executable, "-m", "cramming", "study", "vocab", *wanted]
     subprocess.run(command, check=True)
     record = json.loads((tmp_path / "runs/x-vocab300-0/record.json").read_text())
@@ -479,6 +454,13 @@ def quick(monkeypatch: pytest.MonkeyPatch, compose: Callable[..., dict[str, Any]
 STUDIES = ("architectures", "batch", "data", "masking", "schedules")
 
 
+def changes_of(what: str, given: Sequence[str]) -> dict[str, list[str]]:
+    """The overrides of each variant of a study whose runs all have those of `given`."""
+    shared = Invocation(overrides=tuple(given))
+    made = Study(what, variants_of(what, "1"), [0], shared, False)
+    return {variant: made.changes_of(variant) for variant in made.variants}
+
+
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("what", STUDIES)
 def test_every_variant_is_a_run_at_any_size(
@@ -486,14 +468,8 @@ def test_every_variant_is_a_run_at_any_size(
 ) -> None:
     """Names are of one study only: the runs of all studies with one name lie in one folder."""
     given = ["experiment=crammed-bert-day", "scale=30M"]
-    settings = compose(*given)
-    variants = build(StudyConfig, {**settings["study"], "what": what}, "study").overrides_of(given)
-    others = [
-        name
-        for study, table in settings["study"]["variants"].items()
-        if study != what
-        for name in table
-    ]
+    variants = changes_of(what, given)
+    others = [name for other in STUDIES if other != what for name in variants_of(other, "1")]
     assert len(variants) > 1 and not variants.keys() & set(others)
     seen = []
     for changes in variants.values():
@@ -506,9 +482,7 @@ def test_every_variant_is_a_run_at_any_size(
 @pytest.mark.usefixtures("quick")
 def test_shapes_have_the_parameters_of_the_model(compose: Callable[..., dict[str, Any]]) -> None:
     for given in ("scale=10M", "scale=30M", "scale=110M", "scale=350M"):
-        settings = compose("model=crammed-bert", given)
-        config = build(StudyConfig, {**settings["study"], "what": "architectures"}, "study")
-        variants, counts = config.overrides_of(["model=crammed-bert", given]), {}
+        variants, counts = changes_of("architectures", ["model=crammed-bert", given]), {}
         for name in ("as-chosen", "deep-narrow", "shallow-wide", "plain-mlp"):
             model = compose("model=crammed-bert", given, *variants[name])["model"] | {
                 "vocab_size": 32768
@@ -551,8 +525,8 @@ def test_a_multiple_of_what_is_set() -> None:
 def test_a_multiple_is_of_what_the_variant_has_otherwise(
     changes: list[str], expected: list[str]
 ) -> None:
-    config = StudyConfig(what="mine", variants={"mine": {"a": changes}})
-    assert config.overrides_of(["train.batch_size=32"]) == {"a": expected}
+    shared = Invocation(overrides=("train.batch_size=32",))
+    assert Study("mine", {"a": changes}, [0], shared, False).changes_of("a") == expected
 
 
 @pytest.mark.usefixtures("quick")
@@ -563,10 +537,9 @@ def test_learning_rates_follow_the_batch_by_the_square_root(
     for name in sorted(file.stem for file in (config_folder() / "optim").glob("*.yaml")):
         for batch in (16, 256):
             shared = [f"optim={name}", f"train.batch_size={batch}"]
-            config = build(StudyConfig, compose(*shared)["study"] | {"what": "batch"}, "study")
             peaks = {
                 variant: Config.of(compose(*shared, *changes)).peak_learning_rate
-                for variant, changes in config.overrides_of(shared).items()
+                for variant, changes in changes_of("batch", shared).items()
             }
             assert peaks["whole-batch"] == Config.of(compose(*shared)).peak_learning_rate, name
             shares = {variant: peak / peaks["whole-batch"] for variant, peak in peaks.items()}
@@ -581,9 +554,7 @@ def test_masked_variants_are_masked_whatever_the_objective(
     compose: Callable[..., dict[str, Any]],
 ) -> None:
     shared = ["objective=causal-then-mlm"]
-    variants = build(
-        StudyConfig, compose(*shared)["study"] | {"what": "masking"}, "study"
-    ).overrides_of(shared)
+    variants = changes_of("masking", shared)
     assert {
         Config.of(compose(*shared, *changes)).objective.kinds for changes in variants.values()
     } == {"mlm"}
@@ -593,7 +564,6 @@ def test_masked_variants_are_masked_whatever_the_objective(
 def test_shapes_keep_late_layers(compose: Callable[..., dict[str, Any]]) -> None:
     for model, late in (("tiny", 3), ("tiny", 2), ("best", 1), ("best", 5)):
         shared = [f"model={model}", f"model.late_layers={late}"]
-        config = build(StudyConfig, compose(*shared)["study"] | {"what": "architectures"}, "study")
-        for name, changes in config.overrides_of(shared).items():
+        for name, changes in changes_of("architectures", shared).items():
             shape = Config.of(compose(*shared, *changes)).model
             assert shape.late_layers == late or name == "shallow-wide"

@@ -17,15 +17,15 @@ import torch
 from cramming.bench import gate, tables, tricks, worker
 from cramming.bench import main as bench
 from cramming.bench.worker import Candidate, Steps, Worker, topic_batches
-from cramming.config import UserError, build
+from cramming.config import UserError
 from cramming.data.batches import Batch
 from cramming.data.masking import ObjectiveConfig
 from cramming.device import DeviceInfo
+from cramming.invocation import Invocation
 from cramming.plan import roofline
 
 Compose = Callable[..., dict[str, Any]]
 TINY = [
-    "device=cpu",
     "model.hidden_size=32",
     "model.num_layers=2",
     "model.num_heads=2",
@@ -33,14 +33,17 @@ TINY = [
     "train.batch_size=4",
     "train.micro_batch=4",
     "train.sequence_length=16",
-    "bench.vocab_size=128",
-    "bench.rounds=2",
-    "bench.steps=1",
-    "bench.gate_steps=40",
-    "bench.gate_vocab_size=64",
     "optim.lr=0.01",
-    "bench.gate={model: {hidden_size: 32}, train: {batch_size: 16, micro_batch: 16}}",
 ]
+CONDITIONS: dict[str, Any] = {
+    "vocab_size": 128,
+    "rounds": 2,
+    "steps": 1,
+    "gate_steps": 40,
+    "gate_vocab_size": 64,
+}
+GATE = "model.hidden_size=32 train.batch_size=16 train.micro_batch=16"
+HERE = Invocation(device="cpu")
 
 
 @pytest.fixture
@@ -48,12 +51,9 @@ def measured(compose: Compose, tmp_path: Path) -> Callable[..., tuple[dict[str, 
     """`measured("bf16")`: the raw numbers and the lines of the table after a call of `bench` for some rows."""
 
     def run(only: str, *more: str) -> tuple[dict[str, Any], list[str]]:
-        files = [
-            f"bench.out={tmp_path}/tricks.md",
-            f"bench.raw={tmp_path}",
-            f"gates={tmp_path}/gates.json",
-        ]
-        bench.main(compose(*TINY, *files, f"bench.only=[{only}]", *more))
+        recipe = compose(*TINY, f"gates={tmp_path}/gates.json", *more)
+        files = {"out": tmp_path / "tricks.md", "raw": tmp_path}
+        bench.main(recipe, HERE, only=only, gate=GATE, **files, **CONDITIONS)
         (raw,) = tmp_path.glob("tricks_*.json")
         return json.loads(raw.read_text()), (tmp_path / "tricks.md").read_text().splitlines()
 
@@ -111,24 +111,27 @@ def test_a_call_for_some_rows_adds_to_those_of_before(
 
 @pytest.mark.slow
 def test_another_algorithm_says_what_it_learned(measured: Any, tmp_path: Path) -> None:
-    raw, lines = measured("'LAMB, square-root rule'")
+    raw, lines = measured("LAMB, square-root rule")
     (row,) = raw["rows"]
     assert row["learned"]["fall"] > 0.1 and row["learned"]["reference"] > 0.3
     assert any("(learned " in line for line in lines) and not (tmp_path / "gates.json").exists()
 
 
 @pytest.mark.parametrize(
-    ("override", "message"),
+    ("override", "options", "message"),
     [
-        ("bench.only=[magic]", r"no trick .'magic'.; there are: last layer at targets"),
-        ("optim=sgd", "the row '8-bit AdamW': optim.eps is no setting of this configuration"),
-        ("bench.vocab_size=3", r"bench\.vocab_size=3.*at least 10"),
-        ("bench.gate={model: {wdith: 3}}", r"bench.gate: model.wdith is no setting"),
+        ("seed=0", {"only": "magic"}, r"no trick .'magic'.; there are: last layer at targets"),
+        ("optim=sgd", {}, "the row '8-bit AdamW': optim.eps is no setting of this configuration"),
+        ("seed=0", {"gate_steps": 1}, r"--gate-steps=1: too few"),
+        ("seed=0", {"gate": "model.wdith=3"}, r"--gate: model.wdith is no setting"),
     ],
 )
-def test_what_cannot_be_measured_is_named(compose: Compose, override: str, message: str) -> None:
+def test_what_cannot_be_measured_is_named(
+    compose: Compose, tmp_path: Path, override: str, options: dict[str, Any], message: str
+) -> None:
+    given = {"only": None, "gate": GATE, "out": tmp_path / "a.md", "raw": tmp_path, **CONDITIONS}
     with pytest.raises(UserError, match=message):
-        bench.main(compose(*TINY, override))
+        bench.main(compose(*TINY, override), HERE, **{**given, **options})
 
 
 def test_a_worker_that_cannot_build_says_why(compose: Compose) -> None:
@@ -247,7 +250,7 @@ def test_a_mode_is_measured_by_products_of_its_own_format(
         lambda device, dtype, tf32: {torch.float32: 1.0 + tf32}.get(dtype, 4.0),
     )
     settings, rows = compose(*TINY), {trick.name: trick for trick in tricks.TRICKS}
-    config = build(bench.BenchConfig, settings["bench"], "bench")
+    config = bench.BenchConfig(**CONDITIONS, gate=bench.changes_of_gate(GATE))
     with ExitStack() as running:
         on_gpu = bench.Bench(settings, config, torch.device("cuda"), running, FakeWorker)  # type: ignore[arg-type]
         names = ("compile blocks", "tf32", "compile model", "bf16")

@@ -12,6 +12,7 @@ import torch
 
 from cramming import device
 from cramming.config import UserError, config_folder
+from cramming.invocation import Invocation
 from cramming.model.config import flops_per_token
 from cramming.plan import main as plan
 from cramming.plan import roofline, search
@@ -24,7 +25,13 @@ from cramming.recipe import Hardware, check, tiny_defaults
 from cramming.record import load_record
 
 Compose = Callable[..., dict[str, Any]]
-CARD = "plan.device=RTX 2080 Ti"
+OPTIONS: dict[str, Any] = {
+    "device": "RTX 2080 Ti",
+    "memory_gb": None,
+    "price_per_hour": None,
+    "devices": None,
+    "network": "nvlink",
+}
 SMALL = [
     "model=bert-base",
     "model.hidden_size=64",
@@ -46,16 +53,16 @@ TINY = [
 ]
 
 
-def planned(compose: Compose, folder: Path, *overrides: str) -> dict[str, Any]:
+def planned(compose: Compose, folder: Path, *overrides: str, **options: Any) -> dict[str, Any]:
     path = folder / "plan.json"
-    plan.main(compose(*SMALL, CARD, *overrides, f"plan.json={path}"))
+    plan.main(compose(*SMALL, *overrides), Invocation(), out=path, **{**OPTIONS, **options})
     return json.loads(path.read_text())
 
 
 def test_a_small_model_on_a_large_card(
     compose: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = planned(compose, tmp_path, "plan.memory_gb=11", "budget.hours=24")
+    found = planned(compose, tmp_path, "budget.hours=24", memory_gb=11)
     assert found["vocab_size"] == 1024  # the tokenizer's limit in whole tiles of 64
     best, first = found["proposed"], found["options"][0]
     assert (first["micro_batch"], first["memory"]["checkpoint_every"]) == (8, 0)  # as configured
@@ -85,7 +92,7 @@ def test_tight_memory_takes_checkpointing(
     between = (peaks[1, 32] + peaks[0, 32]) / 2
     monkeypatch.setitem(search.CONTEXT_BYTES, "cuda", 0)
     monkeypatch.setitem(search.ALLOCATOR_WASTE, "cuda", 0.0)
-    found = planned(compose, tmp_path, f"plan.memory_gb={between / 2**30}")
+    found = planned(compose, tmp_path, memory_gb=between / 2**30)
     assert found["proposed"]["peak_bytes"] <= between
     assert found["proposed"]["fits"]
     sizes = {
@@ -102,9 +109,9 @@ def test_where_nothing_fits_it_says_what_is_missing(
 ) -> None:
     with pytest.raises(
         UserError,
-        match=r"plan\.memory_gb=0\.61: nothing fits; the least .*train\.micro_batch=1.*GiB",
+        match=r"--memory-gb=0\.61: nothing fits; the least .*train\.micro_batch=1.*GiB",
     ):
-        planned(compose, tmp_path, "plan.memory_gb=0.61", "model.hidden_size=512")
+        planned(compose, tmp_path, "model.hidden_size=512", memory_gb=0.61)
     assert " NO " in capsys.readouterr().out
     assert json.loads((tmp_path / "plan.json").read_text())["proposed"] is None
 
@@ -112,21 +119,21 @@ def test_where_nothing_fits_it_says_what_is_missing(
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["plan.device=GTX 480"], "choose one of auto, cpu, cuda, RTX 2080 Ti"),
+        (["--device=GTX 480"], "choose one of auto, cpu, cuda, RTX 2080 Ti"),
         (
             ["attention.kernel=varlen"],
             "attention.kernel=varlen: FlashAttention needs an Ampere or newer GPU",
         ),
         (
-            ["attention.kernel=varlen", "plan.device=A100", "precision.mode=fp32"],
+            ["attention.kernel=varlen", "--device=A100", "precision.mode=fp32"],
             "FlashAttention computes in 16 bits",
         ),
         (
-            ["attention.kernel=varlen", "plan.device=A100", "model.attention_dropout=0.1"],
+            ["attention.kernel=varlen", "--device=A100", "model.attention_dropout=0.1"],
             "attention.kernel=varlen: has no dropout",
         ),
         (
-            ["attention.kernel=varlen", "plan.device=cpu"],
+            ["attention.kernel=varlen", "--device=cpu"],
             "attention.kernel=varlen: runs on CUDA only",
         ),
         (
@@ -134,18 +141,16 @@ def test_where_nothing_fits_it_says_what_is_missing(
             "attention.kernel=flex: has no dropout",
         ),
         (["attention.kernel=products"], "attention.kernel=products: is for CPUs only"),
-        (["plan.memory_gb=0"], "plan.memory_gb=0.0 must be above 0"),
-        (["plan.price_per_hour=-1"], "plan.price_per_hour=-1.0 must be above 0"),
         (
             ["train.sequence_length=1024"],
             "train.sequence_length=1024 is above model.max_length=512",
         ),
         (["precision=fp8"], "precision.mode=fp8: needs an Ada or Hopper GPU"),
         (
-            ["precision=fp8", "plan.device=A100"],
+            ["precision=fp8", "--device=A100"],
             "(compute capability 8.9 or newer), this is A100 40GB",
         ),
-        (["precision=fp8", "plan.device=cpu"], "precision.mode=fp8: needs an Ada or Hopper GPU"),
+        (["precision=fp8", "--device=cpu"], "precision.mode=fp8: needs an Ada or Hopper GPU"),
         (["memory=offload-all"], "memory.offload_weights=true: fp16"),
         (
             ["parallel=tp", "memory.offload_weights=true"],
@@ -162,8 +167,10 @@ def test_mistakes_are_named(
     compose: Compose, tmp_path: Path, overrides: list[str], message: str
 ) -> None:
     """And what `pretrain` would refuse on the device is not planned."""
+    typed = [word for word in overrides if not word.startswith("--device=")]
+    devices = [word.removeprefix("--device=") for word in overrides if word not in typed]
     with pytest.raises(UserError) as caught:
-        planned(compose, tmp_path, *overrides)
+        planned(compose, tmp_path, *typed, device=(devices or ["RTX 2080 Ti"])[0])
     assert message in str(caught.value)
 
 
@@ -193,7 +200,7 @@ def test_every_memory_section_is_planned_with_what_goes_with_it(
     config = planned_config(
         compose(*SMALL, *TINY, "train.micro_batch=1", f"memory={memory}", "precision=bf16")
     )
-    target = find_target(PlanConfig(memory_gb=None, device="A100", json_file=None), "cpu", config)
+    target = find_target(PlanConfig("A100"), config)
     found = list(search.explore(config, target))
     assert found[0].memory == config.memory
     for option in found:
@@ -216,8 +223,7 @@ def test_fp8_is_planned_as_bf16_and_says_so(
 ) -> None:
     fp8 = ("precision=fp8", "precision.emulate_fp8=true", "precision.fp8_scaling=rowwise")
     found = [
-        planned(compose, tmp_path, *TINY, *how, "plan.device=H100")
-        for how in (fp8, ("precision=bf16",))
+        planned(compose, tmp_path, *TINY, *how, device="H100") for how in (fp8, ("precision=bf16",))
     ]
     assert (
         found[0]["target"]["place"]["mode"] == "fp8" and found[0]["options"] == found[1]["options"]
@@ -226,9 +232,7 @@ def test_fp8_is_planned_as_bf16_and_says_so(
 
 
 def test_this_machine_is_measured(compose: Compose, tmp_path: Path) -> None:
-    found = planned(
-        compose, tmp_path, "plan.device=cpu", "precision=fp32", "train.micro_batch=auto"
-    )
+    found = planned(compose, tmp_path, "precision=fp32", "train.micro_batch=auto", device="cpu")
     target = found["target"]
     assert target["place"]["kind"] == "cpu" and target["heap_factor"] > 1
     assert 1e9 < target["rates"]["flops"] < 1e14 and "measured now" in target["rates"]["basis"]
@@ -294,9 +298,9 @@ def test_a_model_that_will_be_spread_is_planned_on_one_device(
     compose: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str], parallel: str
 ) -> None:
     """Which is said; and no micro-batch is proposed that a pipeline of two stages could not be filled with."""
-    card = ("plan.device=A100", "precision=bf16")
     found, one = (
-        planned(compose, tmp_path, *card, f"parallel={name}") for name in (parallel, "ddp")
+        planned(compose, tmp_path, "precision=bf16", f"parallel={name}", device="A100")
+        for name in (parallel, "ddp")
     )
     assert found["options"][0] == one["options"][0]
     assert found["proposed"]["micro_batch"] == (16 if parallel == "pp" else 32)
@@ -326,9 +330,7 @@ def test_each_card_gets_a_number_format_and_kernels_that_it_has(
 ) -> None:
     """Turing has neither bf16 nor FlashAttention: `auto` becomes fp16 and SDPA, whose masks are in memory."""
     config = planned_config(compose(*SMALL, *TINY, "precision=auto", "train.packing=documents"))
-    target = find_target(
-        PlanConfig(memory_gb=None, device=card.name, json_file=None), "cpu", config
-    )
+    target = find_target(PlanConfig(card.name), config)
     old = card.capability < (8, 0)
     assert (target.place.mode, target.place.has_flash) == (
         ("fp16", False) if old else ("bf16", True)

@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cramming.config import UserError, build
+from cramming.config import UserError
+from cramming.invocation import Invocation
 from cramming.plan.main import main
 from cramming.plan.scaling import (
     NETWORKS,
@@ -34,7 +36,6 @@ SMALL = (
     "train.sequence_length=32",
     "train.batch_size=16",
     "train.micro_batch=8",
-    "plan.device=H100",
 )
 
 
@@ -43,7 +44,7 @@ def planned(compose: Callable[..., dict[str, Any]]) -> tuple[Config, Target]:
     """A small model on a card of the table."""
     settings = compose(*SMALL)
     config = planned_config(settings)
-    return config, find_target(build(PlanConfig, settings["plan"], "plan"), "auto", config)
+    return config, find_target(PlanConfig("H100"), config)
 
 
 def test_collectives_move_what_the_closed_forms_say():
@@ -157,17 +158,30 @@ def test_a_batch_that_grows_is_predicted_in_micro_batches_that_pretrain_accepts(
         check(*p.split.as_run(config, target.place, p.micro_batch))
 
 
+def show(recipe: dict[str, Any], devices: str, out: Path | None = None) -> None:
+    main(
+        recipe,
+        Invocation(),
+        device="H100",
+        memory_gb=None,
+        price_per_hour=None,
+        devices=devices,
+        network="nvlink",
+        out=out,
+    )
+
+
 def test_settings_that_cannot_be_spread_are_refused_with_the_reason(compose):
     with pytest.raises(UserError, match=r"train\.batch_size=16 is not a multiple .* x 3 process"):
-        main(compose(*SMALL, "plan.devices=[2,3]"))
+        show(compose(*SMALL), "2,3")
     with pytest.raises(
         UserError, match=r"memory\.offload_weights=true: works in one process only, this run has 2"
     ):
-        main(compose(*SMALL, "plan.devices=[2]", "memory.offload_weights=true"))
+        show(compose(*SMALL, "memory.offload_weights=true"), "2")
 
 
 def test_the_verb_shows_and_writes_them(compose, tmp_path, capsys):
-    main(compose(*SMALL, "plan.devices=[8]", f"plan.json={tmp_path / 'plan.json'}"))
+    show(compose(*SMALL), "8", tmp_path / "plan.json")
     rows = json.loads((tmp_path / "plan.json").read_text())["devices"]
     assert {row["split"]["dp"] * row["split"]["tp"] * row["split"]["pp"] for row in rows} == {8}
     shown = capsys.readouterr().out

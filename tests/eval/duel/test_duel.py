@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from cramming.budget import limits_of
-from cramming.config import UserError, build
+from cramming.config import UserError
 from cramming.files import lock
-from cramming.overrides import compose as compose_settings
-from cramming.overrides import with_implied, with_quotes
+from cramming.invocation import Invocation
+from cramming.overrides import with_implied
 from cramming.record import load_metrics
 from cramming.runlog import RUN_LOG, Event, Timed, read_log
 from eval.duel import ladder, main, sides
@@ -30,10 +30,26 @@ Compose = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def config(compose: Compose, tmp_path: Path) -> DuelConfig:
-    return build(
-        DuelConfig, {**compose()["duel"], "folder": str(tmp_path / "duels"), "pairs": 5}, "duel"
+def config(tmp_path: Path) -> DuelConfig:
+    return DuelConfig(
+        base="",
+        candidate="",
+        pairs=5,
+        first_look=3,
+        error=0.05,
+        delta=0.01,
+        glue=False,
+        keep=False,
+        duels=tmp_path / "duels",
+        json=False,
     )
+
+
+HERE = Invocation(device="cpu")
+
+
+def side_at(folder: Path) -> Side:
+    return Side(Invocation(folder.name, folder.parent))
 
 
 class Fought:
@@ -64,7 +80,7 @@ CORPORA = {"corpora": ("c0", "c1")}
 @pytest.fixture
 def begin(config: DuelConfig, compose: Compose) -> Callable[[], tuple[DuelLog, list[Opponent]]]:
     def begun() -> tuple[DuelLog, list[Opponent]]:
-        log = DuelLog(config.folder)
+        log = DuelLog(config.duels)
         opponents = [
             Opponent([override], compose(override)) for override in ("optim=adamw", "optim=sgd")
         ]
@@ -112,14 +128,14 @@ def test_a_duel_ends_as_soon_as_its_test_has_a_verdict(
 ) -> None:
     fought = Fought(monkeypatch, loss)
     log, opponents = begin()
-    fight(log, "d0", [0, 1], opponents, config, seed=0)
+    fight(log, "d0", [0, 1], opponents, config, HERE, seed=0)
     duel = log.duels()["d0"]
     assert duel.decision is not None and duel.decision.verdict == verdict
     assert len(duel.pairs) == pairs == len(fought.trained)
     assert (
         fought.trained[:2] == [["base-0", "candidate-0"], ["candidate-1", "base-1"]][:pairs]
     )  # cores change hands
-    fight(log, "d0", [0, 1], opponents, config, seed=0)
+    fight(log, "d0", [0, 1], opponents, config, HERE, seed=0)
     assert len(fought.trained) == pairs, "fought once, shown ever after"
     capsys.readouterr()
     ladder.show(log, as_json=False)
@@ -152,9 +168,9 @@ def test_a_kill_between_a_pair_and_its_verdict_costs_neither(
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(DuelLog, "append", killed)
-        fight(log, "d0", [0, 1], opponents, config, seed=0)
+        fight(log, "d0", [0, 1], opponents, config, HERE, seed=0)
     monkeypatch.setattr(main, "code", lambda: {"commit": "another"})  # no more of it is needed
-    fight(log, "d0", [0, 1], opponents, config, seed=0)
+    fight(log, "d0", [0, 1], opponents, config, HERE, seed=0)
     assert len(fought.trained) == pairs and log.duels()["d0"].decision is not None
 
 
@@ -165,11 +181,9 @@ def test_another_rule_for_the_same_seeds_is_refused(
     log, opponents = begin()
     rule = rule_of(config, measure="loss", seed=2)
     main.begin(log, "d1", opponents, ["h0", "h1"], rule, "Test CPU")
-    fight(log, "d1", [0, 1], opponents, config, seed=2)
+    fight(log, "d1", [0, 1], opponents, config, HERE, seed=2)
     first, second = (side.settings for side in opponents)
-    spelt = compose(
-        "optim=adamw", "device=cpu", "train.log_every=7"
-    )  # the same to whoever trains by it
+    spelt = compose("optim=adamw", "train.log_every=7")  # the same to whoever trains by it
     for sides_of, corpora_of in (
         ([first, second], ["c0", "c1"]),
         ([spelt, second], ["c0", "c1"]),
@@ -192,16 +206,16 @@ def test_the_log_keeps_every_duel_with_both_configurations_and_the_ladder_shows_
 ) -> None:
     Fought(monkeypatch, lambda name: 5.0 - (name[0] == "c") * (0.5 + 0.01 * int(name[-1])))
     log, opponents = begin()
-    fight(log, "d0", [0, 1], opponents, config, seed=0)
+    fight(log, "d0", [0, 1], opponents, config, HERE, seed=0)
     assert log.configurations()["h1"]["optim"]["name"] == "sgd"
     capsys.readouterr()
     ladder.show(log, as_json=False)
     shown = capsys.readouterr().out
     assert "optim=sgd  optim=adamw" in shown and "win" in shown and "0.05 false verdicts" in shown
-    assert "<svg" in (config.folder / "ladder.svg").read_text()
+    assert "<svg" in (config.duels / "ladder.svg").read_text()
     (pair, *_) = ladder.seconds_and_losses(log.duels()["d0"])
     assert pair.base == [(4.0, 6.0), (8.0, 5.0)] and pair.candidate[-1] == (8.0, 4.5)
-    assert "<svg" in (config.folder / "d0" / "curves.svg").read_text()
+    assert "<svg" in (config.duels / "d0" / "curves.svg").read_text()
     ladder.show(log, as_json=True)
     found = json.loads(capsys.readouterr().out)
     assert found["error_spent"] == 0.05 and found["duels"][0]["verdict"] == "win"
@@ -215,7 +229,7 @@ def test_a_log_of_duels_that_was_altered_is_refused(
 ) -> None:
     Fought(monkeypatch, lambda name: 5.0 - (name[0] == "c") * (0.5 + 0.01 * int(name[-1])))
     log, opponents = begin()
-    fight(log, "d0", [0, 1], opponents, config, seed=0)
+    fight(log, "d0", [0, 1], opponents, config, HERE, seed=0)
     content = log.path.read_bytes()
     lines = content.splitlines(keepends=True)
     for altered in (
@@ -230,7 +244,7 @@ def test_a_log_of_duels_that_was_altered_is_refused(
 def test_a_side_that_is_left_over_trains_beside_the_other_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    pair = [Side(tmp_path / "base-0", []), Side(tmp_path / "candidate-0", [])]
+    pair = [side_at(tmp_path / "base-0"), side_at(tmp_path / "candidate-0")]
     monkeypatch.setattr(Side, "has_trained", lambda side: side.folder.name == "base-0")
     trained = []
 
@@ -254,7 +268,7 @@ def test_other_code_does_not_go_on_with_a_duel(
         main, "code", lambda: {"commit": "another", "dirty": False, "diff_sha256": None}
     )
     with pytest.raises(UserError, match="other code is here now"):
-        fight(log, "d0", [0, 1], opponents, config, seed=0)
+        fight(log, "d0", [0, 1], opponents, config, HERE, seed=0)
     assert log.duels()["d0"].starts == 0
 
 
@@ -267,20 +281,20 @@ def test_the_progress_of_a_long_run_is_known_at_once(tmp_path: Path) -> None:
     lines = [json.dumps(row, separators=(",", ":")) for row in rows]
     (tmp_path / RUN_LOG).write_text("\n".join([*lines, '{"event":"steps","step":9001,"progr']))
     began = time.perf_counter()
-    assert {Side(tmp_path, []).progress() for _ in range(10)} == {0.9}
+    assert {side_at(tmp_path).progress() for _ in range(10)} == {0.9}
     assert time.perf_counter() - began < 0.2
 
 
 def test_the_progress_of_a_run_is_that_of_its_last_row(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", ended=None)
-    assert Side(run, []).progress() == pytest.approx(load_metrics(run)[-1]["progress"])
+    assert side_at(run).progress() == pytest.approx(load_metrics(run)[-1]["progress"])
 
 
 def test_the_result_of_a_side_is_what_its_record_says(tmp_path: Path) -> None:
-    result = Side(write_run(tmp_path / "a"), []).result()
+    result = side_at(write_run(tmp_path / "a")).result()
     assert (result.status, result.loss, result.steps) == ("finished", 7.5, 100)
     assert result.curve[-1] == (1.0, 7.5) and result.scores and result.score is not None
-    lost = Side(write_run(tmp_path / "b", ended="diverged"), []).result()
+    lost = side_at(write_run(tmp_path / "b", ended="diverged")).result()
     assert (lost.status, lost.loss, lost.scores) == ("diverged", None, None)
 
 
@@ -318,7 +332,7 @@ def test_scores_decide_where_a_side_has_no_masked_lm_loss(
     mlm, rtd = compose(), compose("objective=rtd")
     assert not needs_scores(against(mlm, mlm), glue=False)
     assert needs_scores(against(mlm, rtd), glue=True)
-    with pytest.raises(UserError, match=r"set duel\.glue=true"):
+    with pytest.raises(UserError, match="Add --glue"):
         needs_scores(against(rtd, mlm), glue=False)
     other = compose("objective=rtd", "eval.hyperparameters.epochs=2")
     with pytest.raises(UserError, match="fine-tuned otherwise"):
@@ -330,11 +344,11 @@ def test_scores_decide_where_a_side_has_no_masked_lm_loss(
         "result",
         lambda side: SideResult(status="finished", score=score.get(side.folder.name, 65.0)),
     )
-    log = DuelLog(config.folder)
+    log = DuelLog(config.duels)
     judged = rule_of(config, measure="score", seed=0)
     opponents = [Opponent(["a=1"], mlm), Opponent(["objective=rtd"], rtd)]
     main.begin(log, "d0", opponents, ["h0", "h1"], judged, "Test CPU")
-    fight(log, "d0", [0, 1], opponents, config, seed=0)
+    fight(log, "d0", [0, 1], opponents, config, HERE, seed=0)
     duel = log.duels()["d0"]
     assert ladder.summary(duel)["verdict"] == "win" and ladder.summary(duel)["higher_is_better"]
     assert ladder.summary(duel)["mean"] == pytest.approx(4.5, abs=0.5)
@@ -347,7 +361,7 @@ def test_a_candidate_that_changes_nothing_is_undecided_for_good_and_has_no_inter
 ) -> None:
     Fought(monkeypatch, lambda name: 5.0 + int(name[-1]))
     log, opponents = begin()
-    fight(log, "d0", [0, 1], opponents, config, seed=0)
+    fight(log, "d0", [0, 1], opponents, config, HERE, seed=0)
     decision = log.duels()["d0"].decision
     assert decision is not None and decision.verdict == "undecided"
     assert (decision.mean, decision.low, decision.high) == (0.0, None, None)
@@ -383,15 +397,13 @@ def test_both_sides_need_the_same_text_and_one_budget(
 ) -> None:
     first, second = make_corpus(tmp_path / "a"), make_corpus(tmp_path / "b", seed=1)
     base, other = compose(f"data.corpus={first}"), compose(f"data.corpus={second}")
-    assert measure_of(base, base) == "loss"
+    assert measure_of([base, base], [first, first]) == "loss"
     with pytest.raises(UserError, match="validated on different text"):
-        measure_of(base, other)
-    assert (
-        measure_of(base, compose(f"data.corpus={second}", f"train.validation_corpus={first}"))
-        == "loss"
-    )
-    spelled = compose(f"data.corpus={make_corpus(tmp_path / 'c', spelling='<pad>')}")
-    assert measure_of(base, spelled) == "bits_per_byte"
+        measure_of([base, other], [first, second])
+    theirs = compose(f"data.corpus={second}", f"train.validation_corpus={first}")
+    assert measure_of([base, theirs], [first, second]) == "loss"
+    third = make_corpus(tmp_path / "c", spelling="<pad>")
+    assert measure_of([base, compose(f"data.corpus={third}")], [first, third]) == "bits_per_byte"
     less, more = compose("budget.minutes=1"), compose("budget.minutes=2")
     timed = on_the_clock(against(more, less), [0, 1])
     assert [side.settings["budget"]["clock"] for side in timed] == ["cpu", "cpu"]
@@ -421,18 +433,19 @@ def test_a_run_that_is_no_side_decides_nothing(
 ) -> None:
     """One of the default name, whose model could not be scored."""
     (tmp_path / "runs" / "default" / "final").mkdir(parents=True)
-    side = compose("model=tiny", "eval=embedded", "device=cpu", f"runs={tmp_path / 'runs'}")
-    main.check_sides(against(side, side), config.replace(glue=True))
+    side = compose("model=tiny", "eval=embedded")
+    here = Invocation(runs=tmp_path / "runs", device="cpu")
+    main.check_sides(against(side, side), replace(config, glue=True), here)
 
 
 def test_of_a_side_only_checkpoints_and_weights_are_removed(tmp_path: Path) -> None:
     run = write_run(tmp_path / "base-0")
     (run / "checkpoints").mkdir()
     before = {path.name for path in run.iterdir()}
-    result = Side(run, []).result()
-    Side(run, []).drop_weights()
+    result = side_at(run).result()
+    side_at(run).drop_weights()
     assert before - {path.name for path in run.iterdir()} == {"checkpoints", "final"}
-    assert Side(run, []).result() == result
+    assert side_at(run).result() == result
 
 
 @pytest.fixture
@@ -461,9 +474,8 @@ def test_after_kill_9_the_sides_train_on_and_the_duel_goes_on(
     duel: Callable[..., subprocess.Popen[str]], tiny_overrides: list[str], tmp_path: Path
 ) -> None:
     words = [
-        "base=",
-        "candidate=optim.lr=1e-3 model.qk_norm=true",
-        "duel.pairs=3",
+        *("--base", "", "--candidate", "optim.lr=1e-3 model.qk_norm=true"),
+        *("--pairs", "3", "--device", "cpu"),
         *tiny_overrides,
         "budget.steps=80",
     ]
@@ -483,24 +495,8 @@ def test_after_kill_9_the_sides_train_on_and_the_duel_goes_on(
     with lock(tmp_path / "duels", "fighting another duel"):
         again, err = duel(*words, "--json").communicate(timeout=60)
     assert again and json.loads(again) == found, err
-    longer = duel(*words, "duel.pairs=4")
+    longer = duel(*words, "--pairs", "4")
     assert "with seeds 0 to 2" in longer.communicate(timeout=60)[1] and longer.returncode
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "experiment=best optim.lr=1e-3",
-        '"objective.phases=[{at: 0.5, rate: 0.15}]" optim=muon',
-        "'data.paths=[a b.txt,~/ü.txt]' seed=1",
-        "a='x' b=\"y\"",
-    ],
-)
-def test_a_side_is_what_was_typed(text: str) -> None:
-    words = with_quotes(with_implied([f"base={text}", f"candidate={text}"]))
-    found = compose_settings(words)["duel"]
-    assert found["base"] == found["candidate"] == text
 
 
 def wait_for(
@@ -515,11 +511,12 @@ def wait_for(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["base="], "duel.candidate: missing"),
-        (["base=", "candidate="], "the base has the same settings"),
-        (["base=", "candidate=optim.lr=1e-3 seed=4"], "seed=4 is for the whole duel"),
-        (["base=", "candidate=no.such=1"], "duel.candidate: "),
-        (["base=optim.lr='1", "candidate="], "No closing quotation"),
+        (["--base", ""], "--candidate"),
+        (["--base", "", "--candidate", ""], "the base has the same settings"),
+        (["--base", "", "--candidate", "optim.lr=1e-3 seed=4"], "seed=4 is for the whole duel"),
+        (["--base", "", "--candidate", "no.such=1"], "--candidate: "),
+        (["--base", "optim.lr='1", "--candidate", ""], "No closing quotation"),
+        (["--base", "", "--candidate", "seed=1", "--pairs", "60"], "--pairs"),
     ],
 )
 def test_a_mistake_is_one_line(

@@ -27,7 +27,7 @@ from cramming.runlog import (
     Start,
     read_log,
 )
-from eval.tasks import locate
+from eval import glue
 
 WORDS = [f"w{i}" for i in range(20)]
 
@@ -115,7 +115,8 @@ def finished_run(config: dict[str, Any], model: Path) -> Path:
                 limit=1,
                 clock="wall",
                 division="open",
-                recipe={"name": "first"},
+                name="first",
+                recipe={},
             )
         )
         corpus = {"manifest_sha256": "0" * 64}
@@ -176,7 +177,7 @@ def config(tmp_path: Path, model: Path) -> dict[str, Any]:
         "runs": tmp_path / "runs",
         "device": "cpu",
         "division": "open",
-        "model_path": str(model),
+        "model_name": str(model),
     }
     return {**roots, "corpora": tmp_path / "corpora", "seed": 0, "eval": section}
 
@@ -190,7 +191,7 @@ def corpus(
 ) -> Path:
     """A corpus with tasks, where the settings look for it."""
     folder = make_corpus(tmp_path / "corpus", documents=20)
-    monkeypatch.setattr(locate, "corpus_folder", lambda config: folder)
+    monkeypatch.setattr(glue, "corpus_folder", lambda recipe, corpora: folder)
     shutil.copytree(config["eval"]["data_dir"], folder / "tasks")
     files = {
         f.relative_to(folder).as_posix(): file_sha256(f) for f in (folder / "tasks").rglob("*.tsv")

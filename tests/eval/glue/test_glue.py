@@ -21,8 +21,8 @@ from cramming.record import load_record
 from data_prep.dedup.decontaminate import DecontaminationConfig, Decontaminator
 from eval import glue
 from eval.finetune.models import open_model
-from eval.glue import check, find_model, main
-from eval.tasks import locate
+from eval.glue import find_model
+from tests.eval.glue.calls import check, main
 
 Change = Callable[..., dict[str, Any]]
 
@@ -68,7 +68,7 @@ def test_record_says_what_was_scored_and_how(
             "rte",
         }
     assert all(
-        section["model_files"] == file_hashes(Path(config["model_path"]))
+        section["model_files"] == file_hashes(Path(config["model_name"]))
         for section in record["glue"].values()
     )
     assert (
@@ -98,7 +98,7 @@ def test_a_trained_run_is_scored_in_its_own_folder(
 ) -> None:
     with pytest.raises(UserError, match="is a pretraining run"):
         main(config)
-    main({**config, "model_path": None})
+    main({**config, "model_name": None})
     record = load_record(finished_run)
     assert record["pretrain"]["status"] == "finished" and record["glue"]["pretrained"]["tasks"]
 
@@ -113,7 +113,7 @@ def test_a_model_without_a_finished_pretraining_is_refused(
     for damage in (lambda: None, log.unlink):
         damage()
         with pytest.raises(UserError, match="tells of no finished pretraining"):
-            main({**config, "model_path": None})
+            main({**config, "model_name": None})
     assert not log.exists()
 
 
@@ -168,12 +168,11 @@ def test_all_that_can_be_known_beforehand_is_checked(
     check(config)
     with pytest.raises(UserError, match=r"RTE/train.tsv: no such file"):
         check(with_eval(config, tasks=["rte"]))
-    check(compose("model=tiny", "eval=embedded", f"runs={tmp_path}"))
+    check(compose("model=tiny", "eval=embedded") | {"runs": tmp_path})
     with pytest.raises(UserError, match=r"eval\.minimal_pairs=.*: no \.jsonl file there"):
         check(
-            compose(
-                "model=tiny", "eval=embedded", f"runs={tmp_path}", f"eval.minimal_pairs={tmp_path}"
-            )
+            compose("model=tiny", "eval=embedded", f"eval.minimal_pairs={tmp_path}")
+            | {"runs": tmp_path}
         )
     with pytest.raises(
         UserError,
@@ -184,9 +183,9 @@ def test_all_that_can_be_known_beforehand_is_checked(
                 "objective=rtd",
                 "model=tiny",
                 "eval=embedded",
-                f"runs={tmp_path}",
                 "eval.minimal_pairs=x",
             )
+            | {"runs": tmp_path}
         )
     assert not Path(config["runs"]).exists()
 
@@ -218,7 +217,7 @@ def test_another_architecture_is_scored_and_its_damages_are_one_line(
     config: dict[str, Any], model: Path, with_eval: Change
 ) -> None:
     few = with_eval(config, tasks=["cola"], seeds=[0])
-    main({**few, "model_path": str(distilbert(model))})
+    main({**few, "model_name": str(distilbert(model))})
     distilbert(model, rename="foo.")
     with pytest.raises(UserError, match=r"its weights lack .*; they are not of this config\.json"):
         main({**few, "name": "renamed"})
@@ -245,7 +244,7 @@ def test_pairs_are_compared_where_the_tokenizer_tells_two_texts_apart(
     }
     (model / "tokenizer_config.json").write_text(json.dumps(untyped))
     main(
-        {**few, "name": "distilbert", "model_path": str(distilbert(model))}
+        {**few, "name": "distilbert", "model_name": str(distilbert(model))}
     )  # its model has no use for the types
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     sep, cls = ((token, tokenizer.token_to_id(token)) for token in ("[SEP]", "[CLS]"))
@@ -293,13 +292,13 @@ def test_a_name_holds_the_scores_of_one_model(
     """Its record says which; scores of another's random or superglue rows would stand beside them."""
     few = with_eval(config, seeds=[0], tasks=["cola"])
     main(few)
-    main({**few, "model_path": str(model.parent / "." / "model" / ".." / "model")})
+    main({**few, "model_name": str(model.parent / "." / "model" / ".." / "model")})
     shutil.copytree(model, tmp_path / "other")
     with pytest.raises(
         UserError,
-        match=r"model_path=.*other: name=first has the scores of model_path=.*model; give",
+        match=r"--model=.*other: .*first has the scores of the model .*model\. Give",
     ):
-        main({**few, "model_path": str(tmp_path / "other")})
+        main({**few, "model_name": str(tmp_path / "other")})
 
 
 def reversed_vocabulary(final: Path) -> None:
@@ -329,7 +328,7 @@ def test_a_model_folder_that_changed_after_pretraining_is_not_scored(
     config: dict[str, Any], finished_run: Path, change: Callable[[Path], object], says: str
 ) -> None:
     """Nothing is written; what only people read may change."""
-    config["model_path"] = None
+    config["model_name"] = None
     (finished_run / "final" / "README.md").write_text("mine")
     assert find_model(config, finished_run).own
     change(finished_run / "final")
@@ -365,14 +364,12 @@ def test_a_model_that_is_exchanged_while_it_waits_to_be_scored_is_refused(
 def test_mistakes_are_one_line(
     config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, with_eval: Change
 ) -> None:
-    monkeypatch.setattr(
-        locate, "corpus_folder", lambda config: Path(config["corpora"]) / "embedded-0"
-    )
+    monkeypatch.setattr(glue, "corpus_folder", lambda recipe, corpora: corpora / "embedded-0")
     long = {**config["eval"]["hyperparameters"], "max_length": 25}
     cases = [
         (
-            {**config, "model_path": None},
-            r"first/final: no trained model; run `cramming pretrain name=first`",
+            {**config, "model_name": None},
+            r"first/final: no trained model; run `cramming pretrain --name first`",
         ),
         (with_eval(config, data_dir=None), r"eval.data_dir is not set"),
         (
@@ -387,11 +384,7 @@ def test_mistakes_are_one_line(
         (with_eval(config, seeds=[-1]), r"eval.seeds"),
         (with_eval(config, tasks=[]), r"eval: tasks must name at least one"),
         (
-            {**config, "model_path": "~nobody-here/m"},
-            r"model_path=~nobody-here/m: there is no such home folder",
-        ),
-        (
-            {**config, "model_path": __file__},
+            {**config, "model_name": __file__},
             r"test_glue.py: is a file, not a folder; give the folder it is in",
         ),
         (with_eval(config, tasks=["snli"]), r"eval.tasks: unknown task snli"),
@@ -419,7 +412,7 @@ def test_without_a_network_the_hub_fails_at_once(
     with pytest.raises(
         UserError, match="someone/model-x: no such folder, and no connection to the hub"
     ):
-        main({**config, "model_path": "someone/model-x"})
+        main({**config, "model_name": "someone/model-x"})
     with pytest.raises(
         UserError, match=r"eval=hub: cannot load nyu-mll/glue .*eval.data_dir=<folder"
     ):

@@ -9,7 +9,7 @@ import pytest
 from cramming.config import UserError
 from cramming.record import load_record
 from eval.finetune import scoring
-from eval.glue import main
+from tests.eval.glue.calls import main
 
 Change = Callable[..., dict[str, Any]]
 

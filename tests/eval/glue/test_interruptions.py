@@ -24,9 +24,9 @@ from eval.finetune import store
 from eval.finetune.config import Init
 from eval.finetune.models import ModelSource, open_model
 from eval.finetune.scoring import conditions
-from eval.glue import main
 from eval.tasks.datasets import TaskData
 from eval.tasks.locate import read_task
+from tests.eval.glue.calls import main
 
 Section = Callable[..., dict[str, Any]]
 Done = Callable[..., list[tuple[str, str, int]]]
@@ -106,9 +106,9 @@ def test_killed_at_random_moments_the_result_is_the_same(
     settings = [
         "eval=glue_sane",
         f"eval.data_dir={config['eval']['data_dir']}",
-        f"runs={config['runs']}",
-        "device=cpu",
-        f"model_path={config['model_path']}",
+        f"--runs={config['runs']}",
+        "--device=cpu",
+        f"--model={config['model_name']}",
         "eval.seeds=[0,1,2,3,4,5]",
         "eval.workers=2",
         f"eval.hyperparameters={{{hyper}}}",
@@ -117,7 +117,7 @@ def test_killed_at_random_moments_the_result_is_the_same(
 
     def start(name: str) -> subprocess.Popen[bytes]:
         with (tmp_path / "output.txt").open("ab") as log:
-            command = [sys.executable, "-m", "cramming", "glue", *settings, f"name={name}"]
+            command = [sys.executable, "-m", "cramming", "glue", *settings, "--name", name]
             return subprocess.Popen(command, stdout=log, stderr=log, cwd=tmp_path)
 
     assert start("unbroken").wait(timeout=300) == 0, (tmp_path / "output.txt").read_text()

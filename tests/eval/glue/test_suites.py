@@ -12,7 +12,7 @@ import pytest
 from cramming.config import UserError
 from cramming.data.corpus import Corpus
 from cramming.record import load_record
-from eval.glue import main
+from tests.eval.glue.calls import main
 
 Change = Callable[..., dict[str, Any]]
 BASELINES = {"floor", "constant"}
@@ -113,7 +113,7 @@ def test_embedded_tasks_of_another_corpus_than_the_runs_are_warned_of(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     few = with_eval(config, source="embedded", data_dir=None, seeds=[0], tasks=["cola"])
-    main({**few, "model_path": None})
+    main({**few, "model_name": None})
     said = " ".join(capsys.readouterr().out.split())
     assert "of another corpus than the run was trained on" in said
 

@@ -33,9 +33,7 @@ def test_the_archive_holds_log_predictions_and_manifest(
 ) -> None:
     out = tmp_path / f"a{SUFFIX}"
     address = "https://example.org/weights"
-    submit.main(
-        compose(f"submit.run={copied}", f"submit.out={out}", f"submit.weights_url={address}")
-    )
+    submit.main(path=copied, out=out, weights_url=address)
     with opened(out) as folder:
         names = {path.relative_to(folder).as_posix() for path in folder.rglob("*.*")}
         listed = json.loads((folder / LIST).read_text())
@@ -74,7 +72,7 @@ def test_a_run_that_is_invalid_or_unfinished_is_refused(
 ) -> None:
     forge(copied, change)
     with pytest.raises(UserError, match=rule):
-        submit.main(compose(f"submit.run={copied}"))
+        submit.main(path=copied, out=None, weights_url=None)
     assert not list(copied.glob(f"*{SUFFIX}"))
 
 

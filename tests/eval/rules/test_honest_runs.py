@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from typing import Any
 import pytest
 
 from cramming import launch
+from cramming.invocation import Invocation
 from cramming.train_state import TrainState
+from cramming.verbs import OPTIONS
 from eval import glue
 from eval.archive import SUFFIX, pack
 from eval.rules.load import load_runs
@@ -99,12 +102,17 @@ SHAPES: dict[str, tuple[str, ...]] = {
 
 
 @pytest.fixture
-def overrides(clean_tree: tuple[str, ...], honest_run: Path, tmp_path: Path) -> tuple[str, ...]:
-    """Settings of a small run, `runs/run`."""
-    replaced = ("name=", "budget.steps=", "eval.seeds=", "checkpoint.")
+def call(honest_run: Path, tmp_path: Path) -> Invocation:
+    """The call that makes a small run, `runs/run`."""
+    return Invocation("run", tmp_path / "runs", honest_run.parents[1] / "corpora", "cpu")
+
+
+@pytest.fixture
+def overrides(clean_tree: tuple[str, ...]) -> tuple[str, ...]:
+    """Settings of a small run."""
+    replaced = ("budget.steps=", "eval.seeds=", "checkpoint.")
     kept = [setting for setting in clean_tree if not setting.startswith(replaced)]
-    corpora = honest_run.parents[1] / "corpora"
-    return (*kept, *SMALL, f"runs={tmp_path / 'runs'}", f"corpora={corpora}", "name=run")
+    return (*kept, *SMALL)
 
 
 @pytest.fixture
@@ -117,37 +125,40 @@ def settings(
 
 
 @pytest.fixture
-def train(settings: Compose) -> Run:
+def train(settings: Compose, call: Invocation) -> Run:
     """`train(*overrides, ended=[(10, "stop"), (5, "kill")])`: processes that end so, resumed each time; then scored."""
 
-    def call(
-        *overrides: str, ended: list[tuple[int, str]] | None = None, score: bool = True
+    def make(
+        *overrides: str,
+        ended: list[tuple[int, str]] | None = None,
+        score: bool = True,
+        resume: bool = False,
     ) -> Path:
-        chosen = settings(*overrides)
+        chosen, here = settings(*overrides), replace(call, resume=resume)
         for step, how in ended or ():
             if how == "kill":
-                assert in_a_child(chosen, step) == -signal.SIGKILL
+                assert in_a_child(chosen, here, step) == -signal.SIGKILL
             else:
                 with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
                     before_step(patch, step, lambda: os.kill(os.getpid(), signal.SIGTERM))
-                    launch.main(chosen)
-            chosen["resume"] = True
-        launch.main(chosen)
+                    launch.main(chosen, here)
+            here = replace(here, resume=True)
+        launch.main(chosen, here)
         if score:
-            glue.main(chosen)
-        return Path(chosen["runs"]) / str(chosen["name"])
+            glue.main(chosen, here)
+        return here.run_folder
 
-    return call
+    return make
 
 
-def in_a_child(chosen: dict[str, Any], killed_at: int | None = None) -> int:
+def in_a_child(chosen: dict[str, Any], call: Invocation, killed_at: int | None = None) -> int:
     """Train in another process, which may get `kill -9` before a step; returns its exit code."""
     child = os.fork()
     if child == 0:
         with pytest.MonkeyPatch.context() as patch:
             if killed_at:
                 before_step(patch, killed_at, lambda: os.kill(os.getpid(), signal.SIGKILL))
-            launch.main(chosen)
+            launch.main(chosen, call)
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
@@ -206,24 +217,23 @@ def test_a_run_that_was_stopped_while_it_validated_is_in_order(
     chosen = (*STEPS, "train.log_every=50")
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(TrainState, "validate", stopped)
-        launch.main(settings(*chosen))
-    assert_in_order(train(*chosen, "resume=true"))
+        launch.main(settings(*chosen), call)
+    assert_in_order(train(*chosen, resume=True))
 
 
 def test_a_run_by_the_clock_of_the_cpu_that_was_killed_is_in_order(
-    settings: Compose, assert_in_order: Check
+    settings: Compose, assert_in_order: Check, call: Invocation
 ) -> None:
     """It counts what a process has used, so each is a new one."""
     chosen = settings("budget.minutes=0.03", "budget.clock=cpu")
-    assert in_a_child(chosen, 4) == -signal.SIGKILL
-    chosen["resume"] = True
-    assert in_a_child(chosen) == 0
-    glue.main(chosen)
-    assert_in_order(Path(chosen["runs"]) / "run")
+    assert in_a_child(chosen, call, 4) == -signal.SIGKILL
+    assert in_a_child(chosen, replace(call, resume=True)) == 0
+    glue.main(chosen, call)
+    assert_in_order(call.run_folder)
 
 
 def test_further_scorings_are_in_order(
-    train: Run, settings: Compose, inputs: Inputs, assert_in_order: Check
+    train: Run, settings: Compose, inputs: Inputs, assert_in_order: Check, call: Invocation
 ) -> None:
     """The same once more, more seeds, another task, other hyperparameters; broken off, a run is unfinished."""
     always = (*STEPS, "eval.baselines=true")
@@ -235,13 +245,13 @@ def test_further_scorings_are_in_order(
         two,
         (*two, "eval.hyperparameters.learning_rate=1e-4"),
     ):
-        glue.main(settings(*always, *overrides))
+        glue.main(settings(*always, *overrides), call)
         assert_in_order(run)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("eval.finetune.scoring.show_result", interrupt)
-        glue.main(settings(*always, *two, "eval.hyperparameters.learning_rate=3e-3"))
+        glue.main(settings(*always, *two, "eval.hyperparameters.learning_rate=3e-3"), call)
     assert verify_run(run, inputs).is_unfinished
-    glue.main(settings(*always, *two, "eval.hyperparameters.learning_rate=3e-3"))
+    glue.main(settings(*always, *two, "eval.hyperparameters.learning_rate=3e-3"), call)
     assert_in_order(run)
 
 
@@ -249,11 +259,13 @@ def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_sweep_is_in_order(train: Run, settings: Compose, assert_in_order: Check) -> None:
+def test_a_sweep_is_in_order(
+    train: Run, settings: Compose, assert_in_order: Check, call: Invocation
+) -> None:
     run = train(*STEPS, score=False)
     for rate in ("1e-2", "1e-10"):
         rates = ("eval.hyperparameters.epochs=1", f"eval.hyperparameters.learning_rate={rate}")
-        glue.main(settings(*STEPS, "eval.sweep=true", *rates))
+        glue.main(settings(*STEPS, "eval.sweep=true", *rates), call)
     assert_in_order(run)
 
 
@@ -359,7 +371,11 @@ def test_what_people_do_with_folders_is_in_order(copied: Path, assert_in_order: 
 
 @pytest.mark.slow
 def test_a_run_of_two_ranks_is_in_order(
-    overrides: tuple[str, ...], settings: Compose, tmp_path: Path, assert_in_order: Check
+    overrides: tuple[str, ...],
+    settings: Compose,
+    tmp_path: Path,
+    assert_in_order: Check,
+    call: Invocation,
 ) -> None:
     torchrun = [
         sys.executable,
@@ -371,11 +387,15 @@ def test_a_run_of_two_ranks_is_in_order(
         "cramming",
     ]
     subprocess.run(
-        [*torchrun, "pretrain", *overrides, *STEPS],
+        [
+            *torchrun,
+            "pretrain",
+            *replace(call, overrides=(*overrides, *STEPS)).arguments(*OPTIONS["pretrain"]),
+        ],
         check=True,
         timeout=300,
         capture_output=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    glue.main(settings(*STEPS))
+    glue.main(settings(*STEPS), call)
     assert_in_order(tmp_path / "runs" / "run")

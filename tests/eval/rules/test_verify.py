@@ -59,7 +59,15 @@ def test_an_archive_is_in_order(
     for address, division in ((None, "open"), ("https://example.org/weights", "closed")):
         pack(copied, archive, weights=address)
         verify.main(
-            compose(f"data.corpus={archive}", "verify.json=true"), inputs.make_tasks, inputs.search
+            path=archive,
+            json=True,
+            tasks=None,
+            corpus=None,
+            weights=None,
+            refinetune=False,
+            overlap_seconds=60.0,
+            make_tasks=inputs.make_tasks,
+            search=inputs.search,
         )
         summary = json.loads(capsys.readouterr().out)
         assert summary["in_order"] and summary["division"] == division, summary

@@ -12,6 +12,7 @@ import pytest
 
 from cramming import launch
 from cramming.engine import Engine, StepStats
+from cramming.invocation import Invocation
 from eval import glue
 from eval.finetune import workers
 from eval.finetune.loop import Predictions, TaskRun
@@ -65,12 +66,13 @@ def test_invented_losses_are_shown_by_the_weights(
 ) -> None:
     monkeypatch.setattr("cramming.device.GIVEN_CACHES", {})  # of the process that runs the tests
     corpora = honest_run.parents[1] / "corpora"
-    settings = compose(*clean_tree, f"runs={tmp_path}", f"corpora={corpora}", "name=invented")
+    settings = compose(*clean_tree)
+    call = Invocation("invented", tmp_path, corpora, "cpu")
     with monkeypatch.context() as patch:
         invent_training(patch)
-        launch.main(settings)
+        launch.main(settings, call)
         patch.setattr(workers, "finetune", predict_from_labels)
-        glue.main(settings)
+        glue.main(settings, call)
     began = time.monotonic()
     result = verify_run(tmp_path / "invented", inputs)
     seconds = time.monotonic() - began
