@@ -33,9 +33,9 @@ from cramming.bench.tables import versions
 from cramming.checks import Config
 from cramming.data.batches import PINNED, BatchSource, HeldOut
 from cramming.data.corpus import Corpus
-from cramming.data.masking import Masker
 from cramming.engine import Engine, build_engine
 from cramming.environment import cpu_name
+from cramming.objectives.masking import Masker
 from cramming.optim.build import set_learning_rate
 from cramming.overrides import compose
 from cramming.parallel.mesh import Mesh
@@ -62,7 +62,9 @@ class Task:
         )
         self.samples = samples
         special = found.special_ids
-        masker = Masker(self.config.objective, found.vocab_size, special.mask, tuple(special), 0)
+        masker = Masker(
+            self.config.objective.at(0.0), found.vocab_size, special.mask, tuple(special), 0
+        )
         self.source = BatchSource(found.stream("train"), masker, LENGTH, "rows", 0)
         self.held_out = HeldOut(
             BatchSource(found.stream("validation"), masker, LENGTH, "rows", 0), 65536

@@ -121,7 +121,7 @@ def contents(engine: Engine, work: Work) -> dict[str, Any]:
         "work": asdict(work),
         "rng": cpu_state,
         "cuda_rng": gpu_state,
-        **{name: part.state_dict() for name, part in engine.parts.items()},
+        **{hook.name: hook.state_dict() for hook in engine.hooks if hook.name},
     }
 
 
@@ -211,8 +211,9 @@ def load(path: Path, engine: Engine) -> Work:
         engine.optimizer.load_state_dict(own)
     if state["scaler"]:  # what other devices and formats leave empty an fp16 scaler would refuse
         engine.precision.scaler.load_state_dict(state["scaler"])
-    for name, part in engine.parts.items():
-        part.load_state_dict(state[name])
+    for hook in engine.hooks:
+        if hook.name:
+            hook.load_state_dict(state[hook.name])
     set_random_states((state["rng"], state["cuda_rng"]))
     return Work(**state["work"])
 

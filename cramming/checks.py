@@ -31,12 +31,12 @@ from cramming.config import (
 )
 from cramming.data.corpus import ORDERS
 from cramming.data.manifest import MANIFEST
-from cramming.data.masking import OBJECTIVES, ObjectiveConfig, ReplacedTokensConfig
 from cramming.device import FLASH_MODULES, RuntimeConfig, reason_against_flash
 from cramming.model import attention
 from cramming.model.attention import AttentionConfig
 from cramming.model.attention_kernels import FLASH_CAPABILITY
-from cramming.model.config import ModelConfig, ParameterCount, count_parameters, flops_per_token
+from cramming.model.config import ModelConfig, ParameterCount
+from cramming.objectives import OBJECTIVES, Objective
 from cramming.optim.build import LOW_BIT, NEED_WHOLE_MATRICES, OPTIMIZERS, OptimConfig
 from cramming.parallel.apply import MemoryConfig
 from cramming.parallel.mesh import (
@@ -142,7 +142,7 @@ class Config(RootConfig):
     """All settings of a training run: those of the root, and the sections that training reads."""
 
     model: ModelConfig
-    objective: Annotated[ObjectiveConfig, OBJECTIVES]
+    objective: Annotated[Objective, OBJECTIVES]
     optim: Annotated[OptimConfig, OPTIMIZERS]
     schedule: Annotated[Schedule, SCHEDULES]
     start: Annotated[StartConfig, STARTS]
@@ -170,27 +170,17 @@ class Config(RootConfig):
     @property
     def targets_per_row(self) -> int:
         """Tokens of a sequence that are predicted, in the first phase of the objective."""
-        return self.objective.at(0.0).targets_per_row(self.train.sequence_length)
+        return self.objective.at(0.0).per_row(self.train.sequence_length)
 
     def flops_per_token(self, progress: float = 0.0) -> float:
         """Model compute of one training token at this share of the budget."""
         length, last_layer = self.train.sequence_length, self.attention.last_layer
-        share = self.objective.at(progress).targets_per_row(length) / length
-        if isinstance(self.objective, ReplacedTokensConfig):
-            from cramming.model import replaced_tokens
-
-            width = self.objective.generator_width
-            return replaced_tokens.flops_per_token(self.model, width, length, share, last_layer)
-        return flops_per_token(self.model, length, share, last_layer)
+        return self.objective.flops_per_token(self.model, length, progress, last_layer)
 
     @property
     def parameters(self) -> ParameterCount:
         """Of all that is trained, a generator too."""
-        if isinstance(self.objective, ReplacedTokensConfig):
-            from cramming.model import replaced_tokens
-
-            return replaced_tokens.count_parameters(self.model, self.objective.generator_width)
-        return count_parameters(self.model)
+        return self.objective.count_parameters(self.model)
 
     @property
     def cut_unevenly(self) -> str:
@@ -260,7 +250,6 @@ NOT_IN_STAGES = (  # settings that are off or null there
     "model.unet_skips",
     "model.value_embeddings",
     "model.value_residual",
-    "objective.by_loss",
     "train.average",
     "memory.offload_activations",
     "memory.offload_weights",
@@ -311,12 +300,12 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
     ),
     (
         "model.tie_embeddings",
-        lambda c, p: c.objective.replaces_tokens and not c.model.tie_embeddings,
+        lambda c, p: not c.objective.has_masked_lm and not c.model.tie_embeddings,
         ": the generator of objective=rtd predicts with the token embeddings; set it to true",
     ),
     (
         "model.late_layers",
-        lambda c, p: c.objective.replaces_tokens and c.model.late_layers > 1,
+        lambda c, p: not c.objective.has_masked_lm and c.model.late_layers > 1,
         ": saves nothing in the encoder of objective=rtd, which is asked about all tokens; set it to 1",
     ),
     (
@@ -411,7 +400,7 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
     (
         "parallel.tp",
         lambda c, p: (
-            c.parallel.tp > 1 and (c.objective.replaces_tokens or c.memory.offload_optimizer)
+            c.parallel.tp > 1 and (not c.objective.has_masked_lm or c.memory.offload_optimizer)
         ),
         ": not with objective=rtd or memory.offload_optimizer=true; set it to 1",
     ),
@@ -453,7 +442,11 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
         )
         for setting in NOT_IN_STAGES
     ),
-    ("objective.name", lambda c, p: _is_staged(c) and c.objective.replaces_tokens, STAGES),
+    (
+        "objective.name",
+        lambda c, p: _is_staged(c) and (not c.objective.has_masked_lm or c.objective.gives_losses),
+        STAGES,
+    ),
     ("start.name", lambda c, p: _is_staged(c) and isinstance(c.start, CooccurrenceStart), STAGES),
     ("train.micro_batch", lambda c, p: _is_staged(c) and c.train.micro_batch == "auto", STAGES),
     ("precision.mode", lambda c, p: _is_staged(c) and p.mode == "fp16", STAGES),

@@ -8,9 +8,9 @@ device once in each; several also wait for each other: for the number of targets
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,17 +18,15 @@ from cramming import device as devices
 from cramming.checks import Config, Place, check
 from cramming.config import UserError
 from cramming.data.batches import Batch
-from cramming.data.masking import ReplacedTokensConfig
 from cramming.device import compiled_graphs
-from cramming.model.heads import MaskedLM, PretrainedModel
+from cramming.hooks import Hook, StepResult
+from cramming.model.heads import PretrainedModel
 from cramming.optim.build import set_learning_rate
 from cramming.parallel.apply import apply, place
 from cramming.parallel.mesh import Mesh
 from cramming.precision import Precision
 
 if TYPE_CHECKING:
-    from cramming.data.token_losses import TokenLosses
-    from cramming.optim.average import WeightAverage
     from cramming.parallel.spread import Spread
 
 MAX_SKIPPED_IN_A_ROW = 50
@@ -36,22 +34,6 @@ MAX_SKIPPED_IN_A_ROW = 50
 
 class DivergedError(UserError):
     """No gradient was finite any more: the run ends without a model."""
-
-
-@dataclass(frozen=True)
-class StepStats:
-    """What one step did: mean loss in nats per target, share of targets predicted right, global gradient norm. With
-    objective=rtd the loss is the weighted sum of both models', and the share that of tokens told right.
-
-    `skipped`: the gradient was not finite and no weight moved. `recompilations`: graphs compiled after the first update
-    of this process; shapes change with a phase of the objective only, so there should be no others.
-    """
-
-    loss: float
-    accuracy: float
-    grad_norm: float
-    skipped: bool
-    recompilations: int = 0
 
 
 class Engine:
@@ -70,24 +52,25 @@ class Engine:
         mesh: Mesh,
         device: torch.device,
         cuda_graphs: bool = False,
-        average: "WeightAverage | None" = None,
-        token_losses: "TokenLosses | None" = None,
+        hooks: Sequence[Hook] = (),
         spread: "Spread | None" = None,
     ):
         self.model, self.optimizer, self.precision = model, optimizer, precision
         self.clip, self.mesh, self.device = clip, mesh, device
         self.parameters = list(model.parameters())
         self.cuda_graphs = cuda_graphs
-        self.average, self.token_losses, self.spread = average, token_losses, spread
+        self.hooks, self.spread = hooks, spread
         self._norm: Tensor | None = None  # of the gradients that wait for `update`
         self._is_warm = False  # one update is done, so all that compiles has been compiled
         self._skipped_in_a_row = 0
 
     @property
-    def parts(self) -> dict[str, "WeightAverage | TokenLosses"]:
-        """What a checkpoint holds beside model, optimizer and loss scale."""
-        parts = {"average": self.average, "token_losses": self.token_losses}
-        return {name: part for name, part in parts.items() if part}
+    def token_weights(self) -> np.ndarray | None:
+        """How often each id is a target beside others, if a hook says so."""
+        for hook in self.hooks:
+            if hook.token_weights_V is not None:
+                return hook.token_weights_V
+        return None
 
     def forward_backward(
         self, batches: Sequence[Batch], stop: Callable[[], bool] = lambda: False
@@ -103,13 +86,11 @@ class Engine:
         self.measure(*totals)
         return True
 
-    def update(self, learning_rate: float) -> StepStats:
+    def update(self, learning_rate: float) -> StepResult:
         """Clip, apply the gradients, and wait for the device. Gradients that are not finite change nothing."""
         set_learning_rate(self.optimizer, learning_rate)
         finite = math.isfinite(self._grad_norm)
         self._clip_and_apply(finite)
-        if self.token_losses and finite:
-            self.token_losses.end_step()
         self._forget_gradients()
         devices.synchronize(self.device)
         if self.spread:
@@ -127,14 +108,14 @@ class Engine:
             compiled_graphs() - self._graphs if self._is_warm else 0
         )  # the optimizer may compile, too
         self._is_warm = self._is_warm or finite
-        return StepStats(self._loss, self._accuracy, self._grad_norm, not finite, recompilations)
+        return StepResult(self._loss, self._accuracy, self._grad_norm, not finite, recompilations)
 
     def discard(self) -> None:
         """Forget the gradients and put the random states back, so that the same step can be done anew."""
         self._forget_gradients()
         devices.set_random_states(self._random_states)
 
-    def step(self, batches: Sequence[Batch], learning_rate: float) -> StepStats:
+    def step(self, batches: Sequence[Batch], learning_rate: float) -> StepResult:
         """A whole step where no clock runs: benchmarks and tests."""
         self.forward_backward(batches)
         return self.update(learning_rate)
@@ -145,8 +126,6 @@ class Engine:
         """Forward and backward passes of all micro-batches: summed loss and hits; None if `stop` was true."""
         self._random_states, self._graphs = devices.random_states(), compiled_graphs()
         (self._targets,) = self.mesh.sums(sum(b.num_targets for b in batches))
-        if self.token_losses:
-            self.token_losses.begin_step()
         found = []
         if self.spread:
             found = self.spread.accumulate(self._pass, batches, 1 / self._targets)
@@ -155,8 +134,6 @@ class Engine:
                 if stop():
                     return None
                 found.append(self._pass(batch))
-        if self.token_losses:
-            self.mesh.sum_tensor(self.token_losses.step_2V)
         losses, corrects = zip(*found, strict=True)
         return torch.stack(losses).sum(), torch.stack(corrects).sum()
 
@@ -233,12 +210,12 @@ class Engine:
                 parameter.grad = (
                     torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 )
-        loss_sum, correct, *each = self._forward(
+        loss_sum, correct, *outputs = self._forward(
             batch, self.spread.forward if self.spread else None
         )
         self.precision.scaler.scale(loss_sum / self._targets).backward()
-        if self.token_losses:
-            self.token_losses.add(batch.target_ids_M, *each)
+        for hook in self.hooks:
+            hook.after_pass(batch.target_ids_M, tuple(outputs))
         if self.cuda_graphs:
             return loss_sum.detach().clone(), correct.clone()
         return loss_sum.detach(), correct
@@ -289,16 +266,13 @@ def build_engine(config: Config, mesh: Mesh, device: torch.device) -> Engine:
 
 
 def build_model(config: Config) -> PretrainedModel:
-    """The plain model, with random weights."""
-    objective, how = (
-        config.objective,
-        (config.attention.kernel, config.attention.last_layer, config.memory.loss_chunk),
+    """Return the plain model of the objective, with random weights."""
+    return config.objective.build_model(
+        config.model,
+        kernel=config.attention.kernel,
+        last_layer=config.attention.last_layer,
+        loss_chunk=config.memory.loss_chunk,
     )
-    if isinstance(objective, ReplacedTokensConfig):
-        from cramming.model.replaced_tokens import ReplacedTokens
-
-        return ReplacedTokens(config.model, objective.generator_width, objective.weight, *how)
-    return MaskedLM(config.model, *how, gives_losses=objective.by_loss is not None)
 
 
 def equip(model: PretrainedModel, config: Config, mesh: Mesh, device: torch.device) -> Engine:
@@ -320,17 +294,25 @@ def equip(model: PretrainedModel, config: Config, mesh: Mesh, device: torch.devi
         optimizer = HostOptimizer(groups, build, CopyStream(device), at_home)
     else:
         optimizer = build(groups)
-    cuda_graphs, average, token_losses = config.runtime.cuda_graphs, None, None
+    return Engine(
+        model,
+        optimizer,
+        precision,
+        config.optim.clip,
+        mesh,
+        device,
+        cuda_graphs=config.runtime.cuda_graphs,
+        hooks=build_hooks(config, model, mesh),
+        spread=spread,
+    )
+
+
+def build_hooks(config: Config, model: PretrainedModel, mesh: Mesh) -> list[Hook]:
+    """Return what the configuration does around training steps."""
+    vocab_size = model.encoder.embeddings.tokens.num_embeddings
+    hooks = config.objective.hooks(vocab_size, mesh.device, mesh.sum_tensor)
     if config.train.average:
         from cramming.optim.average import WeightAverage
 
-        average = WeightAverage(config.train.average, model.parameters())
-    if config.objective.by_loss:
-        from cramming.data.token_losses import TokenLosses
-
-        vocab_size = model.encoder.embeddings.tokens.num_embeddings
-        token_losses = TokenLosses(config.objective.by_loss, vocab_size, device)
-    clip = config.optim.clip
-    return Engine(
-        model, optimizer, precision, clip, mesh, device, cuda_graphs, average, token_losses, spread
-    )
+        hooks.append(WeightAverage(config.train.average, model.parameters()))
+    return hooks

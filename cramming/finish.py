@@ -24,7 +24,7 @@ def finish(state: TrainState, reason: EndReason, problem: UserError | None = Non
     if not state.work.steps:
         raise UserError(no_step_left(state))
     warn_of_data_wait(state)
-    take_average(state)
+    finish_hooks(state)
     validation = validate_fully(state)
     loss = validation.loss if validation.loss is not None else validation.replaced_token_loss
     state.note_changed_files(last=True)
@@ -52,7 +52,7 @@ def _announce_end(state: TrainState, loss: float) -> None:
     form = "this suite's own, for `cramming glue`"
     if family:
         names = FAMILIES[family]
-        form = f"transformers' {names.encoder if objective.replaces_tokens else names.architecture}"
+        form = f"transformers' {names.architecture if objective.has_masked_lm else names.encoder}"
     say(
         f"{state.folder}: {work.steps} steps, {work.tokens / 1e6:.1f}M tokens in"
         f" {work.last_step_seconds:.1f} s, {objective.validation_name} {loss:.3f};"
@@ -60,17 +60,11 @@ def _announce_end(state: TrainState, loss: float) -> None:
     )
 
 
-def take_average(state: TrainState) -> None:
-    """Let the mean of the weights along the way be the final ones, if the run makes one."""
-    if average := state.engine.average:
-        average.take()
-        mean, none = (
-            f"the mean of {average.count} along the way",
-            "the last ones, as no step began from its start on",
-        )
-        say(
-            f"{state.folder}: the final weights are {mean if average.count else none} (train.average)"
-        )
+def finish_hooks(state: TrainState) -> None:
+    """Let hooks change the final weights, such as to their mean along the way."""
+    for hook in state.engine.hooks:
+        if line := hook.finish():
+            say(f"{state.folder}: {line}")
 
 
 def validate_fully(state: TrainState) -> Validation:
@@ -80,7 +74,7 @@ def validate_fully(state: TrainState) -> Validation:
     that detects replaced tokens has no such head.
     """
     more: dict[str, Any] = {"held_out_tokens": len(state.data.held_out.ids_N)}
-    if not state.config.objective.replaces_tokens:
+    if state.config.objective.has_masked_lm:
         batches = state.data.held_out.batches(ALL_MASK, state.config.train.rows)
         loss, accuracy, _ = state.engine.evaluate(batches)
         more |= {

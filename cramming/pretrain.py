@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 from cramming import device as devices
 from cramming.budget import BudgetClock, Pace, Work
@@ -18,10 +18,11 @@ from cramming.checks import Config, TrainConfig, check_run
 from cramming.config import UserError, choose
 from cramming.data.batches import Batch, made_ahead
 from cramming.data.manifest import MANIFEST, corpus_folder
-from cramming.data.masking import ObjectiveConfig
 from cramming.device import compiled_graphs
-from cramming.engine import DivergedError, StepStats
+from cramming.engine import DivergedError
 from cramming.finish import finish, out_of_memory
+from cramming.hooks import StepPlan, StepResult
+from cramming.objectives.masking import Targets
 from cramming.parallel.mesh import STRATEGIES, Mesh, data_size, launched_processes
 from cramming.progress import Progress, format_count, say
 from cramming.record import load_record, run_folder
@@ -149,10 +150,11 @@ def train(state: TrainState, stop: Callable[[], bool], title: str = "pretrain") 
         state.clock,
         state.engine,
     )
-    objective = config.objective.at(0.0)
-    batches = micro_batch_stream(state, objective)
+    targets = config.objective.at(0.0)
+    weights_V = engine.token_weights
+    batches = micro_batch_stream(state, targets)
     pace = Pace(clock.slowest_update_seconds if clock else 0.0)
-    recent = deque[tuple[float, StepStats]](
+    recent = deque[tuple[float, StepResult]](
         maxlen=config.train.log_every
     )  # each with what it began at
     timer = config.budget.timer
@@ -178,14 +180,12 @@ def train(state: TrainState, stop: Callable[[], bool], title: str = "pretrain") 
                 break
 
             step_began, graphs, size = timer(), compiled_graphs(), step_size(state, progress)
-            has_new_weights = engine.token_losses is not None and engine.token_losses.weigh_if_due(
-                progress
-            )
-            if (
-                size.objective != objective or has_new_weights
-            ):  # what was made ahead has other targets
-                batches.close()
-                objective, batches = size.objective, micro_batch_stream(state, size.objective)
+            for hook in engine.hooks:
+                hook.before_step(size)
+            if size.targets != targets or engine.token_weights is not weights_V:
+                batches.close()  # what was made ahead has other targets
+                targets, weights_V = size.targets, engine.token_weights
+                batches = micro_batch_stream(state, targets)
             step_batches = [next(batches) for _ in range(size.micro_batches)]
             data_wait = timer() - step_began
             learning_rate = config.peak_learning_rate * learning_rate_factor(
@@ -204,8 +204,8 @@ def train(state: TrainState, stop: Callable[[], bool], title: str = "pretrain") 
                 reason = "stopped" if stopped else reason
                 break
             stats = engine.update(learning_rate)
-            if engine.average:
-                engine.average.add_if_due(progress)
+            for hook in engine.hooks:
+                hook.after_step(size, stats)
             if not stats.skipped:  # a skipped one says nothing about how long an update takes
                 update_seconds = timer() - update_began
             is_late = clock is not None and not clock.step_synchronised(update_seconds)
@@ -263,24 +263,22 @@ def train(state: TrainState, stop: Callable[[], bool], title: str = "pretrain") 
     return reason
 
 
-class StepSize(NamedTuple):
-    """Of the next step: over all ranks, but for the micro-batches, which are this rank's."""
-
-    sequences: int
-    micro_batches: int
-    tokens: int
-    flops: float
-    objective: ObjectiveConfig  # its phase
-
-
-def step_size(state: TrainState, progress: float) -> StepSize:
+def step_size(state: TrainState, progress: float) -> StepPlan:
     """What the schedule asks for at this progress."""
     config = state.config.train
     sequences = sequences_per_step(config.batch_ramp, progress, config.batch_size)
     tokens = sequences * config.sequence_length
     micro_batches = sequences // (config.rows * state.mesh.data_size)
     flops = tokens * state.config.flops_per_token(progress)
-    return StepSize(sequences, micro_batches, tokens, flops, state.config.objective.at(progress))
+    return StepPlan(
+        index=state.work.steps,
+        progress=progress,
+        sequences=sequences,
+        tokens=tokens,
+        micro_batches=micro_batches,
+        flops=flops,
+        targets=state.config.objective.at(progress),
+    )
 
 
 def before_step(
@@ -347,11 +345,10 @@ def validate(state: TrainState, progress: float, pace: Pace) -> None:
         say(f"{where}: validated in {seconds:.1f} s, predicted {predicted:.1f} s")
 
 
-def micro_batch_stream(state: TrainState, objective: ObjectiveConfig) -> Generator[Batch]:
-    """This rank's micro-batches of one objective from the position on; data rank r of w takes every w-th of them."""
+def micro_batch_stream(state: TrainState, targets: Targets) -> Generator[Batch]:
+    """This rank's micro-batches of one phase from the position on; data rank r of w takes every w-th of them."""
     mesh, rows, first = state.mesh, state.config.train.rows, state.work.sequences
-    token_losses = state.engine.token_losses
-    source = state.data.source.of(objective, token_losses.weights_V if token_losses else None)
+    source = state.data.source.of(targets, state.engine.token_weights)
 
     def make(k: int) -> Batch:
         return source.batch(first + (k * mesh.data_size + mesh.data_rank) * rows, rows)

@@ -32,7 +32,7 @@ from cramming.budget import BudgetClock, BudgetConfig, Work
 from cramming.checks import Config
 from cramming.config import Count, Seed, build, file_sha256, require
 from cramming.data.batches import PINNED
-from cramming.finish import export, take_average, validate_fully
+from cramming.finish import export, finish_hooks, validate_fully
 from cramming.parallel.mesh import Mesh
 from cramming.parallel.offload import HostOptimizer
 from cramming.pretrain import train
@@ -423,7 +423,7 @@ class Replay:
     def _finish(self, saved: Saved, twin: int) -> tuple[Validation, str]:
         with TemporaryDirectory(prefix="cramming-replay-") as scratch:
             state, _, _ = self._state_at(saved, Path(scratch), twin)
-            take_average(state)
+            finish_hooks(state)
             return validate_fully(state), export(state)["model.safetensors"]
 
     def _state_at(

@@ -20,11 +20,12 @@ from cramming.config import UserError
 from cramming.data.batches import PINNED, Batch, BatchSource, HeldOut, tokens_per_byte
 from cramming.data.corpus import Corpus
 from cramming.data.manifest import corpus_folder
-from cramming.data.masking import Masker
-from cramming.engine import Engine, StepStats, build_engine
+from cramming.engine import Engine, build_engine
 from cramming.environment import environment
+from cramming.hooks import StepResult
 from cramming.model.config import ModelConfig
 from cramming.model.heads import PretrainedModel
+from cramming.objectives.masking import Masker
 from cramming.parallel.mesh import Mesh
 from cramming.progress import say
 from cramming.runlog import (
@@ -124,7 +125,7 @@ def _batch_source(
     corpus: Corpus, split: Literal["train", "validation"], config: Config
 ) -> BatchSource:
     special, train, seed = corpus.special_ids, config.train, config.training_seed
-    masker = Masker(config.objective, corpus.vocab_size, special.mask, tuple(special), seed)
+    masker = Masker(config.objective.at(0.0), corpus.vocab_size, special.mask, tuple(special), seed)
     order = train.order if split == "train" else "shuffled"
     stream = corpus.stream(split, order)
     return BatchSource(
@@ -154,7 +155,7 @@ class TrainState:
     trackers: "Trackers | None"
     validation: list[Batch]
     changed_files: dict[str, bool | None]
-    steps_before_resume: list[tuple[float, StepStats]]
+    steps_before_resume: list[tuple[float, StepResult]]
     chose_micro_batch: bool  # `train.micro_batch: auto` found it
     saver: checkpoint.Saver = field(default_factory=checkpoint.Saver)
 
@@ -205,7 +206,7 @@ class TrainState:
         count = self.config.parameters
         return {
             "start": self.config.start.name,
-            "objective": self.config.objective.kinds,
+            "objective": self.config.objective.kind,
             "parameters": count.total,
             "parameters_without_embeddings": count.without_embeddings,
             "precision": self.engine.precision.mode,
@@ -234,15 +235,7 @@ class TrainState:
             f" vocabulary {config.model.vocab_size}{engine.model.also()};"
             f" {config.flops_per_token() / 1e6:.1f} MFLOP per token"
         )
-        targets = ", ".join(
-            f"{phase.targets_per_row(train.sequence_length)} {'causal ' * phase.causal}targets per sequence"
-            + f" from {at:.0%} of the budget on" * (at > 0)
-            for at, phase in config.objective.each_phase.items()
-        )
-        if by_loss := config.objective.by_loss:
-            targets += (
-                f", chosen by loss from {by_loss.start:.0%} to {by_loss.until:.0%} of the budget"
-            )
+        targets = config.objective.describe(train.sequence_length)
         kernels = " and ".join(self.attention_kernels)
         if config.attention.flash != "auto":
             kernels += f" (FlashAttention {config.attention.flash})"
@@ -268,7 +261,7 @@ class TrainState:
             say(warning)
 
     def log_step(
-        self, recent: Sequence[tuple[float, StepStats]], progress: float, rate: float
+        self, recent: Sequence[tuple[float, StepResult]], progress: float, rate: float
     ) -> None:
         """Log the `recent` steps: their means, the numbers of each, and this process's tokens per second."""
         each_progress, each = zip(*recent, strict=True)
@@ -302,7 +295,7 @@ class TrainState:
         if not (self.clock and self.log):
             return None
         objective = self.config.objective
-        prefix = "replaced_token_" if objective.replaces_tokens else ""
+        prefix = objective.validation_prefix
         say(
             f"step {step} ({progress:.0%} of the budget): {objective.validation_name} {loss:.3f},"
             f" accuracy {accuracy:.3f}"
@@ -397,7 +390,7 @@ def build_train_state(
     return state
 
 
-def logged_steps(training: Training, steps: int) -> list[tuple[float, StepStats]]:
+def logged_steps(training: Training, steps: int) -> list[tuple[float, StepResult]]:
     """Return the steps whose means the log's row at step `steps` has, each with the progress at which it began.
 
     So the rows of a resumed run are means over as many steps as without the interruption.
@@ -409,7 +402,7 @@ def logged_steps(training: Training, steps: int) -> list[tuple[float, StepStats]
     for progress, loss, accuracy in zip(
         row.each_progress, row.each_loss, row.each_accuracy, strict=True
     ):
-        stats = StepStats(
+        stats = StepResult(
             loss=math.nan if loss is None else loss,
             accuracy=math.nan if accuracy is None else accuracy,
             grad_norm=math.nan,
@@ -517,7 +510,7 @@ def with_micro_batch(
     from cramming.plan.micro_batch import micro_batch_of_run  # what it needs takes time to import
 
     largest = ramp_step(train.batch_ramp, train.batch_size) // engine.mesh.data_size
-    source = data.source.of(config.objective.with_most_targets())
+    source = data.source.of(config.objective.largest_phase)
     log = clock.log if clock else None
     rows = micro_batch_of_run(training, log, engine, source.batch, config, largest)
     config = replace(config, train=replace(train, micro_batch=rows))

@@ -211,8 +211,8 @@ class Simulation:
 
     def _batch(self, rows: int) -> Batch:
         config, length = self.config, self.config.train.sequence_length
-        objective = config.objective.with_most_targets()
-        tokens, targets = rows * length, rows * objective.targets_per_row(length)
+        phase = config.objective.largest_phase
+        tokens, targets = rows * length, rows * phase.per_row(length)
         whole_rows = config.train.packing == "rows"
         sequences = rows + (0 if whole_rows else tokens // TOKENS_PER_DOCUMENT)
         windows = {config.model.half_window(layer) for layer in range(config.model.num_layers)}
@@ -224,8 +224,8 @@ class Simulation:
             torch.empty(n, dtype=torch.int64, device=self.device)
             for n in (tokens, tokens, targets, targets)
         ]
-        packing = Packing(bounds, length if whole_rows else None, length, length, objective.causal)
-        uniform = torch.empty(targets, device=self.device) if objective.replaces_tokens else None
+        packing = Packing(bounds, length if whole_rows else None, length, length, phase.is_causal)
+        uniform = torch.empty(targets, device=self.device) if phase.draws else None
         return Batch(numbers[0], numbers[1], packing, numbers[2], numbers[3], targets, uniform)
 
 

@@ -57,7 +57,7 @@ def main(settings: Mapping[str, Any], stages: int, seeds: Sequence[int], out: Pa
     settings = {**settings, "model": {**settings["model"], "tie_embeddings": False}}
     config = Config.of(settings)
     require(
-        not config.objective.replaces_tokens,
+        config.objective.has_masked_lm,
         "study pipelines: the generator of objective=rtd has no stage; take mlm",
     )
     is_plain = (
@@ -66,8 +66,8 @@ def main(settings: Mapping[str, Any], stages: int, seeds: Sequence[int], out: Pa
         and config.start.name == "random"
     )
     require(
-        is_plain and config.objective.by_loss is None,
-        "study pipelines: add train.batch_ramp=null train.average=null start=random objective.by_loss=null",
+        is_plain and not config.objective.gives_losses,
+        "study pipelines: add train.batch_ramp=null train.average=null start=random objective=mlm",
     )
     require(
         config.budget.unit == "steps",

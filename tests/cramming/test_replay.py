@@ -70,10 +70,11 @@ def stop_in_step(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
 
 
 RAMP = ["schedule=triangle", "train.batch_ramp={start: 0.5, until: 0.8}"]
-PHASES = "objective.phases=[{at: 0.2, rate: 0.15, causal: true}, {at: 0.7, rate: 0.05}]"
+PHASES = "objective.phases=[{at: 0.2, rate: 0.15}, {at: 0.7, rate: 0.05}]"
+CAUSAL = ["objective=causal-then-mlm", "objective.until=0.5"]
 BY_LOSS = [
     "objective=mlm-by-loss",
-    "objective.by_loss.power=100",
+    "objective.power=100",
     "train.average={start: 0.3, every: 0.1}",
 ]
 
@@ -82,6 +83,7 @@ BY_LOSS = [
     "settings",
     [
         [*RAMP, PHASES, "model.dropout=0.2", "train.packing=documents"],
+        CAUSAL,
         [*BY_LOSS, "optim=lamb"],
         ["objective=rtd"],
     ],

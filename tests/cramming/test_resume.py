@@ -14,7 +14,8 @@ import torch
 from cramming.budget import BudgetClock
 from cramming.config import UserError
 from cramming.data.batches import BatchSource
-from cramming.engine import Engine, StepStats
+from cramming.engine import Engine
+from cramming.hooks import StepResult
 from cramming.model.heads import MaskedLM
 from cramming.plan import micro_batch
 from cramming.record import load_metrics, load_record
@@ -66,9 +67,10 @@ RAMP = ["schedule=triangle", "train.batch_ramp={start: 0.5, until: 0.8}"]
 AVERAGE = "train.average={start: 0.3, every: 0.1}"
 BY_LOSS = [
     "objective=mlm-by-loss",
-    "objective.by_loss.power=100",
+    "objective.power=100",
 ]  # a tiny model's losses differ little
-PHASES = "objective.phases=[{at: 0.2, rate: 0.15, causal: true}, {at: 0.7, rate: 0.05}]"
+PHASES = "objective.phases=[{at: 0.2, rate: 0.15}, {at: 0.7, rate: 0.05}]"
+CAUSAL = ["objective=causal-then-mlm", "objective.until=0.5"]
 
 
 @pytest.mark.usefixtures("each_saver")
@@ -77,6 +79,7 @@ PHASES = "objective.phases=[{at: 0.2, rate: 0.15, causal: true}, {at: 0.7, rate:
     [
         [],
         [*RAMP, PHASES, "model.dropout=0.2", "train.packing=documents"],
+        CAUSAL,
         ["optim=lamb", AVERAGE, *BY_LOSS],
         ["objective=rtd", "model.dropout=0.2"],
         ["memory=offload-all"],
@@ -219,7 +222,7 @@ def test_a_resumes_first_update_is_not_foretold_shorter_than_earlier_ones_were(
 ) -> None:
     """With less time left than one update takes, it would end after the deadline and the whole run be void."""
 
-    def slow(self: Engine, learning_rate: float) -> StepStats:
+    def slow(self: Engine, learning_rate: float) -> StepResult:
         time.sleep(0.3)
         return update(self, learning_rate)
 
@@ -270,7 +273,7 @@ def stall(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
         clocks.append(self)
 
     def of(step: int) -> None:
-        def stalled(self: Engine, learning_rate: float) -> StepStats:
+        def stalled(self: Engine, learning_rate: float) -> StepResult:
             calls[0] += 1
             if calls[0] == step:
                 clocks[-1]._began -= 86400

@@ -585,7 +585,7 @@ def test_masked_variants_are_masked_whatever_the_objective(
         StudyConfig, compose(*shared)["study"] | {"what": "masking"}, "study"
     ).overrides_of(shared)
     assert {
-        Config.of(compose(*shared, *changes)).objective.kinds for changes in variants.values()
+        Config.of(compose(*shared, *changes)).objective.kind for changes in variants.values()
     } == {"mlm"}
 
 

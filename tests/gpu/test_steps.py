@@ -14,7 +14,8 @@ from cramming.budget import Work
 from cramming.checks import Config
 from cramming.data.batches import Batch
 from cramming.device import compiled_graphs
-from cramming.engine import Engine, StepStats
+from cramming.engine import Engine
+from cramming.hooks import StepResult
 from cramming.model.attention import Packing
 from cramming.plan.micro_batch import find_micro_batch
 
@@ -22,7 +23,7 @@ from .conftest import ROWS
 
 pytestmark = pytest.mark.gpu
 Make = Callable[..., Engine]
-Train = Callable[..., list[StepStats]]
+Train = Callable[..., list[StepResult]]
 CLOSE = {"fp32": 1e-4, "bf16": 2e-2}  # nats, of about six
 COMPILERS = {
     "cuda-graphs": ["runtime.cuda_graphs=true"],

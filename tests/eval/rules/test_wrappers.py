@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from cramming import launch
-from cramming.engine import Engine, StepStats
+from cramming.engine import Engine
+from cramming.hooks import StepResult
 from eval import glue
 from eval.finetune import workers
 from eval.finetune.loop import Predictions, TaskRun
@@ -28,10 +29,10 @@ def invent_training(patch: pytest.MonkeyPatch) -> None:
     def forward_backward(self: Engine, batches: Sequence[Any], *_: Any) -> bool:
         return True
 
-    def update(self: Engine, learning_rate: float) -> StepStats:
+    def update(self: Engine, learning_rate: float) -> StepResult:
         steps[0] += 1
         loss = 4.2 + 1.5 * math.exp(-steps[0] / 40) + 0.1 * draw.gauss(0, 1)
-        return StepStats(loss, 0.15, 1.0, False, 0)
+        return StepResult(loss, 0.15, 1.0, False, 0)
 
     def evaluate(self: Engine, batches: Sequence[Any]) -> tuple[float, float, int]:
         targets = sum(batch.num_targets for batch in batches)
