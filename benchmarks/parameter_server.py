@@ -178,11 +178,11 @@ def serve(task: Task, mode: str, rank: int, workers: int) -> dict[str, Any]:
         )  # of one seed, so the server's
         for first in range((rank - 1) * ROWS, task.samples, workers * ROWS):
             vector_to_parameters(weights, engine.parameters)
-            engine.accumulate([task.source.batch(first, ROWS)])
+            gradients = engine.accumulate([task.source.batch(first, ROWS)])
             gradient = torch.cat(
                 [p.grad.flatten() for p in engine.parameters if p.grad is not None]
             )
-            engine.discard()
+            engine.discard(gradients)
             weights, updates = rpc.rpc_sync("rank0", push, args=(gradient, updates))
     rpc.shutdown()
     if rank > 0:

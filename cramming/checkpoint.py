@@ -28,7 +28,7 @@ from cramming.device import random_states, set_random_states, synchronize
 from cramming.engine import Engine
 from cramming.files import overwrite_atomically
 from cramming.progress import say
-from cramming.runlog import Saved
+from cramming.runlog import Saved, Training
 
 KEEP = 2
 NEWEST, KEPT = "step", "kept"  # how a file's name begins
@@ -197,6 +197,26 @@ def newest_of(folder: Path, known: Sequence[Saved]) -> Saved | None:
             f"{folder}: no checkpoint there is as it was saved; start again under another name"
         )
     return None
+
+
+def checkpoint_to_resume(folder: Path, training: Training) -> Saved | None:
+    """Return the checkpoint that a process of this run begins with; None where it begins with the first step.
+
+    Raises UserError where the folder holds checkpoints that the log does not have.
+    """
+    checkpoints, ended = folder / "checkpoints", training.finished_after
+    known = [saved for saved in training.saved if ended in (None, saved.steps)]
+    newest = newest_of(checkpoints, known)
+    if newest is None and ended:
+        raise UserError(
+            f"{folder}: the run ended after {ended} steps and its last checkpoint is gone."
+            " Start again under another name."
+        )
+    if newest is None and known:
+        say(
+            f"{checkpoints}: nothing is left of {len(known)} checkpoints; training begins anew, the time stays spent"
+        )
+    return newest
 
 
 def load(path: Path, engine: Engine) -> Work:

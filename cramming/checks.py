@@ -54,7 +54,14 @@ from cramming.precision import (
     resolve,
     resolve_residual,
 )
-from cramming.schedule import SCHEDULES, AverageConfig, BatchRamp, Schedule, ramp_step
+from cramming.schedule import (
+    SCHEDULES,
+    AverageConfig,
+    BatchRamp,
+    Schedule,
+    learning_rate_factor,
+    ramp_step,
+)
 
 # The default step and the learning rate of optim=adamw-tiny are for models of about a million parameters. The size from
 # which on they are said to be unfit is a judgement, not a measurement.
@@ -196,6 +203,10 @@ class Config(RootConfig):
     def peak_learning_rate(self) -> float:
         """At the full batch."""
         return self.optim.peak_learning_rate(self.train.batch_size, self.model.hidden_size)
+
+    def learning_rate(self, progress: float) -> float:
+        """Return the learning rate of a step that begins at this share of the budget."""
+        return self.peak_learning_rate * learning_rate_factor(self.schedule, progress)
 
 
 @dataclass(frozen=True)

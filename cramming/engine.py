@@ -8,6 +8,7 @@ device once in each; several also wait for each other: for the number of targets
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from cramming.checks import Config, Place, check
 from cramming.config import UserError
 from cramming.data.batches import Batch
 from cramming.device import compiled_graphs
-from cramming.hooks import Hook, StepResult
+from cramming.hooks import Hook, StepPlan, StepResult
 from cramming.model.heads import PretrainedModel
 from cramming.optim.build import set_learning_rate
 from cramming.parallel.apply import apply, place
@@ -34,6 +35,27 @@ MAX_SKIPPED_IN_A_ROW = 50
 
 class DivergedError(UserError):
     """No gradient was finite any more: the run ends without a model."""
+
+
+@dataclass
+class Gradients:
+    """Gradients of one step, which lie in the parameters' `grad`, and the numbers that belong to them.
+
+    `random_states`, `compiled_graphs`: before the step. `targets`: of all ranks. `is_whole`: all micro-batches are in
+    them. The rest is measured: sums over this rank's targets and the global norm on the device, and for the host mean
+    loss, accuracy and norm over all ranks.
+    """
+
+    random_states: tuple[Tensor, Tensor | None]
+    compiled_graphs: int
+    targets: float
+    is_whole: bool = False
+    loss_sum: Tensor = field(init=False, repr=False)
+    correct: Tensor = field(init=False, repr=False)
+    device_norm: Tensor = field(init=False, repr=False)
+    loss: float = field(init=False, repr=False)
+    accuracy: float = field(init=False, repr=False)
+    norm: float = field(init=False, repr=False)
 
 
 class Engine:
@@ -60,7 +82,7 @@ class Engine:
         self.parameters = list(model.parameters())
         self.cuda_graphs = cuda_graphs
         self.hooks, self.spread = hooks, spread
-        self._norm: Tensor | None = None  # of the gradients that wait for `update`
+        self._targets = 1.0  # of the step under way, over all ranks
         self._is_warm = False  # one update is done, so all that compiles has been compiled
         self._skipped_in_a_row = 0
 
@@ -74,84 +96,92 @@ class Engine:
 
     def forward_backward(
         self, batches: Sequence[Batch], stop: Callable[[], bool] = lambda: False
-    ) -> bool:
-        """Gradients of the mean loss over all `batches` of all ranks; `update` or `discard` must follow.
+    ) -> "Gradients":
+        """Return the gradients of the mean loss over all `batches` of all ranks; `update` or `discard` takes them.
 
-        False if `stop` was true between two micro-batches (in one process only: others would wait for this one's
-        gradients); the step can then only be discarded.
+        They are not whole if `stop` was true between two micro-batches (in one process only: others would wait for this
+        one's gradients); they can then only be discarded.
         """
-        totals = self.accumulate(batches, stop)
-        if totals is None:
-            return False
-        self.measure(*totals)
-        return True
+        gradients = self.accumulate(batches, stop)
+        if gradients.is_whole:
+            self.measure(gradients)
+        return gradients
 
-    def update(self, learning_rate: float) -> StepResult:
+    def update(self, gradients: "Gradients", learning_rate: float) -> StepResult:
         """Clip, apply the gradients, and wait for the device. Gradients that are not finite change nothing."""
         set_learning_rate(self.optimizer, learning_rate)
-        finite = math.isfinite(self._grad_norm)
-        self._clip_and_apply(finite)
-        self._forget_gradients()
+        is_finite = math.isfinite(gradients.norm)
+        self._clip_and_apply(gradients, is_finite)
+        self._clear_gradients()
         devices.synchronize(self.device)
         if self.spread:
-            if not finite:
+            if not is_finite:
                 self.spread.forget()
             self.mesh.barrier()  # the step is done when all have done it
-        self._skipped_in_a_row = 0 if finite else self._skipped_in_a_row + 1
+        self._count_skipped(gradients, learning_rate, is_finite)
+        recompilations = 0
+        if self._is_warm:  # the optimizer may compile, too
+            recompilations = compiled_graphs() - gradients.compiled_graphs
+        self._is_warm = self._is_warm or is_finite
+        return StepResult(
+            gradients.loss, gradients.accuracy, gradients.norm, not is_finite, recompilations
+        )
+
+    def _count_skipped(self, gradients: "Gradients", learning_rate: float, is_finite: bool) -> None:
+        self._skipped_in_a_row = 0 if is_finite else self._skipped_in_a_row + 1
         if self._skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise DivergedError(
-                f"the gradient was not finite in {MAX_SKIPPED_IN_A_ROW} steps in a row (loss {self._loss:.3g}, learning"
-                f" rate {learning_rate:.3g}, precision {self.precision.mode}); lower optim.lr, or do without fp16"
-                " (precision=bf16 or fp32, parallel.compression=bf16 or none)"
+                f"the gradient was not finite in {MAX_SKIPPED_IN_A_ROW} steps in a row (loss {gradients.loss:.3g},"
+                f" learning rate {learning_rate:.3g}, precision {self.precision.mode}). Lower optim.lr, or do without"
+                " fp16 (precision=bf16 or fp32, parallel.compression=bf16 or none)."
             )
-        recompilations = (
-            compiled_graphs() - self._graphs if self._is_warm else 0
-        )  # the optimizer may compile, too
-        self._is_warm = self._is_warm or finite
-        return StepResult(self._loss, self._accuracy, self._grad_norm, not finite, recompilations)
 
-    def discard(self) -> None:
-        """Forget the gradients and put the random states back, so that the same step can be done anew."""
-        self._forget_gradients()
-        devices.set_random_states(self._random_states)
+    def discard(self, gradients: "Gradients") -> None:
+        """Clear the gradients and restore the random states, so that the same step can be done anew."""
+        self._clear_gradients()
+        devices.set_random_states(gradients.random_states)
 
     def step(self, batches: Sequence[Batch], learning_rate: float) -> StepResult:
-        """A whole step where no clock runs: benchmarks and tests."""
-        self.forward_backward(batches)
-        return self.update(learning_rate)
+        """Do a whole step where no clock runs: benchmarks and tests."""
+        return self.update(self.forward_backward(batches), learning_rate)
 
     def accumulate(
         self, batches: Sequence[Batch], stop: Callable[[], bool] = lambda: False
-    ) -> tuple[Tensor, Tensor] | None:
-        """Forward and backward passes of all micro-batches: summed loss and hits; None if `stop` was true."""
-        self._random_states, self._graphs = devices.random_states(), compiled_graphs()
-        (self._targets,) = self.mesh.sums(sum(b.num_targets for b in batches))
-        found = []
+    ) -> "Gradients":
+        """Return the gradients of all micro-batches, not yet measured; not whole if `stop` was true."""
+        (targets,) = self.mesh.sums(sum(b.num_targets for b in batches))
+        self._targets = max(1.0, targets)  # a damaged corpus may have none
+        gradients = Gradients(devices.random_states(), compiled_graphs(), self._targets)
+        sums: list[tuple[Tensor, Tensor]] = []
         if self.spread:
-            found = self.spread.accumulate(self._pass, batches, 1 / self._targets)
+            sums = self.spread.accumulate(self._pass, batches, 1 / self._targets)
         else:
             for batch in batches:
                 if stop():
-                    return None
-                found.append(self._pass(batch))
-        losses, corrects = zip(*found, strict=True)
-        return torch.stack(losses).sum(), torch.stack(corrects).sum()
-
-    def measure(self, loss_sum: Tensor, correct: Tensor) -> None:
-        """Loss, accuracy and gradient norm of what was accumulated."""
-        grads = [p.grad for p in self.parameters if p.grad is not None]
-        norm = (
-            self.spread.norm(grads)
-            if self.spread
-            else torch.nn.utils.get_total_norm(grads, foreach=True)
+                    return gradients
+                sums.append(self._pass(batch))
+        losses, corrects = zip(*sums, strict=True)
+        gradients.loss_sum, gradients.correct = (
+            torch.stack(losses).sum(),
+            torch.stack(corrects).sum(),
         )
-        if (
-            self.precision.mode == "fp16"
-        ):  # a power of two; unscaling the gradients themselves is `update`'s
+        gradients.is_whole = True
+        return gradients
+
+    def measure(self, gradients: "Gradients") -> None:
+        """Compute loss, accuracy and norm of the gradients; the host waits for the device."""
+        grads = [p.grad for p in self.parameters if p.grad is not None]
+        if self.spread:
+            norm = self.spread.norm(grads)
+        else:
+            norm = torch.nn.utils.get_total_norm(grads, foreach=True)
+        if self.precision.mode == "fp16":  # a power of two; `update` unscales the gradients
             norm = norm / self.precision.scaler.scale(torch.ones_like(norm))
-        self._norm = norm
-        *totals, self._grad_norm = _read(loss_sum, correct, norm)
-        self._loss, self._accuracy = (total / self._targets for total in self.mesh.sums(*totals))
+        gradients.device_norm = norm
+        *sums, gradients.norm = _read(gradients.loss_sum, gradients.correct, norm)
+        loss_sum, correct = self.mesh.sums(*sums)
+        gradients.loss = loss_sum / gradients.targets
+        gradients.accuracy = correct / gradients.targets
 
     @torch.no_grad()
     def evaluate(self, batches: Sequence[Batch]) -> tuple[float, float, int]:
@@ -186,7 +216,7 @@ class Engine:
 
     def leave(self, config: Config) -> None:
         """Rank 0 takes the whole model and goes on alone; for the others the run is over. All processes call this."""
-        self._forget_gradients()
+        self._clear_gradients()
         model = self.whole_model(config)
         if model and self.spread:
             if model is not self.model:  # the parts make room for the whole
@@ -220,37 +250,31 @@ class Engine:
             return loss_sum.detach().clone(), correct.clone()
         return loss_sum.detach(), correct
 
-    def _clip_and_apply(self, finite: bool) -> None:
-        scaler = self.precision.scaler
-        assert self._norm is not None, "update follows forward_backward"
-        scaler.unscale_(self.optimizer)
-        one_device = (
-            len({p.device for p in self.parameters}) == 1
-        )  # else some would read the factor before it arrives
-        by_update = (
-            one_device
-            and self.precision.mode != "fp16"
-            and bool(self.optimizer.defaults.get("fused"))
+    def _clip_and_apply(self, gradients: "Gradients", is_finite: bool) -> None:
+        scaler, norm, is_fp16 = (
+            self.precision.scaler,
+            gradients.device_norm,
+            self.precision.mode == "fp16",
         )
-        if (
-            self.clip is not None and by_update
-        ):  # which divides by it on the way: a pass over all gradients less
-            self.optimizer.grad_scale = ((self._norm + 1e-6) / self.clip).clamp(min=1)  # type: ignore[attr-defined]
+        scaler.unscale_(self.optimizer)
+        has_one_device = len({p.device for p in self.parameters}) == 1
+        # The optimizer then divides by the factor on the way, which saves a pass over all gradients. Parameters on a
+        # second device would be updated before the factor arrives there.
+        by_update = has_one_device and not is_fp16 and bool(self.optimizer.defaults.get("fused"))
+        if self.clip is not None and by_update:
+            self.optimizer.grad_scale = ((norm + 1e-6) / self.clip).clamp(min=1)  # type: ignore[attr-defined]
         elif self.clip is not None:
-            torch.nn.utils.clip_grads_with_norm_(
-                self.parameters, self.clip, self._norm, foreach=True
-            )
-        if self.precision.mode == "fp16":
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.clip, norm, foreach=True)
+        if is_fp16:
             scaler.step(self.optimizer)  # skips by itself, and halves the scale
             scaler.update()
-        elif finite:
+        elif is_finite:
             self.optimizer.step()
         if by_update:
             self.optimizer.grad_scale = None  # type: ignore[attr-defined]  # a step leaves nothing behind
 
-    def _forget_gradients(self) -> None:
+    def _clear_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=not self.cuda_graphs)
-        self._norm = None
 
 
 def _read(*values: Tensor) -> list[float]:
@@ -302,15 +326,30 @@ def equip(model: PretrainedModel, config: Config, mesh: Mesh, device: torch.devi
         mesh,
         device,
         cuda_graphs=config.runtime.cuda_graphs,
-        hooks=build_hooks(config, model, mesh),
+        hooks=build_hooks(config, model, mesh, spread),
         spread=spread,
     )
 
 
-def build_hooks(config: Config, model: PretrainedModel, mesh: Mesh) -> list[Hook]:
+class StrategySeeds(Hook):
+    """Seeds of what a parallel strategy draws in each step."""
+
+    def __init__(self, spread: "Spread", seed: int) -> None:
+        self.spread, self.seed = spread, seed
+
+    def before_step(self, plan: StepPlan) -> None:
+        """Seed the step by the run's seed and the step's number."""
+        self.spread.begin_step(self.seed, plan.index)
+
+
+def build_hooks(
+    config: Config, model: PretrainedModel, mesh: Mesh, spread: "Spread | None"
+) -> list[Hook]:
     """Return what the configuration does around training steps."""
     vocab_size = model.encoder.embeddings.tokens.num_embeddings
     hooks = config.objective.hooks(vocab_size, mesh.device, mesh.sum_tensor)
+    if spread:
+        hooks.append(StrategySeeds(spread, config.training_seed))
     if config.train.average:
         from cramming.optim.average import WeightAverage
 

@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 class StepPlan:
     """The next step: counts over all ranks, but `micro_batches` of this rank.
 
-    `index`: number of steps before it; `progress`: share of the budget at which it begins.
+    `index`: number of steps before it; `first_sample`: index of its first sequence; `progress`: share of the budget at
+    which it begins.
     """
 
     index: int
+    first_sample: int
     progress: float
     sequences: int
     tokens: int

@@ -28,7 +28,7 @@ from cramming.config import UserError
 from cramming.files import sync
 
 RUN_LOG = "run.jsonl"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MAX_HEARTBEAT_SECONDS = 5.0  # the most that a killed process can have spent without an event
 EndReason = Literal["finished", "stopped", "failed", "diverged"]
 Unit = Literal["hours", "exaflops", "tokens", "steps"]
@@ -84,7 +84,7 @@ class Start(Timed):
     """
 
     event: Literal["start"] = "start"
-    format: Literal[2] = 2
+    format: Literal[3] = 3
     suite_version: str
     rules_version: str
     unit: Unit
@@ -142,7 +142,6 @@ class Steps(Event):
     accuracy: FiniteFloat | None = None
     grad_norm: FiniteFloat | None = None
     lr: FiniteFloat
-    tokens_per_second: NonNegativeFloat
     each_progress: list[FiniteFloat]
     each_loss: list[FiniteFloat | None]
     each_accuracy: list[FiniteFloat | None]
@@ -220,7 +219,7 @@ class ExternalModel(Event):
     """The first event of a run whose model was not pretrained here: it is scored by `model_path`."""
 
     event: Literal["external_model"] = "external_model"
-    format: Literal[2] = 2
+    format: Literal[3] = 3
     time: str
     suite_version: str
     rules_version: str
@@ -480,6 +479,11 @@ def _whole_lines(path: Path) -> list[bytes]:
 
 def _sha256(line: bytes) -> str:
     return hashlib.sha256(line).hexdigest()
+
+
+def tokens_per_second(tokens: int, seconds: float) -> float | None:
+    """Return the speed of a training: tokens over all seconds charged, start-up and validations included."""
+    return tokens / seconds if seconds else None
 
 
 # Reading -------------------------------------------------------------------------------------------

@@ -35,7 +35,8 @@ LEVELS = {
             parallel engine checkpoint optim data.batches plan.tracker checks
         """,
         3: """
-            plan plan.roofline plan.memory plan.micro_batch start resume launch train_state finish plan.search
+            plan plan.roofline plan.memory plan.micro_batch start resume launch clock train_parts data.run_data
+            run finish plan.search
             plan.main pretrain cli __main__
         """,
         4: """
@@ -358,7 +359,7 @@ counted = [count for count in nodes if count > 1]  # a package's docstring is no
 print(len(counted), sum(counted))
 """
 # What a newcomer must read before the first training step, in files and syntax nodes.
-MOST_FILES, MOST_NODES = 48, 38_500
+MOST_FILES, MOST_NODES = 50, 39_500
 
 
 def test_little_is_read_before_the_first_training_step(

@@ -118,11 +118,10 @@ class Simulation:
             tracker.category = "activations"
             batch = self._batch(rows)
             tracker.reset_peak()
-            totals = self.engine.accumulate([batch])
-            assert totals is not None
+            gradients = self.engine.accumulate([batch])
             tracker.category, tracker.phase = "workspace", "update"
-            self.engine.measure(*totals)
-            self.engine.update(0.0)
+            self.engine.measure(gradients)
+            self.engine.update(gradients, 0.0)
         peak = {name: tracker.peak_by_category[name] for name in CATEGORIES}
         peak["workspace"] += CUBLAS_BYTES if self.on_gpu else 0
         return StepCost(

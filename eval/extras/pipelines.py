@@ -21,6 +21,7 @@ from cramming import device as devices
 from cramming.checks import Config
 from cramming.config import require
 from cramming.data.batches import PINNED
+from cramming.data.run_data import RunData, fit_to_corpus
 from cramming.engine import DivergedError, build_engine
 from cramming.files import write_atomically
 from cramming.parallel.mesh import Mesh
@@ -29,7 +30,6 @@ from cramming.parallel.timeline import Slot, bubble, formula, most_kept, timelin
 from cramming.progress import say
 from cramming.record import finite
 from cramming.schedule import learning_rate_factor
-from cramming.train_state import RunData, fit_to_corpus
 from eval.extras.staleness import RULES, Rule, Stages, StaleTraining
 from eval.report import plots
 

@@ -110,10 +110,10 @@ class StaleTraining:
         """One update, from all the micro-batches of a step."""
         assert len(batches) == self.stages.micro_batches, "the ages are those of as many"
         self._micro_batch = 0
-        self.engine.forward_backward(batches)
+        gradients = self.engine.forward_backward(batches)
         if self.is_stale:
             self._set(self.versions[-1])
-        stats = self.engine.update(learning_rate)
+        stats = self.engine.update(gradients, learning_rate)
         if self.rule.slows:
             self._slow_down()
         if self.is_stale:

@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 import torch
 
-from cramming import launch, replay, train_state
+from cramming import launch, replay
+from cramming import run as run_module
 from cramming.checkpoint import read
 from cramming.config import UserError, file_sha256
 from cramming.engine import Engine
 from cramming.record import load_record
 from cramming.replay import Interval, RecordedRun, Replay
 from cramming.runlog import Saved
-from cramming.train_state import TrainState
+from cramming.train_parts import Validator
 from tests.conftest import before_step
 from tests.forge import Json, events_of, forge, write_events
 
@@ -150,7 +151,7 @@ def test_a_signal_ends_a_replay_wherever_it_comes(
     unbroken: Path, replayed: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not in its loop alone: nothing is to be saved, so the command line's handlers stay."""
-    monkeypatch.setattr(TrainState, "validate", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(Validator, "validate", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with pytest.raises(KeyboardInterrupt):
         replayed(unbroken)
@@ -394,7 +395,7 @@ def test_a_run_that_continued_honestly_from_what_was_smuggled_in_is_named(
     corpus, which the log does not name."""
     if how == "pretrained":
         trained = read(checkpoint_of(honest(*LONG), 24))["model"]
-        original = train_state.start_engine
+        original = run_module.start_engine
 
         def start_engine(*arguments: Any) -> Any:
             engine, work = original(*arguments)
@@ -402,7 +403,7 @@ def test_a_run_that_continued_honestly_from_what_was_smuggled_in_is_named(
             return engine, work
 
         with monkeypatch.context() as patch:
-            patch.setattr(train_state, "start_engine", start_engine)
+            patch.setattr(run_module, "start_engine", start_engine)
             run = start("name=a", *KEPT)
     else:
         run = start("name=a", *KEPT, f"data.corpus={make_corpus(tmp_path / 'other', seed=1)}")

@@ -104,8 +104,7 @@ def test_what_the_compiler_tries_or_replays_equals_an_eager_step(
 
     def losses(engine: Engine) -> list[float]:
         found = [s.loss for s in train(engine, 3)]
-        engine.forward_backward([batch_of(0), batch_of(ROWS)])
-        engine.discard()
+        engine.discard(engine.forward_backward([batch_of(0), batch_of(ROWS)]))
         found += engine.evaluate([batch_of(8 * ROWS), batch_of(9 * ROWS)])[:1]
         return found + [s.loss for s in train(engine, 2)]
 

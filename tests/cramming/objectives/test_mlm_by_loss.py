@@ -85,7 +85,7 @@ def weights_at(table: TokenLosses, progress: float) -> np.ndarray | None:
 
 
 def plan_at(progress: float) -> StepPlan:
-    return StepPlan(0, progress, 1, 1, 1, 1.0, BY_LOSS.at(progress))
+    return StepPlan(0, 0, progress, 1, 1, 1, 1.0, BY_LOSS.at(progress))
 
 
 def test_weights_change_at_fixed_points_and_the_past_fades() -> None:
@@ -137,8 +137,7 @@ def test_losses_are_those_of_the_targets_and_a_discarded_step_does_not_count(
         logits = torch.cat([engine.model.logits(*batch.inputs[:4]) for batch in batches])  # type: ignore[operator]
     expected = torch.stack([F.cross_entropy(logits, ids, reduction="none"), torch.ones(len(ids))])
     expected_2V = torch.zeros(2, 320).index_add_(1, ids, expected)
-    engine.forward_backward(batches)
-    engine.discard()
+    engine.discard(engine.forward_backward(batches))
     assert table.totals_2V.abs().max() == 0
     step()
     torch.testing.assert_close(table.totals_2V, expected_2V)

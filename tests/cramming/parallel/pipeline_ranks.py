@@ -15,9 +15,9 @@ from torch.distributed.pipelining import PipelineStage
 
 from cramming.checks import Config
 from cramming.data.batches import PINNED
+from cramming.data.run_data import RunData, fit_to_corpus
 from cramming.engine import Engine, build_engine
 from cramming.parallel.mesh import Mesh
-from cramming.train_state import RunData, fit_to_corpus
 from tests.cramming.parallel.rank_worker import be_ranks, own_cases
 
 HALF = 15

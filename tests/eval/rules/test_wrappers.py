@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from cramming import launch
-from cramming.engine import Engine
+from cramming.device import random_states
+from cramming.engine import Engine, Gradients
 from cramming.hooks import StepResult
 from eval import glue
 from eval.finetune import workers
@@ -26,10 +27,10 @@ def invent_training(patch: pytest.MonkeyPatch) -> None:
     draw = random.Random(0)
     steps = [0]
 
-    def forward_backward(self: Engine, batches: Sequence[Any], *_: Any) -> bool:
-        return True
+    def forward_backward(self: Engine, batches: Sequence[Any], *_: Any) -> Gradients:
+        return Gradients(random_states(), 0, 1.0, is_whole=True)
 
-    def update(self: Engine, learning_rate: float) -> StepResult:
+    def update(self: Engine, gradients: Gradients, learning_rate: float) -> StepResult:
         steps[0] += 1
         loss = 4.2 + 1.5 * math.exp(-steps[0] / 40) + 0.1 * draw.gauss(0, 1)
         return StepResult(loss, 0.15, 1.0, False, 0)
@@ -39,7 +40,7 @@ def invent_training(patch: pytest.MonkeyPatch) -> None:
         return 4.25, round(0.15 * targets) / targets, targets
 
     patch.setattr(Engine, "forward_backward", forward_backward)
-    patch.setattr(Engine, "discard", lambda self: None)
+    patch.setattr(Engine, "discard", lambda self, gradients: None)
     patch.setattr(Engine, "update", update)
     patch.setattr(Engine, "evaluate", evaluate)
 
