@@ -20,7 +20,7 @@ import numpy as np
 from cramming.config import UserError
 from cramming.data.batches import ALL_MASK, PINNED, STRETCH, BatchSource, HeldOut
 from cramming.data.corpus import Corpus
-from cramming.data.masking import IGNORE, Masker, ObjectiveConfig
+from cramming.objectives.masking import IGNORE, MaskedTargets, Masker
 
 MOST_ENTRIES = 2**15  # of a vocabulary
 DISCOUNT = 0.75  # Ney, Essen & Kneser's for small counts
@@ -69,7 +69,7 @@ class Neighbours:
         self.unigram_V = unigram_V / unigram_V.sum()
 
     def losses(
-        self, window: np.ndarray, target: int, mask_id: int, form: ObjectiveConfig
+        self, window: np.ndarray, target: int, mask_id: int, form: MaskedTargets
     ) -> dict[str, float]:
         """Nats for `target` by what is used of the window of five tokens around it.
 
@@ -106,7 +106,7 @@ class Neighbours:
 
 
 def answers(
-    held_out: HeldOut, form: ObjectiveConfig, neighbours: Neighbours, mask_id: int
+    held_out: HeldOut, form: MaskedTargets, neighbours: Neighbours, mask_id: int
 ) -> dict[str, list[float]]:
     """Nats for each target of the validation, by what is used."""
     found: dict[str, list[float]] = defaultdict(list)

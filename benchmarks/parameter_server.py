@@ -32,9 +32,9 @@ from wire import ADDRESS, INTERFACE, ROUTER, hosts, in_hosts
 from cramming.bench.tables import versions
 from cramming.data.batches import PINNED, BatchSource, HeldOut
 from cramming.data.corpus import Corpus
-from cramming.data.masking import Masker
 from cramming.engine import Engine, build_engine
 from cramming.environment import cpu_name
+from cramming.objectives.masking import Masker
 from cramming.optim.build import set_learning_rate
 from cramming.overrides import compose
 from cramming.parallel.mesh import Mesh
@@ -62,7 +62,9 @@ class Task:
         )
         self.samples = samples
         special = found.special_ids
-        masker = Masker(self.config.objective, found.vocab_size, special.mask, tuple(special), 0)
+        masker = Masker(
+            self.config.objective.at(0.0), found.vocab_size, special.mask, tuple(special), 0
+        )
         self.source = BatchSource(found.stream("train"), masker, LENGTH, "rows", 0)
         self.held_out = HeldOut(
             BatchSource(found.stream("validation"), masker, LENGTH, "rows", 0), 65536
@@ -176,11 +178,11 @@ def serve(task: Task, mode: str, rank: int, workers: int) -> dict[str, Any]:
         )  # of one seed, so the server's
         for first in range((rank - 1) * ROWS, task.samples, workers * ROWS):
             vector_to_parameters(weights, engine.parameters)
-            engine.accumulate([task.source.batch(first, ROWS)])
+            gradients = engine.accumulate([task.source.batch(first, ROWS)])
             gradient = torch.cat(
                 [p.grad.flatten() for p in engine.parameters if p.grad is not None]
             )
-            engine.discard()
+            engine.discard(gradients)
             weights, updates = rpc.rpc_sync("rank0", push, args=(gradient, updates))
     rpc.shutdown()
     if rank > 0:

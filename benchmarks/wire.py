@@ -129,8 +129,8 @@ def worker(case: str, steps: int) -> None:
 
     from cramming.data.batches import BatchSource
     from cramming.data.corpus import TokenStream
-    from cramming.data.masking import Masker
     from cramming.engine import build_engine, build_model
+    from cramming.objectives.masking import Masker
     from cramming.overrides import compose
     from cramming.parallel.mesh import Mesh
     from cramming.recipe import Config
@@ -154,7 +154,7 @@ def worker(case: str, steps: int) -> None:
     ids_N = torch.randint(5, config.model.vocab_size, (65536,)).numpy()
     stream = TokenStream.of_array(ids_N, ids_N[:1] * 0)
     source = BatchSource(
-        stream, Masker(config.objective, 4096, 4, (0, 1, 2, 3, 4), 0), LENGTH, "rows", 0
+        stream, Masker(config.objective.at(0.0), 4096, 4, (0, 1, 2, 3, 4), 0), LENGTH, "rows", 0
     )
     before, losses = 0, []
     for step in range(WARM_UP + steps):

@@ -130,7 +130,7 @@ def process_age_seconds() -> float:
     )  # the wall clock, good to some milliseconds
 
 
-class Pace:
+class StepTimePredictor:
     """Predicts how long the next step and validation take: the slowest of the last eight, and a tenth more.
 
     Lengths are per micro-batch, without a process's first step, those that compiled, and pauses of the machine: more
@@ -322,13 +322,6 @@ class BudgetClock:
         """
         margin = 0.36 * self.config.limit if self.config.unit == "hours" else 0.0
         return self.has_room_for(seconds=max(seconds, margin))
-
-    def is_near_the_end(self, before: float, now: float) -> bool:
-        """Whether 99 % of a budget of hours were passed between the ends of two steps, at progress `before` and `now`.
-
-        Time to save: a later step that ends too late then costs no more than a hundredth.
-        """
-        return self.config.unit == "hours" and before < 0.99 <= now
 
     def close(self, reason: EndReason) -> None:
         """Write the end of this process, once; what is charged ended with the last step."""

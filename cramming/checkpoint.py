@@ -28,7 +28,7 @@ from cramming.device import random_states, set_random_states, synchronize
 from cramming.engine import Engine
 from cramming.files import overwrite_atomically
 from cramming.progress import say
-from cramming.runlog import Saved
+from cramming.runlog import Saved, Training
 
 KEEP = 2
 NEWEST, KEPT = "step", "kept"  # how a file's name begins
@@ -121,7 +121,7 @@ def contents(engine: Engine, work: Work) -> dict[str, Any]:
         "work": asdict(work),
         "rng": cpu_state,
         "cuda_rng": gpu_state,
-        **{name: part.state_dict() for name, part in engine.parts.items()},
+        **{hook.name: hook.state_dict() for hook in engine.hooks if hook.name},
     }
 
 
@@ -199,6 +199,26 @@ def newest_of(folder: Path, known: Sequence[Saved]) -> Saved | None:
     return None
 
 
+def checkpoint_to_resume(folder: Path, training: Training) -> Saved | None:
+    """Return the checkpoint that a process of this run begins with; None where it begins with the first step.
+
+    Raises UserError where the folder holds checkpoints that the log does not have.
+    """
+    checkpoints, ended = folder / "checkpoints", training.finished_after
+    known = [saved for saved in training.saved if ended in (None, saved.steps)]
+    newest = newest_of(checkpoints, known)
+    if newest is None and ended:
+        raise UserError(
+            f"{folder}: the run ended after {ended} steps and its last checkpoint is gone."
+            " Start again under another name."
+        )
+    if newest is None and known:
+        say(
+            f"{checkpoints}: nothing is left of {len(known)} checkpoints; training begins anew, the time stays spent"
+        )
+    return newest
+
+
 def load(path: Path, engine: Engine) -> Work:
     """Restore a checkpoint, whatever number of processes made it; of several, rank 0 alone reads it."""
     state = read(path) if engine.mesh.is_main else {"model": {}, "optimizer": {}}
@@ -211,8 +231,9 @@ def load(path: Path, engine: Engine) -> Work:
         engine.optimizer.load_state_dict(own)
     if state["scaler"]:  # what other devices and formats leave empty an fp16 scaler would refuse
         engine.precision.scaler.load_state_dict(state["scaler"])
-    for name, part in engine.parts.items():
-        part.load_state_dict(state[name])
+    for hook in engine.hooks:
+        if hook.name:
+            hook.load_state_dict(state[hook.name])
     set_random_states((state["rng"], state["cuda_rng"]))
     return Work(**state["work"])
 

@@ -8,18 +8,19 @@ device once in each; several also wait for each other: for the number of targets
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from cramming import device as devices
 from cramming.config import UserError
 from cramming.data.batches import Batch
-from cramming.data.masking import ReplacedTokensConfig
 from cramming.device import compiled_graphs
-from cramming.model.heads import MaskedLM, PretrainedModel
+from cramming.hooks import Hook, StepPlan, StepResult
+from cramming.model.heads import PretrainedModel
 from cramming.optim.build import set_learning_rate
 from cramming.parallel.apply import apply, place
 from cramming.parallel.mesh import Mesh
@@ -27,8 +28,6 @@ from cramming.precision import Precision
 from cramming.recipe import Config, Hardware, check
 
 if TYPE_CHECKING:
-    from cramming.data.token_losses import TokenLosses
-    from cramming.optim.average import WeightAverage
     from cramming.parallel.spread import Spread
 
 MAX_SKIPPED_IN_A_ROW = 50
@@ -38,20 +37,25 @@ class DivergedError(UserError):
     """No gradient was finite any more: the run ends without a model."""
 
 
-@dataclass(frozen=True)
-class StepStats:
-    """What one step did: mean loss in nats per target, share of targets predicted right, global gradient norm. With
-    objective=rtd the loss is the weighted sum of both models', and the share that of tokens told right.
+@dataclass
+class Gradients:
+    """Gradients of one step, which lie in the parameters' `grad`, and the numbers that belong to them.
 
-    `skipped`: the gradient was not finite and no weight moved. `recompilations`: graphs compiled after the first update
-    of this process; shapes change with a phase of the objective only, so there should be no others.
+    `random_states`, `compiled_graphs`: before the step. `targets`: of all ranks. `is_whole`: all micro-batches are in
+    them. The rest is measured: sums over this rank's targets and the global norm on the device, and for the host mean
+    loss, accuracy and norm over all ranks.
     """
 
-    loss: float
-    accuracy: float
-    grad_norm: float
-    skipped: bool
-    recompilations: int = 0
+    random_states: tuple[Tensor, Tensor | None]
+    compiled_graphs: int
+    targets: float
+    is_whole: bool = False
+    loss_sum: Tensor = field(init=False, repr=False)
+    correct: Tensor = field(init=False, repr=False)
+    device_norm: Tensor = field(init=False, repr=False)
+    loss: float = field(init=False, repr=False)
+    accuracy: float = field(init=False, repr=False)
+    norm: float = field(init=False, repr=False)
 
 
 class Engine:
@@ -70,111 +74,114 @@ class Engine:
         mesh: Mesh,
         device: torch.device,
         cuda_graphs: bool = False,
-        average: "WeightAverage | None" = None,
-        token_losses: "TokenLosses | None" = None,
+        hooks: Sequence[Hook] = (),
         spread: "Spread | None" = None,
     ):
         self.model, self.optimizer, self.precision = model, optimizer, precision
         self.clip, self.mesh, self.device = clip, mesh, device
         self.parameters = list(model.parameters())
         self.cuda_graphs = cuda_graphs
-        self.average, self.token_losses, self.spread = average, token_losses, spread
-        self._norm: Tensor | None = None  # of the gradients that wait for `update`
+        self.hooks, self.spread = hooks, spread
+        self._targets = 1.0  # of the step under way, over all ranks
         self._is_warm = False  # one update is done, so all that compiles has been compiled
         self._skipped_in_a_row = 0
 
     @property
-    def parts(self) -> dict[str, "WeightAverage | TokenLosses"]:
-        """What a checkpoint holds beside model, optimizer and loss scale."""
-        parts = {"average": self.average, "token_losses": self.token_losses}
-        return {name: part for name, part in parts.items() if part}
+    def token_weights(self) -> np.ndarray | None:
+        """How often each id is a target beside others, if a hook says so."""
+        for hook in self.hooks:
+            if hook.token_weights_V is not None:
+                return hook.token_weights_V
+        return None
 
     def forward_backward(
         self, batches: Sequence[Batch], stop: Callable[[], bool] = lambda: False
-    ) -> bool:
-        """Gradients of the mean loss over all `batches` of all ranks; `update` or `discard` must follow.
+    ) -> "Gradients":
+        """Return the gradients of the mean loss over all `batches` of all ranks; `update` or `discard` takes them.
 
-        False if `stop` was true between two micro-batches (in one process only: others would wait for this one's
-        gradients); the step can then only be discarded.
+        They are not whole if `stop` was true between two micro-batches (in one process only: others would wait for this
+        one's gradients); they can then only be discarded.
         """
-        totals = self.accumulate(batches, stop)
-        if totals is None:
-            return False
-        self.measure(*totals)
-        return True
+        gradients = self.accumulate(batches, stop)
+        if gradients.is_whole:
+            self.measure(gradients)
+        return gradients
 
-    def update(self, learning_rate: float) -> StepStats:
+    def update(self, gradients: "Gradients", learning_rate: float) -> StepResult:
         """Clip, apply the gradients, and wait for the device. Gradients that are not finite change nothing."""
         set_learning_rate(self.optimizer, learning_rate)
-        finite = math.isfinite(self._grad_norm)
-        self._clip_and_apply(finite)
-        if self.token_losses and finite:
-            self.token_losses.end_step()
-        self._forget_gradients()
+        is_finite = math.isfinite(gradients.norm)
+        self._clip_and_apply(gradients, is_finite)
+        self._clear_gradients()
         devices.synchronize(self.device)
         if self.spread:
-            if not finite:
+            if not is_finite:
                 self.spread.forget()
             self.mesh.barrier()  # the step is done when all have done it
-        self._skipped_in_a_row = 0 if finite else self._skipped_in_a_row + 1
+        self._count_skipped(gradients, learning_rate, is_finite)
+        recompilations = 0
+        if self._is_warm:  # the optimizer may compile, too
+            recompilations = compiled_graphs() - gradients.compiled_graphs
+        self._is_warm = self._is_warm or is_finite
+        return StepResult(
+            gradients.loss, gradients.accuracy, gradients.norm, not is_finite, recompilations
+        )
+
+    def _count_skipped(self, gradients: "Gradients", learning_rate: float, is_finite: bool) -> None:
+        self._skipped_in_a_row = 0 if is_finite else self._skipped_in_a_row + 1
         if self._skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise DivergedError(
-                f"the gradient was not finite in {MAX_SKIPPED_IN_A_ROW} steps in a row (loss {self._loss:.3g}, learning"
-                f" rate {learning_rate:.3g}, precision {self.precision.mode}); lower optim.lr, or do without fp16"
-                " (precision=bf16 or fp32, parallel.compression=bf16 or none)"
+                f"the gradient was not finite in {MAX_SKIPPED_IN_A_ROW} steps in a row (loss {gradients.loss:.3g},"
+                f" learning rate {learning_rate:.3g}, precision {self.precision.mode}). Lower optim.lr, or do without"
+                " fp16 (precision=bf16 or fp32, parallel.compression=bf16 or none)."
             )
-        recompilations = (
-            compiled_graphs() - self._graphs if self._is_warm else 0
-        )  # the optimizer may compile, too
-        self._is_warm = self._is_warm or finite
-        return StepStats(self._loss, self._accuracy, self._grad_norm, not finite, recompilations)
 
-    def discard(self) -> None:
-        """Forget the gradients and put the random states back, so that the same step can be done anew."""
-        self._forget_gradients()
-        devices.set_random_states(self._random_states)
+    def discard(self, gradients: "Gradients") -> None:
+        """Clear the gradients and restore the random states, so that the same step can be done anew."""
+        self._clear_gradients()
+        devices.set_random_states(gradients.random_states)
 
-    def step(self, batches: Sequence[Batch], learning_rate: float) -> StepStats:
-        """A whole step where no clock runs: benchmarks and tests."""
-        self.forward_backward(batches)
-        return self.update(learning_rate)
+    def step(self, batches: Sequence[Batch], learning_rate: float) -> StepResult:
+        """Do a whole step where no clock runs: benchmarks and tests."""
+        return self.update(self.forward_backward(batches), learning_rate)
 
     def accumulate(
         self, batches: Sequence[Batch], stop: Callable[[], bool] = lambda: False
-    ) -> tuple[Tensor, Tensor] | None:
-        """Forward and backward passes of all micro-batches: summed loss and hits; None if `stop` was true."""
-        self._random_states, self._graphs = devices.random_states(), compiled_graphs()
-        (self._targets,) = self.mesh.sums(sum(b.num_targets for b in batches))
-        if self.token_losses:
-            self.token_losses.begin_step()
-        found = []
+    ) -> "Gradients":
+        """Return the gradients of all micro-batches, not yet measured; not whole if `stop` was true."""
+        (targets,) = self.mesh.sums(sum(b.num_targets for b in batches))
+        self._targets = max(1.0, targets)  # a damaged corpus may have none
+        gradients = Gradients(devices.random_states(), compiled_graphs(), self._targets)
+        sums: list[tuple[Tensor, Tensor]] = []
         if self.spread:
-            found = self.spread.accumulate(self._pass, batches, 1 / self._targets)
+            sums = self.spread.accumulate(self._pass, batches, 1 / self._targets)
         else:
             for batch in batches:
                 if stop():
-                    return None
-                found.append(self._pass(batch))
-        if self.token_losses:
-            self.mesh.sum_tensor(self.token_losses.step_2V)
-        losses, corrects = zip(*found, strict=True)
-        return torch.stack(losses).sum(), torch.stack(corrects).sum()
-
-    def measure(self, loss_sum: Tensor, correct: Tensor) -> None:
-        """Loss, accuracy and gradient norm of what was accumulated."""
-        grads = [p.grad for p in self.parameters if p.grad is not None]
-        norm = (
-            self.spread.norm(grads)
-            if self.spread
-            else torch.nn.utils.get_total_norm(grads, foreach=True)
+                    return gradients
+                sums.append(self._pass(batch))
+        losses, corrects = zip(*sums, strict=True)
+        gradients.loss_sum, gradients.correct = (
+            torch.stack(losses).sum(),
+            torch.stack(corrects).sum(),
         )
-        if (
-            self.precision.mode == "fp16"
-        ):  # a power of two; unscaling the gradients themselves is `update`'s
+        gradients.is_whole = True
+        return gradients
+
+    def measure(self, gradients: "Gradients") -> None:
+        """Compute loss, accuracy and norm of the gradients; the host waits for the device."""
+        grads = [p.grad for p in self.parameters if p.grad is not None]
+        if self.spread:
+            norm = self.spread.norm(grads)
+        else:
+            norm = torch.nn.utils.get_total_norm(grads, foreach=True)
+        if self.precision.mode == "fp16":  # a power of two; `update` unscales the gradients
             norm = norm / self.precision.scaler.scale(torch.ones_like(norm))
-        self._norm = norm
-        *totals, self._grad_norm = _read(loss_sum, correct, norm)
-        self._loss, self._accuracy = (total / self._targets for total in self.mesh.sums(*totals))
+        gradients.device_norm = norm
+        *sums, gradients.norm = _read(gradients.loss_sum, gradients.correct, norm)
+        loss_sum, correct = self.mesh.sums(*sums)
+        gradients.loss = loss_sum / gradients.targets
+        gradients.accuracy = correct / gradients.targets
 
     @torch.no_grad()
     def evaluate(self, batches: Sequence[Batch]) -> tuple[float, float, int]:
@@ -209,7 +216,7 @@ class Engine:
 
     def leave(self, config: Config) -> None:
         """Rank 0 takes the whole model and goes on alone; for the others the run is over. All processes call this."""
-        self._forget_gradients()
+        self._clear_gradients()
         model = self.whole_model(config)
         if model and self.spread:
             if model is not self.model:  # the parts make room for the whole
@@ -233,47 +240,41 @@ class Engine:
                 parameter.grad = (
                     torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 )
-        loss_sum, correct, *each = self._forward(
+        loss_sum, correct, *outputs = self._forward(
             batch, self.spread.forward if self.spread else None
         )
         self.precision.scaler.scale(loss_sum / self._targets).backward()
-        if self.token_losses:
-            self.token_losses.add(batch.target_ids_M, *each)
+        for hook in self.hooks:
+            hook.after_pass(batch.target_ids_M, tuple(outputs))
         if self.cuda_graphs:
             return loss_sum.detach().clone(), correct.clone()
         return loss_sum.detach(), correct
 
-    def _clip_and_apply(self, finite: bool) -> None:
-        scaler = self.precision.scaler
-        assert self._norm is not None, "update follows forward_backward"
-        scaler.unscale_(self.optimizer)
-        one_device = (
-            len({p.device for p in self.parameters}) == 1
-        )  # else some would read the factor before it arrives
-        by_update = (
-            one_device
-            and self.precision.mode != "fp16"
-            and bool(self.optimizer.defaults.get("fused"))
+    def _clip_and_apply(self, gradients: "Gradients", is_finite: bool) -> None:
+        scaler, norm, is_fp16 = (
+            self.precision.scaler,
+            gradients.device_norm,
+            self.precision.mode == "fp16",
         )
-        if (
-            self.clip is not None and by_update
-        ):  # which divides by it on the way: a pass over all gradients less
-            self.optimizer.grad_scale = ((self._norm + 1e-6) / self.clip).clamp(min=1)  # type: ignore[attr-defined]
+        scaler.unscale_(self.optimizer)
+        has_one_device = len({p.device for p in self.parameters}) == 1
+        # The optimizer then divides by the factor on the way, which saves a pass over all gradients. Parameters on a
+        # second device would be updated before the factor arrives there.
+        by_update = has_one_device and not is_fp16 and bool(self.optimizer.defaults.get("fused"))
+        if self.clip is not None and by_update:
+            self.optimizer.grad_scale = ((norm + 1e-6) / self.clip).clamp(min=1)  # type: ignore[attr-defined]
         elif self.clip is not None:
-            torch.nn.utils.clip_grads_with_norm_(
-                self.parameters, self.clip, self._norm, foreach=True
-            )
-        if self.precision.mode == "fp16":
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.clip, norm, foreach=True)
+        if is_fp16:
             scaler.step(self.optimizer)  # skips by itself, and halves the scale
             scaler.update()
-        elif finite:
+        elif is_finite:
             self.optimizer.step()
         if by_update:
             self.optimizer.grad_scale = None  # type: ignore[attr-defined]  # a step leaves nothing behind
 
-    def _forget_gradients(self) -> None:
+    def _clear_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=not self.cuda_graphs)
-        self._norm = None
 
 
 def _read(*values: Tensor) -> list[float]:
@@ -289,16 +290,13 @@ def build_engine(config: Config, mesh: Mesh, device: torch.device) -> Engine:
 
 
 def build_model(config: Config) -> PretrainedModel:
-    """The plain model, with random weights."""
-    objective, how = (
-        config.objective,
-        (config.attention.kernel, config.attention.last_layer, config.memory.loss_chunk),
+    """Return the plain model of the objective, with random weights."""
+    return config.objective.build_model(
+        config.model,
+        kernel=config.attention.kernel,
+        last_layer=config.attention.last_layer,
+        loss_chunk=config.memory.loss_chunk,
     )
-    if isinstance(objective, ReplacedTokensConfig):
-        from cramming.model.replaced_tokens import ReplacedTokens
-
-        return ReplacedTokens(config.model, objective.generator_width, objective.weight, *how)
-    return MaskedLM(config.model, *how, gives_losses=objective.by_loss is not None)
 
 
 def equip(model: PretrainedModel, config: Config, mesh: Mesh, device: torch.device) -> Engine:
@@ -320,17 +318,40 @@ def equip(model: PretrainedModel, config: Config, mesh: Mesh, device: torch.devi
         optimizer = HostOptimizer(groups, build, CopyStream(device), at_home)
     else:
         optimizer = build(groups)
-    cuda_graphs, average, token_losses = config.runtime.cuda_graphs, None, None
+    return Engine(
+        model,
+        optimizer,
+        precision,
+        config.optim.clip,
+        mesh,
+        device,
+        cuda_graphs=config.runtime.cuda_graphs,
+        hooks=build_hooks(config, model, mesh, spread),
+        spread=spread,
+    )
+
+
+class StrategySeeds(Hook):
+    """Seeds of what a parallel strategy draws in each step."""
+
+    def __init__(self, spread: "Spread", seed: int) -> None:
+        self.spread, self.seed = spread, seed
+
+    def before_step(self, plan: StepPlan) -> None:
+        """Seed the step by the run's seed and the step's number."""
+        self.spread.begin_step(self.seed, plan.index)
+
+
+def build_hooks(
+    config: Config, model: PretrainedModel, mesh: Mesh, spread: "Spread | None"
+) -> list[Hook]:
+    """Return what the configuration does around training steps."""
+    vocab_size = model.encoder.embeddings.tokens.num_embeddings
+    hooks = config.objective.hooks(vocab_size, mesh.device, mesh.sum_tensor)
+    if spread:
+        hooks.append(StrategySeeds(spread, config.training_seed))
     if config.train.average:
         from cramming.optim.average import WeightAverage
 
-        average = WeightAverage(config.train.average, model.parameters())
-    if config.objective.by_loss:
-        from cramming.data.token_losses import TokenLosses
-
-        vocab_size = model.encoder.embeddings.tokens.num_embeddings
-        token_losses = TokenLosses(config.objective.by_loss, vocab_size, device)
-    clip = config.optim.clip
-    return Engine(
-        model, optimizer, precision, clip, mesh, device, cuda_graphs, average, token_losses, spread
-    )
+        hooks.append(WeightAverage(config.train.average, model.parameters()))
+    return hooks

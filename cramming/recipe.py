@@ -34,7 +34,6 @@ from cramming.config import (
 )
 from cramming.data.corpus import ORDERS
 from cramming.data.manifest import MANIFEST
-from cramming.data.masking import OBJECTIVES, ObjectiveConfig, ReplacedTokensConfig
 from cramming.device import FLASH_MODULES, RuntimeConfig, reason_against_flash
 from cramming.model import attention
 from cramming.model.attention_kernels import FLASH_CAPABILITY, KERNELS
@@ -42,9 +41,8 @@ from cramming.model.config import (
     LastLayer,
     ModelConfig,
     ParameterCount,
-    count_parameters,
-    flops_per_token,
 )
+from cramming.objectives import OBJECTIVES, Objective
 from cramming.optim.build import LOW_BIT, NEED_WHOLE_MATRICES, OPTIMIZERS, OptimConfig
 from cramming.parallel.apply import MemoryConfig
 from cramming.parallel.mesh import (
@@ -62,7 +60,14 @@ from cramming.precision import (
     resolve,
     resolve_residual,
 )
-from cramming.schedule import SCHEDULES, AverageConfig, BatchRamp, Schedule, ramp_step
+from cramming.schedule import (
+    SCHEDULES,
+    AverageConfig,
+    BatchRamp,
+    Schedule,
+    learning_rate_factor,
+    ramp_step,
+)
 
 # The default step and the learning rate of optim=adamw-tiny are for models of about a million parameters. The size from
 # which on they are said to be unfit is a judgement, not a measurement.
@@ -166,7 +171,7 @@ class Config(RootConfig):
     """All settings of a training run: those of the root, and the sections that training reads."""
 
     model: ModelConfig
-    objective: Annotated[ObjectiveConfig, Choice(OBJECTIVES)]
+    objective: Annotated[Objective, Choice(OBJECTIVES)]
     optim: Annotated[OptimConfig, Choice(OPTIMIZERS)]
     schedule: Annotated[Schedule, Choice(SCHEDULES)]
     start: Annotated[StartConfig, Choice(STARTS)]
@@ -195,32 +200,26 @@ class Config(RootConfig):
     @property
     def targets_per_row(self) -> int:
         """Number of predicted tokens of a sequence, in the first phase of the objective."""
-        return self.objective.at(0.0).targets_per_row(self.train.sequence_length)
+        return self.objective.at(0.0).per_row(self.train.sequence_length)
 
     def flops_per_token(self, progress: float = 0.0) -> float:
         """Return the model compute of one training token at this share of the budget."""
         length, last_layer = self.train.sequence_length, self.attention.last_layer
-        share = self.objective.at(progress).targets_per_row(length) / length
-        if isinstance(self.objective, ReplacedTokensConfig):
-            from cramming.model import replaced_tokens
-
-            width = self.objective.generator_width
-            return replaced_tokens.flops_per_token(self.model, width, length, share, last_layer)
-        return flops_per_token(self.model, length, share, last_layer)
+        return self.objective.flops_per_token(self.model, length, progress, last_layer)
 
     @property
     def parameters(self) -> ParameterCount:
         """Number of trained parameters, a generator's included."""
-        if isinstance(self.objective, ReplacedTokensConfig):
-            from cramming.model import replaced_tokens
-
-            return replaced_tokens.count_parameters(self.model, self.objective.generator_width)
-        return count_parameters(self.model)
+        return self.objective.count_parameters(self.model)
 
     @property
     def peak_learning_rate(self) -> float:
         """Learning rate at the full batch."""
         return self.optim.peak_learning_rate(self.train.batch_size, self.model.hidden_size)
+
+    def learning_rate(self, progress: float) -> float:
+        """Return the learning rate of a step that begins at this share of the budget."""
+        return self.peak_learning_rate * learning_rate_factor(self.schedule, progress)
 
 
 @dataclass(frozen=True)
@@ -283,8 +282,7 @@ ALLOWED: dict[str, dict[str, tuple[Any, ...]]] = {
         "model.unet_skips": (False,),
         "model.value_embeddings": (0,),
         "model.value_residual": (False,),
-        "objective.name": ("mlm",),
-        "objective.by_loss": (None,),
+        "objective.name": ("mlm", "causal"),
         "start.name": ("random",),
         "train.average": (None,),
         "optim.name": _WHOLE_MATRICES,
@@ -296,7 +294,7 @@ ALLOWED: dict[str, dict[str, tuple[Any, ...]]] = {
         "memory.offload_optimizer": (False,),
     },
     "with parallel.tp above 1": {
-        "objective.name": ("mlm",),
+        "objective.name": ("mlm", "causal", "mlm-by-loss"),
         "memory.offload_optimizer": (False,),
         "runtime.compile": ("off",),
     },
@@ -393,7 +391,7 @@ def _excluded_values(config: Config, hardware: Hardware) -> Iterator[Problem]:
         "with fp16": mode == "fp16",
         "with products in fp32 or fp16": mode in ("fp32", "fp16"),
         "with model.attention_dropout": config.model.attention_dropout > 0,
-        "with objective=rtd": config.objective.replaces_tokens,
+        "with objective=rtd": not config.objective.has_masked_lm,
         "with parallel=pp": isinstance(parallel, PipelineConfig),
         "with parallel.tp above 1": parallel.tp > 1,
         "with parallel.compression": (

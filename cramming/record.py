@@ -30,6 +30,7 @@ from cramming.runlog import (
     Validation,
     has_events,
     read_log,
+    tokens_per_second,
     training_of,
 )
 
@@ -291,7 +292,7 @@ def _work(training: Training, section: Mapping[str, Any]) -> dict[str, Any]:
         "exaflops": flops / 1e18,
         "corpus_epochs": counters.get("sequences", 0) / setup.windows if setup.windows else None,
         "train_loss": training.steps[-1].loss if training.steps else None,
-        "tokens_per_second": tokens / seconds if seconds else None,
+        "tokens_per_second": tokens_per_second(tokens, seconds),
         "data_wait_share": counters.get("data_wait_seconds", 0.0) / seconds if seconds else None,
         "model_flops_utilization": utilization,
         "recompilations": counters.get("recompilations", 0),

@@ -10,7 +10,6 @@ measures its own (cramming/bench/gate.py): from repetitions with perturbed weigh
 import math
 import random
 import secrets
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -29,10 +28,11 @@ from cramming.bench.gate import LEAST, MULTIPLE, REPETITIONS, WINDOW, NoiseFloor
 from cramming.bench.tricks import COARSE, SAME, Trick
 from cramming.bench.worker import perturb
 from cramming.budget import BudgetClock, BudgetConfig, Work
+from cramming.clock import Clock
 from cramming.config import file_sha256, require
-from cramming.data.batches import PINNED
 from cramming.data.manifest import corpus_folder
-from cramming.finish import export, take_average, validate_fully
+from cramming.data.run_data import RunData, fit_to_corpus
+from cramming.finish import export, finish_hooks, validate_fully
 from cramming.invocation import Invocation
 from cramming.parallel.mesh import Mesh
 from cramming.parallel.offload import HostOptimizer
@@ -40,17 +40,10 @@ from cramming.pretrain import train
 from cramming.progress import say, show_table, use_stderr
 from cramming.recipe import Config
 from cramming.record import derive, finite, read_run
+from cramming.run import SAME_BITS, Run, environment_here, start_engine
 from cramming.runlog import Event, Saved, Steps, Training, Validation, training_of
-from cramming.train_state import (
-    RunData,
-    TrainState,
-    environment_here,
-    fit_to_corpus,
-    start_engine,
-)
+from cramming.train_parts import Logger
 
-# Parts of the environment: where these are the same, a CPU gives the same bits.
-SAME_BITS = ("cpu", "torch", "threads")
 # Sections that say how it is computed, not what.
 HOW = ("attention", "memory", "runtime", "parallel")
 # Counters of a checkpoint that are not of time.
@@ -274,10 +267,6 @@ class RecordedClock(BudgetClock):
         """Return True: each step of the log was kept."""
         return True
 
-    def is_near_the_end(self, before: float, now: float) -> bool:
-        """Return False: nothing is saved."""
-        return False
-
 
 class MemoryLog:
     """A log of a replay, in memory."""
@@ -414,55 +403,40 @@ class Replay:
                 validated.add(step)
         title = f"replay {interval.first}-{interval.last}"
         with TemporaryDirectory(prefix="cramming-replay-") as scratch:
-            state, clock, log = self._state_at(interval.start, Path(scratch), twin)
+            run, clock, log = self._run_at(interval.start, Path(scratch), twin)
             for clock.last in sorted({*validated, interval.last}):
-                train(state, _never, title)  # a signal ends it at once: nothing is to be saved
-                if state.work.steps in validated:
-                    state.validate(self.run.validations[state.work.steps].progress)
-            contents = checkpoint.contents(state.engine, state.work)
+                train(run, title)  # a signal ends it at once: nothing is to be saved
+                if clock.work.steps in validated:
+                    run.validator.validate(self.run.validations[clock.work.steps].progress)
+            contents = checkpoint.contents(run.engine, clock.work)
         rows = {event.step: event for event in log.events if isinstance(event, Steps)}
         validations = {event.step: event for event in log.events if isinstance(event, Validation)}
         return Repetition(rows, validations, _tensors_in(contents) if interval.end else {})
 
     def _finish(self, saved: Saved, twin: int) -> tuple[Validation, str]:
         with TemporaryDirectory(prefix="cramming-replay-") as scratch:
-            state, _, _ = self._state_at(saved, Path(scratch), twin)
-            take_average(state)
-            return validate_fully(state), export(state)["model.safetensors"]
+            run, _, _ = self._run_at(saved, Path(scratch), twin)
+            finish_hooks(run)
+            return validate_fully(run), export(run)["model.safetensors"]
 
-    def _state_at(
+    def _run_at(
         self, start: Saved | None, folder: Path, twin: int
-    ) -> tuple[TrainState, RecordedClock, MemoryLog]:
-        """Return the state that a process of the run would begin with, its clock and its log."""
+    ) -> tuple[Run, RecordedClock, MemoryLog]:
+        """Return the run that a process would begin with, its clock and its log."""
         mesh, config = Mesh.solo(self.device), self.config
         saved = self.run.path_of(start) if start else None
-        engine, work = start_engine(config, self.data, folder, mesh, self.device, saved)
+        engine, work = start_engine(config, self.data, folder, mesh, saved)
         if twin:
             assert self.rounding is not None
             perturb(engine.parameters, self.rounding, twin)
             if isinstance(engine.optimizer, HostOptimizer):
                 engine.optimizer.take_weights()
-        clock = RecordedClock(config.budget, work, self.run.steps)
-        log = MemoryLog()
-        state = TrainState(
-            folder=folder,
-            config=config,
-            mesh=mesh,
-            data=self.data,
-            engine=engine,
-            work=work,
-            saved_steps=work.steps,
-            attention_kernels=[],
-            gates={},
-            clock=clock,
-            log=log,
-            trackers=None,
-            validation=self.data.held_out.batches(PINNED, config.train.rows),
-            changed_files={},
-            steps_before_resume=[],
-            chose_micro_batch=False,
-        )
-        return state, clock, log
+        recorded = RecordedClock(config.budget, work, self.run.steps)
+        clock, log = Clock(recorded, config, mesh, work, _never), MemoryLog()
+        run = Run.of(folder, config, self.data, engine, clock, Logger(config, clock, log, None))
+        run.prepare_validation()
+        run.parts = (run.logger,)  # nothing is saved, and validations are the recorded ones
+        return run, recorded, log
 
     def _altered(self, saved: Saved) -> str | None:
         """Return what to say of a checkpoint that is not there, or not the log's; None if it is."""
@@ -698,7 +672,7 @@ def _refuse_other_corpus(run: RecordedRun, data: RunData) -> None:
 
 
 def recipe_of(run: RecordedRun, settings: Mapping[str, Any], own: Sequence[str]) -> dict[str, Any]:
-    """Return the run's recipe, but for places, for when to log and save, and for the sections `own` of this call."""
+    """Return the run's recipe, but for places, for when to log, and for the sections `own` of this call."""
     recorded, section = run.record["config"], run.record["pretrain"]
     train, validation_corpus = recorded["train"], settings["train"]["validation_corpus"]
     corpus = settings["data"]["corpus"] or run.record["corpus"]["folder"]
@@ -709,11 +683,9 @@ def recipe_of(run: RecordedRun, settings: Mapping[str, Any], own: Sequence[str])
         "train": {
             **train,
             "log_every": 1,
-            "validations": 0,
             "micro_batch": section.get("micro_batch") or train["micro_batch"],
             "validation_corpus": validation_corpus or train["validation_corpus"],
         },
-        "checkpoint": {"every_minutes": sys.float_info.max, "every_steps": None, "keep_at": []},
         "precision": {**recorded["precision"], "mode": section["precision"]},
     }
 

@@ -143,7 +143,6 @@ class Steps(Event):
     accuracy: FiniteFloat | None = None
     grad_norm: FiniteFloat | None = None
     lr: FiniteFloat
-    tokens_per_second: NonNegativeFloat
     each_progress: list[FiniteFloat]
     each_loss: list[FiniteFloat | None]
     each_accuracy: list[FiniteFloat | None]
@@ -483,6 +482,11 @@ def _whole_lines(path: Path) -> list[bytes]:
 
 def _sha256(line: bytes) -> str:
     return hashlib.sha256(line).hexdigest()
+
+
+def tokens_per_second(tokens: int, seconds: float) -> float | None:
+    """Return the speed of a training: tokens over all seconds charged, start-up and validations included."""
+    return tokens / seconds if seconds else None
 
 
 # Reading -------------------------------------------------------------------------------------------

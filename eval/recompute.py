@@ -15,6 +15,7 @@ import torch
 
 from cramming.config import UserError, build, file_sha256
 from cramming.data.batches import ALL_MASK, PINNED, Batch
+from cramming.data.run_data import RunData, fit_to_corpus
 from cramming.data.suites import SUITES
 from cramming.device import describe, select
 from cramming.model.export import load_masked_lm
@@ -22,7 +23,6 @@ from cramming.precision import Precision, PrecisionConfig
 from cramming.recipe import Config
 from cramming.record_schema import Record, Scores
 from cramming.scores import run_name
-from cramming.train_state import RunData, fit_to_corpus
 from eval.finetune.baselines import METHODS
 from eval.finetune.config import Hyperparameters
 from eval.finetune.encode import EncodedTask, encode_tasks

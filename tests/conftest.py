@@ -212,11 +212,11 @@ def tiny_source(tiny_corpus: Path) -> Any:
     """Batches of rows of 16 tokens from the small corpus."""
     from cramming.data.batches import BatchSource
     from cramming.data.corpus import Corpus
-    from cramming.data.masking import Masker, ObjectiveConfig
+    from cramming.objectives.masking import MaskedTargets, Masker
 
     corpus = Corpus.open(tiny_corpus)
     masker = Masker(
-        ObjectiveConfig(name="mlm", rate=0.25, mask_share=0.8, random_share=0.1),
+        MaskedTargets(0.25, 0.8, 0.1),
         corpus.vocab_size,
         corpus.special_ids.mask,
         (0, 1, 2, 3, 4),

@@ -133,10 +133,10 @@ def _gradients(lab: Lab, model: str, *more: str, rows: int) -> dict[str, Any]:
     spec = lab.spec(model, length, "runtime.compile='off'", *more, rows=rows, micro_batches=count)
     with InProcess(spec) as candidate:
         engine = candidate.candidate.engine
-        engine.forward_backward(next(candidate.candidate.batches(0, 1)))
+        step = engine.forward_backward(next(candidate.candidate.batches(0, 1)))
         gradients: dict[str, Tensor] = {}
         for name, parameter in engine.model.named_parameters():
             if parameter.grad is not None:
                 gradients[name] = parameter.grad.detach().float().flatten().clone()
-        stats = engine.update(0.0)
+        stats = engine.update(step, 0.0)
         return {"loss": stats.loss, "norm": stats.grad_norm, "gradients": gradients}

@@ -18,7 +18,7 @@ import torch
 from cramming import device as devices
 from cramming.bench.worker import Candidate, Steps, facts_of
 from cramming.device import compile_seconds
-from cramming.engine import StepStats
+from cramming.hooks import StepResult
 
 sys.path.append(str(Path(__file__).parents[1]))
 COMPILER = ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.config")
@@ -50,7 +50,7 @@ class InProcess:
             seconds, losses = self.candidate.run(first, count)
         return Steps(seconds, losses, peak[0], compile_seconds() - self._compiled_before)
 
-    def step(self, index: int) -> tuple[StepStats, int]:
+    def step(self, index: int) -> tuple[StepResult, int]:
         """Train one step of ours; return its numbers and the peak of memory in bytes."""
         with self._measuring() as peak:
             stats = train_step(self.candidate, index)
@@ -92,7 +92,7 @@ class InProcess:
         self.close()
 
 
-def train_step(candidate: Candidate, index: int) -> StepStats:
+def train_step(candidate: Candidate, index: int) -> StepResult:
     """Train one step of ours; return its numbers."""
     batches = next(candidate.batches(index, 1))
     return candidate.engine.step(batches, candidate.learning_rate(index))

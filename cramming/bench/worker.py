@@ -29,9 +29,9 @@ from cramming import device as devices
 from cramming.config import UserError
 from cramming.data.batches import Batch, BatchSource, made_ahead
 from cramming.data.corpus import TokenStream
-from cramming.data.masking import Masker, ObjectiveConfig
 from cramming.device import compile_seconds, prepare_heap
 from cramming.engine import build_engine
+from cramming.objectives.masking import Masker, Targets
 from cramming.parallel.mesh import Mesh
 from cramming.plan.micro_batch import find_micro_batch
 from cramming.recipe import Config
@@ -149,18 +149,18 @@ class Workload:
     def __init__(self, spec: Spec, device: torch.device) -> None:
         self.device = device
         config = Config.of(spec["settings"])
-        self.config = config = config.replace(
-            model=replace(config.model, vocab_size=spec["vocab_size"]),
-            train=config.train.replace(batch_ramp=None),
-            objective=config.objective.at(0.0),
+        model, train = (
+            replace(config.model, vocab_size=spec["vocab_size"]),
+            replace(config.train, batch_ramp=None),
         )
+        self.config = config = replace(config, model=model, train=train)
         self.train, self.objective, self.optim = config.train, config.objective, config.optim
         self.flops_per_token = config.flops_per_token()
         rows = self.train.batch_size
         if device.type == "cuda":  # one text for all sizes of a step: it takes seconds to make
             rows = GPU_TOKENS // ROUNDS // self.train.sequence_length
         self.source = topic_batches(
-            self.objective,
+            self.objective.at(0.0),
             spec["vocab_size"],
             self.train.sequence_length,
             self.train.packing,
@@ -245,7 +245,7 @@ def perturb(weights: Iterable[Tensor], size: float, seed: int) -> None:
 
 @functools.lru_cache(maxsize=4)  # one process may serve many candidates
 def topic_batches(
-    objective: ObjectiveConfig,
+    targets: Targets,
     vocab_size: int,
     sequence_length: int,
     packing: Literal["rows", "documents"],
@@ -282,7 +282,7 @@ def topic_batches(
     ids_DL += first
     ids_DL[:, 0] = SPECIAL.index("cls")
     stream = TokenStream.of_array(ids_DL.reshape(-1), np.arange(0, ids_DL.size, document_length))
-    masker = Masker(objective, vocab_size, SPECIAL.index("mask"), tuple(range(first)), seed)
+    masker = Masker(targets, vocab_size, SPECIAL.index("mask"), tuple(range(first)), seed)
     return BatchSource(stream, masker, sequence_length, packing, seed)
 
 

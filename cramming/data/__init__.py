@@ -1,1 +1,1 @@
-"""From a corpus folder to batches: shards (the on-disk format), masking, batches."""
+"""From a corpus folder to batches: shards (the on-disk format) and packed batches."""

@@ -30,16 +30,23 @@ from torch.utils._pytree import tree_map_only
 from cramming.config import UserError
 from cramming.data.corpus import TokenStream
 from cramming.data.manifest import Manifest
-from cramming.data.masking import BLOCK, IGNORE, PER_BLOCK, Masked, Masker, ObjectiveConfig, hash64
 from cramming.model.attention import Packing
+from cramming.objectives.masking import (
+    BLOCK,
+    IGNORE,
+    PER_BLOCK,
+    Masked,
+    MaskedTargets,
+    Masker,
+    Targets,
+    hash64,
+)
 
 Packed = Literal["rows", "documents"]
 
 SEED, STRETCH = 20_221_228, 1024  # of the validation, whose text is stretches of so many tokens
-PINNED = ObjectiveConfig(
-    name="mlm", rate=PER_BLOCK / BLOCK, mask_share=0.8, random_share=0.1
-)  # Devlin et al. 2019, section 3.1
-ALL_MASK = PINNED.replace(mask_share=1.0, random_share=0.0)  # no target shows itself
+PINNED = MaskedTargets(PER_BLOCK / BLOCK, 0.8, 0.1)  # Devlin et al. 2019, section 3.1
+ALL_MASK = replace(PINNED, mask_share=1.0, random_share=0.0)  # no target shows itself
 _PERMUTE, _OFFSET, _CHOOSE = 11, 12, 21  # streams of random numbers
 
 
@@ -130,11 +137,11 @@ class BatchSource:
         self.num_windows = stream.num_tokens // sequence_length - 1
         self._most_sequences: dict[int, int] = {}  # by rows
 
-    def of(self, objective: ObjectiveConfig, weights_V: np.ndarray | None = None) -> "BatchSource":
-        """The same samples with the targets of another phase, or with other weights of the ids."""
+    def of(self, targets: Targets, weights_V: np.ndarray | None = None) -> "BatchSource":
+        """Return a source of the same samples with other targets, or other weights of the ids."""
         other = copy.copy(self)
         other.masker = copy.copy(self.masker)
-        other.masker.config, other.masker.weights_V = objective, weights_V
+        other.masker.targets, other.masker.weights_V = targets, weights_V
         return other
 
     def most_sequences(self, rows: int) -> int:
@@ -208,7 +215,11 @@ class BatchSource:
             torch.from_numpy(masked.ids_NL.reshape(-1)),
             torch.from_numpy(positions_T),
             Packing(
-                torch.from_numpy(bounds_S), row_length, length, length, self.masker.config.causal
+                torch.from_numpy(bounds_S),
+                row_length,
+                length,
+                length,
+                self.masker.targets.is_causal,
             ),
             torch.from_numpy(masked.target_positions_M),
             torch.from_numpy(masked.target_ids_M),
@@ -249,7 +260,7 @@ class HeldOut:
         self.ids_N, self.starts = validation_text(source.stream, max(most_tokens, self.length))
         self.is_target_N = _chosen_targets(self.ids_N, source.masker.is_special_V)
 
-    def batches(self, form: ObjectiveConfig, rows: int) -> list[Batch]:
+    def batches(self, form: MaskedTargets, rows: int) -> list[Batch]:
         """All of the text in batches of one size, of at most so many rows: nothing compiles twice."""
         needed = math.ceil(len(self.ids_N) / self.length)
         rows = min(rows, needed)
@@ -257,8 +268,11 @@ class HeldOut:
         missing = number * rows * self.length - len(self.ids_N)
         ids_P = np.resize(self.ids_N, len(self.ids_N) + missing)
         starts = np.append(self.starts, len(self.ids_N)) if missing else self.starts
-        masker = _HeldOutMasker(
-            self.source.masker, form, np.pad(self.is_target_N, (0, missing)), self.length
+        is_target_RL = np.pad(self.is_target_N, (0, missing)).reshape(-1, self.length)
+        masker = copy.copy(self.source.masker)
+        masker.seed, masker.weights_V = SEED, None
+        masker.targets = _HeldOutTargets(
+            form.rate, form, is_target_RL, self.source.masker.targets.draws
         )
         source = _InPlace(
             TokenStream.of_array(ids_P, starts), masker, self.length, self.source.packing
@@ -296,29 +310,27 @@ def _chosen_targets(ids_N: np.ndarray, is_special_V: np.ndarray) -> np.ndarray:
     return (chosen_KB & (keys_KB != never)).reshape(-1)[: len(ids_N)]
 
 
-class _HeldOutMasker(Masker):
-    """Rows of the text by their number, masked; row r holds the tokens from r * L on."""
+@dataclass(frozen=True, eq=False)
+class _HeldOutTargets(Targets):
+    """Targets at fixed places of the text, hidden as `form` says; row r holds the tokens from r * L on."""
 
-    def __init__(
-        self, like: Masker, form: ObjectiveConfig, is_target_P: np.ndarray, length: int
-    ) -> None:
-        self.config, self.mask_id, self.seed = form, like.mask_id, SEED
-        self.is_special_V, self.regular_ids = like.is_special_V, like.regular_ids
-        self.replaces_tokens = like.replaces_tokens
-        self.is_target_RL = is_target_P.reshape(-1, length)
-        self.targets_per_row = max(
-            1, int(self.is_target_RL.sum(1).max())
-        )  # of every row: shapes never change
+    form: MaskedTargets
+    is_target_RL: np.ndarray
+    has_uniform: bool
 
-    def __call__(self, ids_RL: np.ndarray, samples_R: np.ndarray) -> Masked:
-        """Mask rows whose numbers are `samples_R`; those with fewer targets than others have places without one."""
-        is_target_RL = self.is_target_RL[samples_R]
-        first_RC = np.argsort(~is_target_RL, axis=1, kind="stable")[:, : self.targets_per_row]
-        chosen_RC = np.sort(first_RC, axis=1)
-        places_RC = samples_R[:, None] * ids_RL.shape[1] + chosen_RC
-        return self.hide(
-            ids_RL, chosen_RC, np.take_along_axis(is_target_RL, chosen_RC, 1), places_RC
-        )
+    def per_row(self, length: int) -> int:
+        """Return the largest number of targets of a row: all have as many places, so shapes never change."""
+        return max(1, int(self.is_target_RL.sum(1).max()))
+
+    def mask(self, masker: Masker, ids_NL: np.ndarray, samples_N: np.ndarray) -> Masked:
+        """Mask rows whose numbers are `samples_N`; those with fewer targets than others have places without one."""
+        length = ids_NL.shape[1]
+        is_target_NL = self.is_target_RL[samples_N]
+        first_NC = np.argsort(~is_target_NL, axis=1, kind="stable")[:, : self.per_row(length)]
+        chosen_NC = np.sort(first_NC, axis=1)
+        is_target_NC = np.take_along_axis(is_target_NL, chosen_NC, 1)
+        keys = (samples_N[:, None] * length + chosen_NC,)
+        return self.form.hide(masker, ids_NL, chosen_NC, is_target_NC, keys, draws=self.has_uniform)
 
 
 class _InPlace(BatchSource):

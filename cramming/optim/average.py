@@ -13,11 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cramming.hooks import Hook, StepPlan, StepResult
 from cramming.schedule import AverageConfig
 
 
-class WeightAverage:
-    """The running mean of some parameters, and how many times they went into it."""
+class WeightAverage(Hook):
+    """Running mean of the parameters, and how many times they went into it."""
+
+    name = "average"
 
     def __init__(self, config: AverageConfig, parameters: Iterable[Tensor]) -> None:
         self.config, self.parameters = config, list(parameters)
@@ -25,9 +28,9 @@ class WeightAverage:
         self.count = self.point = 0
 
     @torch.no_grad()
-    def add_if_due(self, progress: float) -> None:
-        """After a step that began at `progress`: the weights count if that passed the next point."""
-        point = math.floor((progress - self.config.start) / self.config.every + 1e-9)
+    def after_step(self, plan: StepPlan, result: StepResult) -> None:
+        """Add the weights after a step that has passed the next point."""
+        point = math.floor((plan.progress - self.config.start) / self.config.every + 1e-9)
         if point < 0 or (self.count and point <= self.point):
             return
         self.count, self.point = self.count + 1, point
@@ -36,15 +39,18 @@ class WeightAverage:
             mean.lerp_(parameter.cpu(), 1 / self.count)
 
     @torch.no_grad()
-    def take(self) -> None:
+    def finish(self) -> str:
         """Put the mean into the parameters; they stay as they are where nothing was due."""
         for mean, parameter in zip(self.means, self.parameters):
             parameter.copy_(mean)
+        if not self.count:
+            return "the final weights are the last ones, as no step began from its start on (train.average)"
+        return f"the final weights are the mean of {self.count} along the way (train.average)"
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """Return what a checkpoint holds of it."""
         return {"means": self.means, "count": self.count, "point": self.point}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Continue with the state of a checkpoint."""
         self.means, self.count, self.point = list(state["means"]), state["count"], state["point"]

@@ -117,11 +117,10 @@ class Simulation:
             tracker.category = "activations"
             batch = self._batch(rows)
             tracker.reset_peak()
-            totals = self.engine.accumulate([batch])
-            assert totals is not None
+            gradients = self.engine.accumulate([batch])
             tracker.category, tracker.phase = "workspace", "update"
-            self.engine.measure(*totals)
-            self.engine.update(0.0)
+            self.engine.measure(gradients)
+            self.engine.update(gradients, 0.0)
         peak = {name: tracker.peak_by_category[name] for name in CATEGORIES}
         peak["workspace"] += CUBLAS_BYTES if self.on_gpu else 0
         return StepCost(
@@ -208,8 +207,8 @@ class Simulation:
 
     def _batch(self, rows: int) -> Batch:
         config, length = self.config, self.config.train.sequence_length
-        objective = config.objective.with_most_targets()
-        tokens, targets = rows * length, rows * objective.targets_per_row(length)
+        phase = config.objective.largest_phase
+        tokens, targets = rows * length, rows * phase.per_row(length)
         whole_rows = config.train.packing == "rows"
         sequences = rows + (0 if whole_rows else tokens // TOKENS_PER_DOCUMENT)
         windows = {config.model.half_window(layer) for layer in range(config.model.num_layers)}
@@ -221,8 +220,8 @@ class Simulation:
             torch.empty(n, dtype=torch.int64, device=self.device)
             for n in (tokens, tokens, targets, targets)
         ]
-        packing = Packing(bounds, length if whole_rows else None, length, length, objective.causal)
-        uniform = torch.empty(targets, device=self.device) if objective.replaces_tokens else None
+        packing = Packing(bounds, length if whole_rows else None, length, length, phase.is_causal)
+        uniform = torch.empty(targets, device=self.device) if phase.draws else None
         return Batch(numbers[0], numbers[1], packing, numbers[2], numbers[3], targets, uniform)
 
 

@@ -161,8 +161,7 @@ def try_step(engine: Engine, batches: list[Batch], compiled: bool = False) -> No
         stack.enter_context(torch.random.fork_rng(devices=devices_used))
         if not compiled:
             stack.enter_context(uncompiled(engine.model))
-        alone.forward_backward(batches)
-        alone.discard()
+        alone.discard(alone.forward_backward(batches))
         devices.synchronize(engine.device)
 
 

@@ -20,10 +20,10 @@ from cramming.budget import limits_of
 from cramming.children import run_or_exit
 from cramming.config import UserError, require, settings_hash
 from cramming.data.manifest import MANIFEST, Manifest, corpus_folder
-from cramming.data.masking import OBJECTIVES
 from cramming.environment import git_state
 from cramming.files import lock
 from cramming.invocation import DeviceKind, Invocation
+from cramming.objectives import OBJECTIVES
 from cramming.overrides import compose, name_of, with_implied
 from cramming.progress import say, show_table, use_stderr
 from cramming.record import finite
@@ -211,7 +211,7 @@ def check_sides(opponents: Opponents, config: DuelConfig, invocation: Invocation
 def needs_scores(opponents: Opponents, glue: bool) -> bool:
     """Whether a side's objective has no pinned loss, so that scores decide; UserError unless they can."""
     names = [side.settings["objective"]["name"] for side in opponents]
-    blind = [name for name in names if OBJECTIVES[name].replaces_tokens]
+    blind = [name for name in names if not OBJECTIVES[name].has_masked_lm]
     if not blind:
         return False
     require(

@@ -20,6 +20,7 @@ from cramming import device as devices
 from cramming.config import require
 from cramming.data.batches import PINNED
 from cramming.data.manifest import corpus_folder
+from cramming.data.run_data import RunData, fit_to_corpus
 from cramming.engine import DivergedError, build_engine
 from cramming.files import write_atomically
 from cramming.invocation import Invocation
@@ -30,7 +31,6 @@ from cramming.progress import say
 from cramming.recipe import Config
 from cramming.record import finite
 from cramming.schedule import learning_rate_factor
-from cramming.train_state import RunData, fit_to_corpus
 from eval.extras.staleness import RULES, Rule, Stages, StaleTraining
 from eval.report import plots
 
@@ -64,7 +64,7 @@ def main(
     settings = {**settings, "model": {**settings["model"], "tie_embeddings": False}}
     config = Config.of(settings)
     require(
-        not config.objective.replaces_tokens,
+        config.objective.has_masked_lm,
         "study pipelines: the generator of objective=rtd has no stage; take mlm",
     )
     is_plain = (
@@ -73,8 +73,8 @@ def main(
         and config.start.name == "random"
     )
     require(
-        is_plain and config.objective.by_loss is None,
-        "study pipelines: add train.batch_ramp=null train.average=null start=random objective.by_loss=null",
+        is_plain and not config.objective.gives_losses,
+        "study pipelines: add train.batch_ramp=null train.average=null start=random objective=mlm",
     )
     require(
         config.budget.unit == "steps",

@@ -30,7 +30,8 @@ from torch import Tensor
 
 from cramming.config import UserError
 from cramming.data.batches import Batch
-from cramming.engine import Engine, StepStats
+from cramming.engine import Engine
+from cramming.hooks import StepResult
 from cramming.model.heads import MaskedLM
 from cramming.parallel.stages import holders
 
@@ -105,14 +106,14 @@ class StaleTraining:
             engine.model.register_forward_pre_hook(self._before_forward)
             engine.model.register_forward_hook(self._before_backward)
 
-    def step(self, batches: Sequence[Batch], learning_rate: float) -> StepStats:
+    def step(self, batches: Sequence[Batch], learning_rate: float) -> StepResult:
         """One update, from all the micro-batches of a step."""
         assert len(batches) == self.stages.micro_batches, "the ages are those of as many"
         self._micro_batch = 0
-        self.engine.forward_backward(batches)
+        gradients = self.engine.forward_backward(batches)
         if self.is_stale:
             self._set(self.versions[-1])
-        stats = self.engine.update(learning_rate)
+        stats = self.engine.update(gradients, learning_rate)
         if self.rule.slows:
             self._slow_down()
         if self.is_stale:

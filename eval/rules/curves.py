@@ -68,7 +68,7 @@ def varies_from_step_to_step(evidence: Evidence) -> Outcome:
     if not facts.is_plain:
         return True, "the objective changes"
     length = facts.settings.train.sequence_length
-    targets = facts.settings.train.batch_size * facts.objective.targets_per_row(length)
+    targets = facts.settings.train.batch_size * facts.objective.at(0.0).per_row(length)
     losses = [loss for row in evidence.training.steps for loss in row.each_loss if loss is not None]
     learning = [loss for loss in losses if 1.0 < loss < 0.9 * math.log(facts.model.vocab_size or 1)]
     if len(learning) < LEAST_STEPS:

@@ -13,8 +13,8 @@ from statistics import median
 from typing import NamedTuple
 
 from cramming.config import UserError, settings_hash
-from cramming.data.masking import BLOCK, PER_BLOCK
 from cramming.model.config import count_parameters
+from cramming.objectives.masking import BLOCK, PER_BLOCK
 from cramming.plan import cards
 from cramming.record_schema import Environment
 from cramming.runlog import (
@@ -448,7 +448,7 @@ def _is_share(value: float, count: int) -> bool:
 def losses_fit_accuracies(evidence: Evidence) -> Outcome:
     """A target that is not the likeliest costs ln 2 at least, so no loss is below that share of its accuracy."""
     facts = evidence.facts
-    if facts is None or facts.objective.replaces_tokens:
+    if facts is None or not facts.objective.has_masked_lm:
         return True, "no loss of masked tokens"
     pairs: list[tuple[int, float | None, float | None]] = []
     for row in evidence.training.steps:
@@ -479,9 +479,9 @@ def setup_follows_recipe(evidence: Evidence) -> Outcome:
     expected: dict[str, object] = {
         "seed": settings.seed,
         "start": settings.start.name,
-        "objective": facts.objective.kinds,
+        "objective": facts.objective.kind,
     }
-    if not facts.objective.replaces_tokens:
+    if facts.objective.has_masked_lm:
         count = count_parameters(facts.model)
         expected["parameters"] = count.total
         expected["parameters_without_embeddings"] = count.without_embeddings

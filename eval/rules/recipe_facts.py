@@ -10,8 +10,8 @@ from typing import Any
 from pydantic import ConfigDict, ValidationError
 
 from cramming.config import UserError, build, choose
-from cramming.data.masking import OBJECTIVES, ObjectiveConfig
-from cramming.model.config import LastLayer, ModelConfig, flops_per_token
+from cramming.model.config import LastLayer, ModelConfig
+from cramming.objectives import OBJECTIVES, Objective
 from cramming.record_schema import Record, Section
 from cramming.schedule import SCHEDULES, BatchRamp, PeakRate, Schedule, sequences_per_step
 
@@ -68,7 +68,7 @@ class RecipeFacts:
     settings: _Settings
     ramp: BatchRamp | None
     schedule: Schedule
-    objective: ObjectiveConfig
+    objective: Objective
     model: ModelConfig
     peak_learning_rate: float
 
@@ -100,15 +100,14 @@ class RecipeFacts:
 
     @property
     def is_plain(self) -> bool:
-        """Whether one objective without a generator holds from the first step to the last."""
-        return self.objective.phases is None and not self.objective.replaces_tokens
+        """Whether one phase, of a masked language model, holds from the first step to the last."""
+        return self.objective.has_masked_lm and len(self.objective.phases_by_start) == 1
 
     @property
     def flops_per_token(self) -> float:
         """Model FLOPs of one token of training, for a plain objective."""
-        length = self.settings.train.sequence_length
-        share = self.objective.targets_per_row(length) / length
-        return flops_per_token(self.model, length, share, self.settings.attention.last_layer)
+        length, last_layer = self.settings.train.sequence_length, self.settings.attention.last_layer
+        return self.objective.flops_per_token(self.model, length, 0.0, last_layer)
 
     def sequences_at(self, progress: float) -> int:
         """Return the sequences of a step that begins at this progress."""

@@ -21,9 +21,9 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def gradient(task: Any, engine: Any, first: int, rows: int) -> torch.Tensor:
-    engine.accumulate([task.source.batch(first, rows)])
+    gradients = engine.accumulate([task.source.batch(first, rows)])
     found = torch.cat([p.grad.flatten() for p in engine.parameters])
-    engine.discard()
+    engine.discard(gradients)
     return found
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from cramming import checkpoint, launch
 from cramming.config import UserError, choose
-from cramming.engine import Engine, StepStats, build_engine
+from cramming.engine import Engine, build_engine
+from cramming.hooks import StepResult
 from cramming.invocation import Invocation
 from cramming.model.config import ModelConfig
 from cramming.optim.build import OPTIMIZERS
@@ -67,7 +68,7 @@ def make_engine(
     return make
 
 
-def train_steps(engine: Engine, source: Any, steps: range, cut: int = 1) -> list[StepStats]:
+def train_steps(engine: Engine, source: Any, steps: range, cut: int = 1) -> list[StepResult]:
     found = []
     for step in steps:
         torch.manual_seed(step)
@@ -81,7 +82,7 @@ def train_steps(engine: Engine, source: Any, steps: range, cut: int = 1) -> list
 
 
 @pytest.fixture
-def train() -> Callable[..., list[StepStats]]:
+def train() -> Callable[..., list[StepResult]]:
     """`train(engine, source, steps, cut=1)`: these steps of four rows in `cut` micro-batches; a seed for each step."""
     return train_steps
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from cramming import budget
-from cramming.budget import BudgetClock, BudgetConfig, Pace, Work, process_age_seconds
+from cramming.budget import BudgetClock, BudgetConfig, StepTimePredictor, Work, process_age_seconds
 from cramming.config import UserError, build
 from cramming.record import load_record
 from cramming.runlog import (
@@ -296,18 +296,18 @@ class TestClock:
         assert load_record(tmp_path)["pretrain"]["budget"]["overrun_seconds"] == 0
 
 
-class TestPace:
+class TestStepTimePredictor:
     def test_the_step_that_compiles_is_no_measure(self) -> None:
         """A budget of 300 s, 40 s of start-up, a first step of 130 s, then steps of 1.5 s each."""
-        pace, left = Pace(0.0), 300.0 - 40.0
-        pace.note(1, 130.0, 0.2, compiled=True)
+        predictor, left = StepTimePredictor(0.0), 300.0 - 40.0
+        predictor.note(1, 130.0, 0.2, compiled=True)
         left -= 130.0
-        assert pace.step_seconds(1) <= left
-        pace.note(1, 1.5, 0.2, compiled=False)
-        assert 1.5 <= pace.step_seconds(1) < 2.0
-        pace.note(1, 60.0, 30.0, compiled=True)  # a recompilation
-        assert 1.5 <= pace.step_seconds(1) < 2.0
-        assert pace.update_seconds() == pytest.approx(0.4)
+        assert predictor.step_seconds(1) <= left
+        predictor.note(1, 1.5, 0.2, compiled=False)
+        assert 1.5 <= predictor.step_seconds(1) < 2.0
+        predictor.note(1, 60.0, 30.0, compiled=True)  # a recompilation
+        assert 1.5 <= predictor.step_seconds(1) < 2.0
+        assert predictor.update_seconds() == pytest.approx(0.4)
 
     def test_a_resumed_runs_first_update_is_foretold_by_the_processes_before(
         self, tmp_path: Path, young: None
@@ -320,50 +320,50 @@ class TestPace:
             clock.step_synchronised(0.5)
             clock.close("stopped")
         clock = start_clock(config(5, hours=1), tmp_path)
-        pace = Pace(clock.slowest_update_seconds)
+        predictor = StepTimePredictor(clock.slowest_update_seconds)
         clock.close("stopped")
-        assert pace.update_seconds() == 3.0
-        pace.note(1, 9.0, 0.0, compiled=False)  # skipped: it says nothing
-        pace.note(1, 9.0, 0.0, compiled=False)
-        assert pace.update_seconds() == 3.0
-        pace.note(1, 9.0, 0.5, compiled=False)
-        assert pace.update_seconds() == 1.0
+        assert predictor.update_seconds() == 3.0
+        predictor.note(1, 9.0, 0.0, compiled=False)  # skipped: it says nothing
+        predictor.note(1, 9.0, 0.0, compiled=False)
+        assert predictor.update_seconds() == 3.0
+        predictor.note(1, 9.0, 0.5, compiled=False)
+        assert predictor.update_seconds() == 1.0
 
     def test_a_prediction_is_on_the_safe_side(self) -> None:
-        pace = Pace(0.0)
-        assert pace.step_seconds(4) == 0.0  # the first step is simply tried
+        predictor = StepTimePredictor(0.0)
+        assert predictor.step_seconds(4) == 0.0  # the first step is simply tried
         for seconds in (100.0, 1.0, 3.0, 2.0):
-            pace.note(2, seconds, seconds / 10, compiled=False)
-        assert 6.0 <= pace.step_seconds(4) < 7.0
-        assert pace.update_seconds() >= 0.3
+            predictor.note(2, seconds, seconds / 10, compiled=False)
+        assert 6.0 <= predictor.step_seconds(4) < 7.0
+        assert predictor.update_seconds() >= 0.3
         for _ in range(8):  # a slow step is forgotten
-            pace.note(2, 1.0, 0.1, compiled=False)
-        assert pace.step_seconds(2) < 1.5
+            predictor.note(2, 1.0, 0.1, compiled=False)
+        assert predictor.step_seconds(2) < 1.5
 
     def test_a_pause_foretells_no_other(self) -> None:
         """Else a run whose machine paused late would end at once, before its learning rate came down."""
-        pace = Pace(0.0)
+        predictor = StepTimePredictor(0.0)
         for seconds in (1.0, 1.0, 1.2, 1.1, 900.0, 1.0):
-            pace.note(1, seconds, seconds / 10, compiled=False)
-        assert pace.update_seconds() == pytest.approx(0.24)
-        assert pace.step_seconds(1) == pytest.approx(1.32) and pace.validation_seconds(
+            predictor.note(1, seconds, seconds / 10, compiled=False)
+        assert predictor.update_seconds() == pytest.approx(0.24)
+        assert predictor.step_seconds(1) == pytest.approx(1.32) and predictor.validation_seconds(
             10
         ) == pytest.approx(13.2)
         for _ in range(4):
-            pace.note(1, 900.0, 0.1, compiled=False)
-        assert pace.step_seconds(1) == pytest.approx(990), "it has become slow"
+            predictor.note(1, 900.0, 0.1, compiled=False)
+        assert predictor.step_seconds(1) == pytest.approx(990), "it has become slow"
 
     def test_validations_are_foretold_like_steps(self) -> None:
         """As training on as much at first; then by their own, without those that compiled."""
-        pace = Pace(0.0)
-        pace.note(2, 4.0, 0.1, compiled=False)
-        assert pace.validation_seconds(10) == pytest.approx(22.0)
-        pace.note(2, 2.0, 0.1, compiled=False)
-        assert pace.validation_seconds(10) == pytest.approx(11.0)
-        pace.note_validation(10, 90.0, compiled=True)
-        assert pace.validation_seconds(10) == pytest.approx(11.0)
-        pace.note_validation(10, 3.0, compiled=False)
-        assert pace.validation_seconds(10) == pytest.approx(3.3)
+        predictor = StepTimePredictor(0.0)
+        predictor.note(2, 4.0, 0.1, compiled=False)
+        assert predictor.validation_seconds(10) == pytest.approx(22.0)
+        predictor.note(2, 2.0, 0.1, compiled=False)
+        assert predictor.validation_seconds(10) == pytest.approx(11.0)
+        predictor.note_validation(10, 90.0, compiled=True)
+        assert predictor.validation_seconds(10) == pytest.approx(11.0)
+        predictor.note_validation(10, 3.0, compiled=False)
+        assert predictor.validation_seconds(10) == pytest.approx(3.3)
 
 
 class TestEnded:

@@ -12,14 +12,15 @@ from torch import Tensor
 
 from cramming import checkpoint
 from cramming.budget import Work
-from cramming.engine import Engine, StepStats
+from cramming.engine import Engine
+from cramming.hooks import StepResult
 from cramming.model.config import ModelConfig
 from cramming.model.export import save_pretrained
 
 pytestmark = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is an extra")
 
 Make = Callable[..., Engine]
-Train = Callable[..., list[StepStats]]
+Train = Callable[..., list[StepResult]]
 Weights = Callable[[Engine], list[Tensor]]
 LOW_BIT = (
     pytest.param("adamw8bit", 0.02),

@@ -17,12 +17,13 @@ from torch import Tensor
 from cramming import checkpoint
 from cramming.budget import Work
 from cramming.config import UserError
-from cramming.engine import Engine, StepStats
+from cramming.engine import Engine
+from cramming.hooks import StepResult
 from cramming.model.config import ModelConfig
 from cramming.parallel import offload
 
 Make = Callable[..., Engine]
-Train = Callable[..., list[StepStats]]
+Train = Callable[..., list[StepResult]]
 Weights = Callable[[Engine], list[Tensor]]
 OFFLOADS = {"offload_weights": True, "offload_activations": True, "offload_optimizer": True}
 TRICKS: dict[str, dict[str, Any]] = {

@@ -79,7 +79,7 @@ def test_each_phase_of_the_objective_has_its_own_number_of_targets(
     """It goes on where the one before ended: one with as many targets changes nothing. Validation stays what it is."""
     seen, original = [], Engine.forward_backward
 
-    def noted(self: Engine, batches: list[Batch], *rest: Any) -> bool:
+    def noted(self: Engine, batches: list[Batch], *rest: Any) -> Any:
         seen.append([len(batch.target_ids_M) for batch in batches])
         return original(self, batches, *rest)
 
@@ -101,7 +101,7 @@ def test_a_causal_phase_is_on_record_and_comes_before_masks(
     """Validation is the masked one all along, and masked steps are those of a run without."""
     seen, original = [], Engine.forward_backward
 
-    def noted(self: Engine, batches: list[Batch], *rest: Any) -> bool:
+    def noted(self: Engine, batches: list[Batch], *rest: Any) -> Any:
         seen.append([(len(batch.target_ids_M), batch.packing.causal) for batch in batches])
         return original(self, batches, *rest)
 
@@ -306,7 +306,7 @@ def test_a_validation_that_leaves_no_time_for_a_step_is_left_out(
     losses: Losses,
 ) -> None:
     """The first of two is due at half the budget and would take longer than the rest of it."""
-    monkeypatch.setattr("cramming.budget.Pace.validation_seconds", lambda *_: 1e6)
+    monkeypatch.setattr("cramming.budget.StepTimePredictor.validation_seconds", lambda *_: 1e6)
     monkeypatch.setattr("cramming.budget.BudgetClock.seconds_left", lambda *_: 40.0)
     run = start(name="a")
     said = capsys.readouterr().out

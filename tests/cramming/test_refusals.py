@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cramming import device as devices
-from cramming import train_state
+from cramming import run as run_module
 from cramming.bench import gate, tricks
 from cramming.config import UserError
 from cramming.model import attention
@@ -34,7 +34,7 @@ def test_a_full_disk_before_the_first_step_leaves_the_name_free(
         )  # as a failed write says it: without a file
 
     with monkeypatch.context() as patch:
-        patch.setattr(train_state, "build_engine", full)
+        patch.setattr(run_module, "build_engine", full)
         with pytest.raises(
             UserError, match=r"runs/a: No space left on device; make room there, then run again"
         ):
@@ -68,7 +68,7 @@ def test_a_model_that_is_too_large_leaves_the_name_free(
     def too_large(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(train_state, "build_engine", too_large)
+    monkeypatch.setattr(run_module, "build_engine", too_large)
     with pytest.raises(UserError, match=r"model: cpu ran out of memory before the first step"):
         start(name="a")
     assert not (tmp_path / "runs" / "a").exists()
@@ -80,7 +80,7 @@ def test_another_runtime_error_is_our_own_defect_and_leaves_the_name_free(
     def broken(*_: object) -> None:
         raise RuntimeError("shapes do not match")
 
-    monkeypatch.setattr(train_state, "build_engine", broken)
+    monkeypatch.setattr(run_module, "build_engine", broken)
     with pytest.raises(RuntimeError, match="shapes"):
         start(name="a")
     assert not (tmp_path / "runs" / "a").exists()

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from cramming import launch, replay, train_state
+from cramming import launch, replay
+from cramming import run as run_module
 from cramming.checkpoint import read
 from cramming.config import UserError, file_sha256
 from cramming.engine import Engine
@@ -21,7 +22,7 @@ from cramming.invocation import Invocation
 from cramming.record import load_record
 from cramming.replay import Interval, RecordedRun, Replay
 from cramming.runlog import Saved
-from cramming.train_state import TrainState
+from cramming.train_parts import Validator
 from tests.conftest import before_step
 from tests.forge import Json, events_of, forge, write_events
 
@@ -72,10 +73,11 @@ def stop_in_step(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
 
 
 RAMP = ["schedule=triangle", "train.batch_ramp={start: 0.5, until: 0.8}"]
-PHASES = "objective.phases=[{at: 0.2, rate: 0.15, causal: true}, {at: 0.7, rate: 0.05}]"
+PHASES = "objective.phases=[{at: 0.2, rate: 0.15}, {at: 0.7, rate: 0.05}]"
+CAUSAL = ["objective=causal-then-mlm", "objective.until=0.5"]
 BY_LOSS = [
     "objective=mlm-by-loss",
-    "objective.by_loss.power=100",
+    "objective.power=100",
     "train.average={start: 0.3, every: 0.1}",
 ]
 
@@ -84,6 +86,7 @@ BY_LOSS = [
     "settings",
     [
         [*RAMP, PHASES, "model.dropout=0.2", "train.packing=documents"],
+        CAUSAL,
         [*BY_LOSS, "optim=lamb"],
         ["objective=rtd"],
     ],
@@ -150,7 +153,7 @@ def test_a_signal_ends_a_replay_wherever_it_comes(
     unbroken: Path, replayed: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not in its loop alone: nothing is to be saved, so the command line's handlers stay."""
-    monkeypatch.setattr(TrainState, "validate", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(Validator, "validate", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with pytest.raises(KeyboardInterrupt):
         replayed(unbroken)
@@ -395,7 +398,7 @@ def test_a_run_that_continued_honestly_from_what_was_smuggled_in_is_named(
     corpus, which the log does not name."""
     if how == "pretrained":
         trained = read(checkpoint_of(honest(*LONG), 24))["model"]
-        original = train_state.start_engine
+        original = run_module.start_engine
 
         def start_engine(*arguments: Any) -> Any:
             engine, work = original(*arguments)
@@ -405,6 +408,8 @@ def test_a_run_that_continued_honestly_from_what_was_smuggled_in_is_named(
         with monkeypatch.context() as patch:
             patch.setattr(train_state, "start_engine", start_engine)
             run = start(*KEPT, name="a")
+            patch.setattr(run_module, "start_engine", start_engine)
+            run = start("name=a", *KEPT)
     else:
         run = start(*KEPT, f"data.corpus={make_corpus(tmp_path / 'other', seed=1)}", name="a")
         (claimed,) = [event for event in events_of(honest()) if event["event"] == "setup"]

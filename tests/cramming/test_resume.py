@@ -14,12 +14,13 @@ import torch
 from cramming.budget import BudgetClock
 from cramming.config import UserError
 from cramming.data.batches import BatchSource
-from cramming.engine import Engine, StepStats
+from cramming.engine import Engine
+from cramming.hooks import StepResult
 from cramming.model.heads import MaskedLM
 from cramming.plan import micro_batch
 from cramming.record import load_metrics, load_record
 from cramming.runlog import RUN_LOG, Steps, Validation, read_log, training_of
-from cramming.train_state import TrainState
+from cramming.train_parts import Checkpointer
 from tests.conftest import before_step
 
 Start = Callable[..., Path]
@@ -66,9 +67,10 @@ RAMP = ["schedule=triangle", "train.batch_ramp={start: 0.5, until: 0.8}"]
 AVERAGE = "train.average={start: 0.3, every: 0.1}"
 BY_LOSS = [
     "objective=mlm-by-loss",
-    "objective.by_loss.power=100",
+    "objective.power=100",
 ]  # a tiny model's losses differ little
-PHASES = "objective.phases=[{at: 0.2, rate: 0.15, causal: true}, {at: 0.7, rate: 0.05}]"
+PHASES = "objective.phases=[{at: 0.2, rate: 0.15}, {at: 0.7, rate: 0.05}]"
+CAUSAL = ["objective=causal-then-mlm", "objective.until=0.5"]
 
 
 @pytest.mark.usefixtures("each_saver")
@@ -77,6 +79,7 @@ PHASES = "objective.phases=[{at: 0.2, rate: 0.15, causal: true}, {at: 0.7, rate:
     [
         [],
         [*RAMP, PHASES, "model.dropout=0.2", "train.packing=documents"],
+        CAUSAL,
         ["optim=lamb", AVERAGE, *BY_LOSS],
         ["objective=rtd", "model.dropout=0.2"],
         ["memory=offload-all"],
@@ -219,9 +222,9 @@ def test_a_resumes_first_update_is_not_foretold_shorter_than_earlier_ones_were(
 ) -> None:
     """With less time left than one update takes, it would end after the deadline and the whole run be void."""
 
-    def slow(self: Engine, learning_rate: float) -> StepStats:
+    def slow(self: Engine, *arguments: Any) -> StepResult:
         time.sleep(0.3)
-        return update(self, learning_rate)
+        return update(self, *arguments)
 
     update, room, foretold = Engine.update, BudgetClock.has_room_for, list[float]()
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
@@ -238,6 +241,18 @@ def test_a_resumes_first_update_is_not_foretold_shorter_than_earlier_ones_were(
     assert (step, update_of_step >= 0.3) == (0.0, True)
 
 
+def test_a_resume_with_other_threads_says_that_bits_may_differ(
+    start: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        before_step(patch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        start("name=a")
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads + 1)
+    start("name=a", "resume=true")
+    assert f"threads {threads}, here {threads + 1}" in capsys.readouterr().out
+
+
 def test_a_run_killed_at_its_last_checkpoint_has_a_loss(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,13 +263,16 @@ def test_a_run_killed_at_its_last_checkpoint_has_a_loss(
         "train.log_every=20",
         "train.validations=0",
     )
-    save = TrainState.save_checkpoint
+    save = Checkpointer.save
     with monkeypatch.context() as patch, pytest.raises(Crash):
         patch.setattr(
             TrainState, "save_checkpoint", lambda self, *kept: (save(self, *kept), crash())
         )
         start(*settings, name="a")
     run = start(*settings, name="a", resume=True)
+        patch.setattr(Checkpointer, "save", lambda self, *kept: (save(self, *kept), crash()))
+        start("name=a", *settings)
+    run = start("name=a", "resume=true", *settings)
     assert load_record(run)["pretrain"]["train_loss"] is not None
     assert [row["step"] for row in load_metrics(run) if "loss" in row] == [4]
     assert checkpoints(run) == [4]  # and not once more
@@ -270,11 +288,11 @@ def stall(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
         clocks.append(self)
 
     def of(step: int) -> None:
-        def stalled(self: Engine, learning_rate: float) -> StepStats:
+        def stalled(self: Engine, *arguments: Any) -> StepResult:
             calls[0] += 1
             if calls[0] == step:
                 clocks[-1]._began -= 86400
-            return update(self, learning_rate)
+            return update(self, *arguments)
 
         monkeypatch.setattr(BudgetClock, "attach", attach)
         monkeypatch.setattr(Engine, "update", stalled)

@@ -44,7 +44,6 @@ def steps(step: int) -> Steps:
         tokens=8 * step,
         loss=5.0,
         lr=1e-3,
-        tokens_per_second=8.0,
         each_progress=[(step - 1) / 10],
         each_loss=[5.0],
         each_accuracy=[0.1],

@@ -181,7 +181,7 @@ def test_two_ranks_equal_one(
         "-m",
         "cramming",
     ]
-    by_loss = ["objective=mlm-by-loss", "objective.by_loss.power=100"]
+    by_loss = ["objective=mlm-by-loss", "objective.power=100"]
     arguments = ["pretrain", *tiny_overrides, *by_loss, f"runs={tmp_path}", "name=two"]
     subprocess.run(
         [*torchrun, *arguments], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=180

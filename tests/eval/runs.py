@@ -449,7 +449,6 @@ class TrainingPlan:
                     accuracy=0.05,
                     grad_norm=1.0,
                     lr=peak * learning_rate_factor(schedule, begun),
-                    tokens_per_second=self.tokens_per_step * step / seconds,
                     each_progress=[begun],
                     each_loss=[loss],
                     each_accuracy=[0.05],

@@ -165,7 +165,7 @@ def test_the_study_is_written_and_continued(
     ("override", "problem"),
     [
         ("objective=rtd", "generator of objective=rtd"),
-        ("objective=mlm-by-loss", "objective.by_loss=null"),
+        ("objective=mlm-by-loss", "objective=mlm"),
         ("start=cooccurrence", "start=random"),
     ],
 )

@@ -556,7 +556,7 @@ def test_masked_variants_are_masked_whatever_the_objective(
     shared = ["objective=causal-then-mlm"]
     variants = changes_of("masking", shared)
     assert {
-        Config.of(compose(*shared, *changes)).objective.kinds for changes in variants.values()
+        Config.of(compose(*shared, *changes)).objective.kind for changes in variants.values()
     } == {"mlm"}
 
 

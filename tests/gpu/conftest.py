@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from cramming.bench.worker import cap_memory, topic_batches
-from cramming.config import build
 from cramming.data.batches import Batch
-from cramming.data.masking import ObjectiveConfig
-from cramming.engine import Engine, StepStats, build_engine
+from cramming.engine import Engine, build_engine
+from cramming.hooks import StepResult
+from cramming.objectives.masking import MaskedTargets
 from cramming.parallel.mesh import Mesh
 from cramming.recipe import Config
 
@@ -95,20 +95,20 @@ def make_engine(
 @pytest.fixture
 def batch_of(device: torch.device, compose: Callable[..., dict[str, Any]]) -> Callable[..., Batch]:
     """`batch_of(first, packing="rows")`: eight sequences, of a length that FlexAttention's blocks divide."""
-    objective = build(ObjectiveConfig, compose()["objective"], "objective")
+    targets = MaskedTargets(0.25, 0.8, 0.1)
     length = 128 if device.type == "cuda" else 32
 
     def make(first: int, packing: str = "rows") -> Batch:
-        return topic_batches(objective, VOCABULARY, length, packing, ROWS).batch(first, ROWS)
+        return topic_batches(targets, VOCABULARY, length, packing, ROWS).batch(first, ROWS)
 
     return make
 
 
 @pytest.fixture
-def train(batch_of: Callable[..., Batch]) -> Callable[..., list[StepStats]]:
+def train(batch_of: Callable[..., Batch]) -> Callable[..., list[StepResult]]:
     """`train(engine, 3)`: three steps of a few sequences in two micro-batches; what each came to."""
 
-    def run(engine: Engine, steps: int, packing: str = "rows", cut: int = 2) -> list[StepStats]:
+    def run(engine: Engine, steps: int, packing: str = "rows", cut: int = 2) -> list[StepResult]:
         found = []
         for step in range(steps):
             stats = engine.step(

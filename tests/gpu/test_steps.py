@@ -13,7 +13,8 @@ from cramming.bench.worker import cap_memory
 from cramming.budget import Work
 from cramming.data.batches import Batch
 from cramming.device import compiled_graphs
-from cramming.engine import Engine, StepStats
+from cramming.engine import Engine
+from cramming.hooks import StepResult
 from cramming.model.attention import Packing
 from cramming.plan.micro_batch import find_micro_batch
 from cramming.recipe import Config
@@ -22,7 +23,7 @@ from .conftest import ROWS
 
 pytestmark = pytest.mark.gpu
 Make = Callable[..., Engine]
-Train = Callable[..., list[StepStats]]
+Train = Callable[..., list[StepResult]]
 CLOSE = {"fp32": 1e-4, "bf16": 2e-2}  # nats, of about six
 COMPILERS = {
     "cuda-graphs": ["runtime.cuda_graphs=true"],
@@ -103,8 +104,7 @@ def test_what_the_compiler_tries_or_replays_equals_an_eager_step(
 
     def losses(engine: Engine) -> list[float]:
         found = [s.loss for s in train(engine, 3)]
-        engine.forward_backward([batch_of(0), batch_of(ROWS)])
-        engine.discard()
+        engine.discard(engine.forward_backward([batch_of(0), batch_of(ROWS)]))
         found += engine.evaluate([batch_of(8 * ROWS), batch_of(9 * ROWS)])[:1]
         return found + [s.loss for s in train(engine, 2)]
 

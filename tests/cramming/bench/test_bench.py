@@ -19,9 +19,8 @@ from cramming.bench import main as bench
 from cramming.bench.worker import Candidate, Steps, Worker, topic_batches
 from cramming.config import UserError
 from cramming.data.batches import Batch
-from cramming.data.masking import ObjectiveConfig
 from cramming.device import DeviceInfo
-from cramming.invocation import Invocation
+from cramming.objectives.masking import MaskedTargets
 from cramming.plan import roofline
 
 Compose = Callable[..., dict[str, Any]]
@@ -316,7 +315,7 @@ def test_a_step_is_timed_with_its_batches_made_ahead_as_in_training(
 
 @pytest.mark.parametrize("packing", ["rows", "documents"])
 def test_synthetic_text_repeats_and_stays_in_the_vocabulary(packing: Any) -> None:
-    objective = ObjectiveConfig(name="mlm", rate=0.25, mask_share=0.8, random_share=0.1)
+    objective = MaskedTargets(0.25, 0.8, 0.1)
     first, again = (topic_batches(objective, 64, 32, packing, 4).batch(8, 4) for _ in range(2))
     assert first.ids_T.equal(again.ids_T) and int(first.ids_T.max()) < 64
     assert not first.ids_T.equal(

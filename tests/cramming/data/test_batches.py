@@ -14,7 +14,8 @@ import torch
 from cramming.config import UserError
 from cramming.data.batches import Batch, BatchSource, permute, prefetch
 from cramming.data.corpus import Corpus, TokenStream
-from cramming.data.masking import IGNORE, Masker, ObjectiveConfig
+from cramming.objectives.causal import NextTokens
+from cramming.objectives.masking import IGNORE, MaskedTargets, Masker
 
 Mode = Literal["rows", "documents"]
 LENGTH = 32
@@ -30,7 +31,7 @@ def source(
     corpus = Corpus.open(folder)
     special = corpus.special_ids
     masker = Masker(
-        ObjectiveConfig(name="mlm", rate=0.25, mask_share=0.8, random_share=0.1),
+        MaskedTargets(0.25, 0.8, 0.1),
         corpus.vocab_size,
         special.mask,
         tuple(special),
@@ -212,9 +213,7 @@ def test_shapes_and_types_never_change(tiny_corpus: Path, packing: Mode) -> None
 @pytest.mark.parametrize("packing", ["rows", "documents"])
 def test_causal_targets_are_of_the_document_that_is_asked(tiny_corpus: Path, packing: Mode) -> None:
     one = source(tiny_corpus, packing)
-    batch = one.of(
-        ObjectiveConfig(name="mlm", rate=0.9, mask_share=0.8, random_share=0.1, causal=True)
-    ).batch(7, 40)
+    batch = one.of(NextTokens(0.9)).batch(7, 40)
     tokens = (one.window_starts(np.arange(7, 47))[:, None] + np.arange(LENGTH)).reshape(
         -1
     )  # places in the stream
@@ -313,13 +312,7 @@ def test_room_for_sequences_is_by_the_documents_that_there_are() -> None:
         np.concatenate([np.arange(0, 2_000_000, 900), 640_000 + np.arange(0, 100, 10)])
     )
     stream = TokenStream.of_array(np.full(2_000_000, 7, dtype=np.uint16), starts)
-    masker = Masker(
-        ObjectiveConfig(name="mlm", rate=0.25, mask_share=0.8, random_share=0.1),
-        100,
-        4,
-        (0, 1, 2, 3, 4),
-        0,
-    )
+    masker = Masker(MaskedTargets(0.25, 0.8, 0.1), 100, 4, (0, 1, 2, 3, 4), 0)
     packed = BatchSource(stream, masker, 128, "documents", 0)
     batches = [packed.batch(first, 512) for first in range(0, 40_000, 512)]  # two epochs and a half
     sizes = {len(batch.packing.bounds_S) for batch in batches}
@@ -336,13 +329,7 @@ def test_a_batch_with_more_sequences_than_foreseen_takes_twice_the_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stream = TokenStream.of_array(np.full(4000, 7, dtype=np.uint16), np.arange(0, 4000, 5))
-    masker = Masker(
-        ObjectiveConfig(name="mlm", rate=0.25, mask_share=0.8, random_share=0.1),
-        100,
-        4,
-        (0, 1, 2, 3, 4),
-        0,
-    )
+    masker = Masker(MaskedTargets(0.25, 0.8, 0.1), 100, 4, (0, 1, 2, 3, 4), 0)
     packed = BatchSource(stream, masker, 20, "documents", 0)
     expected = packed.batch(0, 6)
     monkeypatch.setattr(packed, "most_sequences", lambda rows: 7)

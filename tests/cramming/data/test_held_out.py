@@ -20,7 +20,7 @@ from cramming.data.batches import (
     validation_text,
 )
 from cramming.data.corpus import Corpus, TokenStream
-from cramming.data.masking import BLOCK, IGNORE, PER_BLOCK, Masker, ObjectiveConfig
+from cramming.objectives.masking import BLOCK, IGNORE, PER_BLOCK, MaskedTargets, Masker
 from cramming.record import load_record
 
 
@@ -32,14 +32,14 @@ def held_out(
     seed: int = 0,
     most: int = 700,
 ) -> HeldOut:
-    objective = ObjectiveConfig(name="mlm", rate=rate, mask_share=1.0, random_share=0.0)
+    objective = MaskedTargets(rate, 1.0, 0.0)
     masker = Masker(
         objective, corpus.vocab_size, corpus.special_ids.mask, tuple(corpus.special_ids), seed
     )
     return HeldOut(BatchSource(corpus.stream("validation"), masker, length, packing, seed), most)
 
 
-def asked(text: HeldOut, form: ObjectiveConfig, rows: int) -> list[tuple[int, int, int]]:
+def asked(text: HeldOut, form: MaskedTargets, rows: int) -> list[tuple[int, int, int]]:
     """Place in the text, target and what stands there instead, of every target of all batches."""
     found, tokens = [], 0
     for batch in text.batches(form, rows):
@@ -57,7 +57,7 @@ def asked(text: HeldOut, form: ObjectiveConfig, rows: int) -> list[tuple[int, in
 
 @pytest.mark.parametrize("form", [PINNED, ALL_MASK])
 def test_the_same_tokens_are_asked_for_whatever_a_run_trains_with(
-    tiny_corpus: Path, form: ObjectiveConfig
+    tiny_corpus: Path, form: MaskedTargets
 ) -> None:
     corpus = Corpus.open(tiny_corpus)
     text = held_out(corpus, 32)
@@ -89,13 +89,7 @@ def test_shapes_never_change_and_rows_have_as_many_places(tiny_corpus: Path) -> 
 
 
 def test_three_of_twenty_tokens_are_targets(tiny_corpus: Path) -> None:
-    masker = Masker(
-        ObjectiveConfig(name="mlm", rate=0.4, mask_share=1.0, random_share=0.0),
-        1000,
-        4,
-        (0, 1, 2, 3, 4),
-        0,
-    )
+    masker = Masker(MaskedTargets(0.4, 1.0, 0.0), 1000, 4, (0, 1, 2, 3, 4), 0)
     ids = np.random.default_rng(0).integers(5, 1000, 40_000)
     ids[5000:5018] = 3  # of this block two tokens are regular
     text = HeldOut(

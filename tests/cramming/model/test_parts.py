@@ -13,7 +13,8 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 from torch.nn import functional as F
 
-from cramming.engine import Engine, StepStats
+from cramming.engine import Engine
+from cramming.hooks import StepResult
 from cramming.model.attention import Packing
 from cramming.model.config import ModelConfig
 from cramming.model.heads import MaskedLM
@@ -222,7 +223,7 @@ def test_a_trick_for_memory_changes_no_bit_of_it(
     small_model: ModelConfig,
     memory: dict[str, Any],
     stream: dict[str, Any],
-    train: Callable[..., list[StepStats]],
+    train: Callable[..., list[StepResult]],
     weights: Callable[[Engine], list[Tensor]],
 ) -> None:
     model = variant("everything", small_model)

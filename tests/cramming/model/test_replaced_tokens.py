@@ -16,7 +16,6 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 from cramming.config import UserError
 from cramming.data.batches import PINNED, BatchSource, HeldOut
 from cramming.data.corpus import Corpus
-from cramming.data.masking import Masker, ReplacedTokensConfig
 from cramming.model import residual
 from cramming.model.attention import Packing
 from cramming.model.config import LastLayer, ModelConfig
@@ -28,6 +27,8 @@ from cramming.model.replaced_tokens import (
     generator_config,
     sample,
 )
+from cramming.objectives.masking import Masker
+from cramming.objectives.rtd import SampledTargets
 from cramming.optim.muon import matrices
 
 from .conftest import BERT, CRAMMED, MODERN, PARTS, perturbed
@@ -121,11 +122,9 @@ def test_validation_is_one_number_whatever_fills_the_last_batch(
     tiny_corpus: Path, packing: Any
 ) -> None:
     corpus = Corpus.open(tiny_corpus)
-    objective = ReplacedTokensConfig(
-        name="rtd", rate=0.15, mask_share=1.0, random_share=0.0, weight=50.0, generator_width=0.5
-    )
+    targets = SampledTargets(0.15, 1.0, 0.0)
     masker = Masker(
-        objective, corpus.vocab_size, corpus.special_ids.mask, tuple(corpus.special_ids), 0
+        targets, corpus.vocab_size, corpus.special_ids.mask, tuple(corpus.special_ids), 0
     )
     text = HeldOut(BatchSource(corpus.stream("validation"), masker, 24, packing, 0), 250)
     model = make(replace(BERT, vocab_size=corpus.vocab_size)).eval()

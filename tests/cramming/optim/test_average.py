@@ -9,20 +9,23 @@ import torch
 from torch import Tensor
 
 from cramming.engine import Engine
+from cramming.hooks import StepPlan, StepResult
 from cramming.model.export import load_masked_lm
+from cramming.objectives.masking import MaskedTargets
 from cramming.optim.average import WeightAverage
 from cramming.schedule import AverageConfig
 
 
 def test_the_mean_is_of_the_points_that_were_passed() -> None:
     weight = torch.zeros(3)
-    average = WeightAverage(AverageConfig(start=0.5, every=0.2), [weight])
-    average.take()
+    average = WeightAverage(AverageConfig(0.5, 0.2), [weight])
+    average.finish()
     assert weight.sum() == 0
     for step in range(10):
         weight.fill_(step)
-        average.add_if_due(step / 10)
-    average.take()
+        plan = StepPlan(step, step, step / 10, 1, 1, 1, 1.0, MaskedTargets(0.15, 0.8, 0.1))
+        average.after_step(plan, StepResult(1.0, 0.0, 1.0, skipped=False))
+    average.finish()
     assert average.count == 3 and torch.allclose(weight, torch.tensor((5 + 7 + 9) / 3))
 
 
@@ -49,8 +52,8 @@ def test_final_weights_are_the_mean_of_the_last_and_training_is_the_same(
     seen: list[dict[str, Tensor]] = []
     original = Engine.update
 
-    def noted(self: Engine, learning_rate: float) -> Any:
-        stats = original(self, learning_rate)
+    def noted(self: Engine, *arguments: Any) -> Any:
+        stats = original(self, *arguments)
         seen.append({name: p.detach().clone() for name, p in self.model.state_dict().items()})
         return stats
 

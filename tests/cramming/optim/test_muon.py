@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from cramming import checkpoint
 from cramming.budget import Work
-from cramming.engine import Engine, StepStats
+from cramming.engine import Engine
+from cramming.hooks import StepResult
 from cramming.optim.cautious import CautiousAdamW
 from cramming.optim.muon import UPDATE_RMS, Muon, orthogonalize
 from cramming.plan.memory import Simulation
@@ -165,7 +166,7 @@ def test_resumed_equals_unbroken(
     make_engine: Make,
     tiny_source: Any,
     tmp_path: Path,
-    train: Callable[..., list[StepStats]],
+    train: Callable[..., list[StepResult]],
     name: str,
     memory: dict[str, Any],
 ) -> None:

@@ -9,8 +9,8 @@ import torch
 
 from cramming.data.batches import BatchSource
 from cramming.data.corpus import TokenStream
-from cramming.data.masking import Masker
 from cramming.engine import build_engine
+from cramming.objectives.masking import Masker
 from cramming.parallel.mesh import Mesh
 from cramming.recipe import Config
 from tests.cramming.parallel.rank_worker import CPU, be_ranks, own_cases

@@ -13,10 +13,9 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 
 from cramming.data.batches import PINNED
+from cramming.data.run_data import RunData, fit_to_corpus
 from cramming.engine import Engine, build_engine
 from cramming.parallel.mesh import Mesh
-from cramming.recipe import Config
-from cramming.train_state import RunData, fit_to_corpus
 from tests.cramming.parallel.rank_worker import be_ranks, own_cases
 
 HALF = 15

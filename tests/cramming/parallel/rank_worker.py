@@ -19,10 +19,10 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cramming.data.run_data import RunData, fit_to_corpus
 from cramming.engine import Engine, build_engine
 from cramming.parallel.mesh import Mesh
 from cramming.recipe import Config
-from cramming.train_state import RunData, fit_to_corpus
 
 CPU = torch.device("cpu")
 Cases = Mapping[str, Mapping[str, Any]]
@@ -173,10 +173,10 @@ def train(case: Mapping[str, Any]) -> dict[str, Any]:
         ]
         if step == 0:
             with counted:
-                engine.forward_backward(batches)
+                gradients = engine.forward_backward(batches)
         else:
-            engine.forward_backward(batches)
-        stats = engine.update(config.peak_learning_rate)
+            gradients = engine.forward_backward(batches)
+        stats = engine.update(gradients, config.peak_learning_rate)
         found.append([stats.loss, stats.accuracy, stats.grad_norm])
     validation = engine.evaluate(data.held_out.batches(config.objective.at(0.0), rows))
     if "save" in case:

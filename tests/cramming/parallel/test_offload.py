@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from cramming.engine import Engine, StepStats
+from cramming.engine import Engine
+from cramming.hooks import StepResult
 from cramming.parallel import offload, offload_activations
 
-Train = Callable[..., list[StepStats]]
+Train = Callable[..., list[StepResult]]
 CPU = torch.device("cpu")
 OFFLOADS = {"offload_weights": True, "offload_activations": True, "offload_optimizer": True}
 

@@ -12,8 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from cramming import launch
-from cramming.engine import Engine
-from cramming.invocation import Invocation
+from cramming.engine import Engine, Gradients
 from tests.cramming.parallel.rank_worker import be_ranks, own_cases
 
 forward_backward = Engine.forward_backward
@@ -23,7 +22,7 @@ def main(folder: Path) -> None:
     """All cases, each a whole run or a stretch of one."""
     now: dict[str, Any] = {}
 
-    def signalled(engine: Engine, *arguments: Any, **named: Any) -> bool:
+    def signalled(engine: Engine, *arguments: Any, **named: Any) -> Gradients:
         now["step"] += 1
         if (now["step"], engine.mesh.rank) == (now.get("at"), now.get("rank", 0)):
             os.kill(os.getpid(), getattr(signal, now.get("signal", "SIGTERM")))

@@ -367,12 +367,6 @@ FORGERIES = (
     Forgery("machine", "faster than the device", "rules", lambda e: scale_time(e, 1e-8, True)),
     Forgery(
         "machine",
-        "another rate of tokens",
-        "nothing",
-        every("steps", "tokens_per_second", lambda r: 9 * r),
-    ),
-    Forgery(
-        "machine",
         "more memory than the device has",
         "rules",
         one("exported", 0, peak_memory_bytes=2**50),

@@ -17,9 +17,7 @@ from typing import Any
 import pytest
 
 from cramming import launch
-from cramming.invocation import Invocation
-from cramming.train_state import TrainState
-from cramming.verbs import OPTIONS
+from cramming.train_parts import Validator
 from eval import glue
 from eval.archive import SUFFIX, pack
 from eval.rules.load import load_runs
@@ -208,17 +206,17 @@ def test_a_run_that_was_resumed_is_in_order(
 def test_a_run_that_was_stopped_while_it_validated_is_in_order(
     settings: Compose, train: Run, assert_in_order: Check
 ) -> None:
-    original = TrainState.validate
+    original = Validator.validate
 
-    def stopped(self: TrainState, *rest: Any) -> Any:
+    def stopped(self: Validator, *rest: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
         return original(self, *rest)
 
     chosen = (*STEPS, "train.log_every=50")
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(TrainState, "validate", stopped)
-        launch.main(settings(*chosen), call)
-    assert_in_order(train(*chosen, resume=True))
+        patch.setattr(Validator, "validate", stopped)
+        launch.main(settings(*chosen))
+    assert_in_order(train(*chosen, "resume=true"))
 
 
 def test_a_run_by_the_clock_of_the_cpu_that_was_killed_is_in_order(

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from cramming import launch
-from cramming.engine import Engine, StepStats
+from cramming.device import random_states
+from cramming.engine import Engine, Gradients
+from cramming.hooks import StepResult
 from cramming.invocation import Invocation
 from eval import glue
 from eval.finetune import workers
@@ -26,20 +28,20 @@ def invent_training(patch: pytest.MonkeyPatch) -> None:
     draw = random.Random(0)
     steps = [0]
 
-    def forward_backward(self: Engine, batches: Sequence[Any], *_: Any) -> bool:
-        return True
+    def forward_backward(self: Engine, batches: Sequence[Any], *_: Any) -> Gradients:
+        return Gradients(random_states(), 0, 1.0, is_whole=True)
 
-    def update(self: Engine, learning_rate: float) -> StepStats:
+    def update(self: Engine, gradients: Gradients, learning_rate: float) -> StepResult:
         steps[0] += 1
         loss = 4.2 + 1.5 * math.exp(-steps[0] / 40) + 0.1 * draw.gauss(0, 1)
-        return StepStats(loss, 0.15, 1.0, False, 0)
+        return StepResult(loss, 0.15, 1.0, False, 0)
 
     def evaluate(self: Engine, batches: Sequence[Any]) -> tuple[float, float, int]:
         targets = sum(batch.num_targets for batch in batches)
         return 4.25, round(0.15 * targets) / targets, targets
 
     patch.setattr(Engine, "forward_backward", forward_backward)
-    patch.setattr(Engine, "discard", lambda self: None)
+    patch.setattr(Engine, "discard", lambda self, gradients: None)
     patch.setattr(Engine, "update", update)
     patch.setattr(Engine, "evaluate", evaluate)
 

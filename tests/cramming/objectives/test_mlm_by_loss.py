@@ -11,26 +11,30 @@ from torch.nn import functional as F
 
 from cramming.config import UserError
 from cramming.data.batches import Batch
-from cramming.data.masking import ByLoss, Masker, ObjectiveConfig
-from cramming.data.token_losses import LEAST, MOST, TokenLosses, weights_of
 from cramming.engine import Engine, build_engine
+from cramming.hooks import StepPlan, StepResult
+from cramming.objectives.masking import MaskedTargets, Masker
+from cramming.objectives.mlm_by_loss import LEAST, MOST, ByLossObjective, TokenLosses, weights_of
 from cramming.parallel.mesh import Mesh
 from cramming.recipe import Config
 from cramming.record import load_record
 
 CPU, SPECIAL, MASK = torch.device("cpu"), (0, 1, 2, 3, 4), 4
-BY_LOSS = ByLoss(start=0.2, until=0.9, every=0.1, power=0.5)
+BY_LOSS = ByLossObjective(
+    name="mlm-by-loss",
+    rate=0.25,
+    mask_share=0.8,
+    random_share=0.1,
+    start=0.2,
+    until=0.9,
+    every=0.1,
+    power=0.5,
+)
 
 
 def targets(ids_NL: np.ndarray, weights_V: np.ndarray | None, rate: float = 0.25) -> np.ndarray:
     """Places of targets [N, C] in each row."""
-    masker = Masker(
-        ObjectiveConfig(name="mlm", rate=rate, mask_share=0.8, random_share=0.1),
-        100,
-        MASK,
-        SPECIAL,
-        0,
-    )
+    masker = Masker(MaskedTargets(rate, 0.8, 0.1), 100, MASK, SPECIAL, 0)
     masker.weights_V = weights_V
     found = masker(ids_NL, np.arange(len(ids_NL)))
     assert (found.target_ids_M >= 5).all()
@@ -68,11 +72,27 @@ def test_weights_are_mean_losses_beside_the_mean_within_bounds() -> None:
     )
 
 
+def table_of(objective: ByLossObjective, vocab_size: int = 8) -> TokenLosses:
+    (table,) = objective.hooks(vocab_size, CPU, Mesh.solo(CPU).sum_tensor)
+    assert isinstance(table, TokenLosses)
+    return table
+
+
+def weights_at(table: TokenLosses, progress: float) -> np.ndarray | None:
+    table.before_step(plan_at(progress))
+    return table.token_weights_V
+
+
+def plan_at(progress: float) -> StepPlan:
+    return StepPlan(0, 0, progress, 1, 1, 1, 1.0, BY_LOSS.at(progress))
+
+
 def test_weights_change_at_fixed_points_and_the_past_fades() -> None:
-    table = TokenLosses(BY_LOSS, 8, CPU)
+    table = table_of(BY_LOSS)
     table.totals_2V += 1
-    changed = [step for step in range(100) if table.weigh_if_due(step / 100)]
-    assert changed == [20, 30, 40, 50, 60, 70, 80, 90] and table.weights_V is None
+    seen = [weights_at(table, step / 100) for step in range(100)]
+    changed = [step for step in range(1, 100) if seen[step] is not seen[step - 1]]
+    assert changed == [20, 30, 40, 50, 60, 70, 80, 90] and table.token_weights_V is None
     assert table.totals_2V[0, 0] == 0.5**10, "at each tenth, the first included"
 
 
@@ -80,12 +100,12 @@ def test_weights_change_at_fixed_points_and_the_past_fades() -> None:
 def test_masks_are_uniform_from_until_on_wherever_it_lies(
     until: float, even_from: int | None
 ) -> None:
-    table = TokenLosses(ByLoss(start=0.2, until=until, every=0.3, power=0.5), 8, CPU)
+    table = table_of(replace(BY_LOSS, until=until, every=0.3))
     table.totals_2V += 1
     weighted = []
     for step in range(100):
-        table.weigh_if_due(step / 100)
-        weighted += [step] * (table.weights_V is not None)
+        if weights_at(table, step / 100) is not None:
+            weighted.append(step)
     assert weighted == list(range(20, even_from or 100))
 
 
@@ -94,7 +114,7 @@ def engine(compose: Callable[..., dict[str, Any]], small_model: Any) -> Engine:
     config = Config.of(
         compose("precision=fp32", "train.sequence_length=16", "memory.loss_chunk=4000")
     )
-    config = config.replace(model=small_model, objective=config.objective.replace(by_loss=BY_LOSS))
+    config = replace(config, model=small_model, objective=BY_LOSS)
     return build_engine(config, Mesh.solo(CPU), CPU)
 
 
@@ -102,22 +122,28 @@ def test_losses_are_those_of_the_targets_and_a_discarded_step_does_not_count(
     engine: Engine, tiny_source: Any
 ) -> None:
     batches: list[Batch] = [tiny_source.batch(0, 2), tiny_source.batch(2, 2)]
-    table, ids = engine.token_losses, torch.cat([batch.target_ids_M for batch in batches])
-    assert table is not None
+    (table,), ids = engine.hooks, torch.cat([batch.target_ids_M for batch in batches])
+    assert isinstance(table, TokenLosses)
+
+    def step() -> StepResult:
+        table.before_step(plan_at(0.0))
+        result = engine.step(batches, 0.0)
+        table.after_step(plan_at(0.0), result)
+        return result
+
     engine.model.eval()  # no dropout
     with torch.no_grad():
         logits = torch.cat([engine.model.logits(*batch.inputs[:4]) for batch in batches])  # type: ignore[operator]
     expected = torch.stack([F.cross_entropy(logits, ids, reduction="none"), torch.ones(len(ids))])
     expected_2V = torch.zeros(2, 320).index_add_(1, ids, expected)
-    engine.forward_backward(batches)
-    engine.discard()
+    engine.discard(engine.forward_backward(batches))
     assert table.totals_2V.abs().max() == 0
-    engine.step(batches, 0.0)
+    step()
     torch.testing.assert_close(table.totals_2V, expected_2V)
     engine.evaluate(batches)
     with torch.no_grad():
         engine.parameters[0].fill_(torch.nan)
-    assert engine.step(batches, 0.0).skipped
+    assert step().skipped
     torch.testing.assert_close(table.totals_2V, expected_2V)
 
 
@@ -126,9 +152,8 @@ def test_a_run_is_masked_language_modelling_and_even_until_the_start(
 ) -> None:
     run = start(
         "objective=mlm-by-loss",
-        "objective.by_loss.start=0.5",
-        "objective.by_loss.power=100",
-        name="a",
+        "objective.start=0.5",
+        "objective.power=100",
     )
     assert losses(run)[:6] == losses(unbroken)[:6] and losses(run)[6] != losses(unbroken)[6]
     found, without = (load_record(folder)["pretrain"] for folder in (run, unbroken))
@@ -136,16 +161,6 @@ def test_a_run_is_masked_language_modelling_and_even_until_the_start(
     assert found["validation"]["targets"] == without["validation"]["targets"]
 
 
-@pytest.mark.parametrize(
-    ("objective", "until", "message"),
-    [
-        ("rtd", 1, r"^objective: by_loss is for objective=mlm"),
-        ("mlm", 0.2, r"^objective\.by_loss: until=0\.2 is not after start=0\.2"),
-    ],
-)
-def test_what_would_do_nothing_is_refused(
-    compose: Callable[..., dict[str, Any]], objective: str, until: float, message: str
-) -> None:
-    by_loss = f"objective.by_loss={{start: 0.2, until: {until}, every: 0.1, power: 1}}"
-    with pytest.raises(UserError, match=message):
-        Config.of(compose(f"objective={objective}", by_loss))
+def test_an_end_before_the_start_is_refused(compose: Callable[..., dict[str, Any]]) -> None:
+    with pytest.raises(UserError, match=r"^objective: until=0\.2"):
+        Config.of(compose("objective=mlm-by-loss", "objective.until=0.2"))

@@ -6,14 +6,19 @@ import numpy as np
 import pytest
 
 from cramming.config import UserError, build
-from cramming.data.masking import IGNORE, Masker, ObjectiveConfig, Phase, hash64
+from cramming.objectives import OBJECTIVES
+from cramming.objectives.causal import CausalObjective, NextTokens
+from cramming.objectives.masking import IGNORE, MaskedTargets, Masker, hash64
+from cramming.objectives.mlm import MaskedObjective, Phase
 
 VOCAB, SPECIAL, MASK = 1000, (0, 1, 2, 3, 4), 4
 
 
+SHARES = {"rate": 0.25, "mask_share": 0.8, "random_share": 0.1}
+
+
 def masker(seed: int = 0, **changes: Any) -> Masker:
-    values = {"name": "mlm", "rate": 0.25, "mask_share": 0.8, "random_share": 0.1, **changes}
-    return Masker(ObjectiveConfig(**values), VOCAB, MASK, SPECIAL, seed)
+    return Masker(MaskedTargets(**{**SHARES, **changes}), VOCAB, MASK, SPECIAL, seed)
 
 
 def text(rows: int, length: int, special_share: float = 0.1, seed: int = 0) -> np.ndarray:
@@ -30,7 +35,7 @@ def test_every_row_has_the_same_number_of_targets_each_at_another_place(
     length: int, rate: float
 ) -> None:
     one = masker(rate=rate)
-    count = one.config.targets_per_row(length)
+    count = one.targets.per_row(length)
     assert count == max(1, round(rate * length))
     masked = one(text(9, length, 0.0), np.arange(9))
     places = masked.target_positions_M.reshape(9, count)
@@ -40,15 +45,10 @@ def test_every_row_has_the_same_number_of_targets_each_at_another_place(
 
 
 def test_a_later_phase_has_fewer_of_the_same_targets() -> None:
-    phases = (Phase(at=0.5, rate=0.15), Phase(at=0.9, rate=0.05))
-    objective = masker(phases=phases).config
-    assert [objective.at(progress).rate for progress in (0.0, 0.49, 0.5, 0.89, 0.9, 1.0)] == [
-        0.25,
-        0.25,
-        *[0.15] * 2,
-        *[0.05] * 2,
-    ]
-    assert objective.with_most_targets() == objective.at(0.0) == masker().config
+    objective = MaskedObjective(name="mlm", **SHARES, phases=(Phase(0.5, 0.15), Phase(0.9, 0.05)))
+    rates = [objective.at(progress).rate for progress in (0.0, 0.49, 0.5, 0.89, 0.9, 1.0)]
+    assert rates == [0.25, 0.25, 0.15, 0.15, 0.05, 0.05]
+    assert objective.largest_phase == objective.at(0.0) == MaskedTargets(**SHARES)
     places = [
         masker(rate=objective.at(p).rate)(text(9, 100), np.arange(9)).target_positions_M
         for p in (0.0, 0.5, 0.9)
@@ -57,22 +57,12 @@ def test_a_later_phase_has_fewer_of_the_same_targets() -> None:
     assert set(places[0]) > set(places[1]) > set(places[2])
 
 
-def test_phases_may_be_causal_and_the_record_says_in_which_order() -> None:
-    phases = (
-        Phase(at=0.0, rate=0.15, causal=True),
-        Phase(at=0.4, rate=0.15),
-        Phase(at=0.5, rate=0.1),
-    )
-    objective = masker(phases=phases).config
-    assert [objective.at(progress).causal for progress in (0.0, 0.39, 0.4, 0.5, 1.0)] == [
-        True,
-        True,
-        *[False] * 3,
-    ]
-    assert objective.kinds == "causal, then mlm"
-    assert masker(causal=True).config.kinds == "causal"
-    assert masker(phases=phases[2:]).config.kinds == "mlm"
-    assert objective.with_most_targets() == objective.at(0.0)  # as many as in the second, and masks
+def test_a_causal_phase_ends_at_until() -> None:
+    objective = CausalObjective(name="causal", **SHARES, until=0.4)
+    causal = [objective.at(progress).is_causal for progress in (0.0, 0.39, 0.4, 1.0)]
+    assert causal == [True, True, False, False] and objective.kind == "causal, then mlm"
+    assert objective.largest_phase == objective.at(0.0)  # as many targets as later, and masks
+    assert CausalObjective(name="causal", **SHARES, until=1.0).kind == "causal"
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.25, 0.99])
@@ -80,10 +70,11 @@ def test_phases_may_be_causal_and_the_record_says_in_which_order() -> None:
 def test_a_causal_target_is_the_next_token_and_nothing_is_hidden(
     rate: float, special_share: float
 ) -> None:
-    ids, one = text(50, 64, special_share), masker(rate=rate, causal=True)
+    ids = text(50, 64, special_share)
+    one = Masker(NextTokens(rate), VOCAB, MASK, SPECIAL, 0)
     found = one(ids, np.arange(50))
     assert np.array_equal(found.ids_NL, ids)
-    places = found.target_positions_M.reshape(50, one.config.targets_per_row(64))
+    places = found.target_positions_M.reshape(50, one.targets.per_row(64))
     valid = (found.target_ids_M != IGNORE).reshape(places.shape)
     assert (np.diff(places) > 0).all() and np.array_equal(
         places // 64, np.repeat(np.arange(50)[:, None], valid.shape[1], 1)
@@ -116,7 +107,7 @@ def test_special_tokens_are_never_targets_and_never_hidden(special_share: float)
     assert not np.isin(masked.target_ids_M[masked.target_ids_M != IGNORE], SPECIAL).any()
     maskable = (~special).sum(1)
     per_row = (masked.target_ids_M != IGNORE).reshape(50, -1).sum(1)
-    assert np.array_equal(per_row, np.minimum(maskable, masker().config.targets_per_row(64)))
+    assert np.array_equal(per_row, np.minimum(maskable, masker().targets.per_row(64)))
 
 
 def test_replacements_are_regular_tokens_and_all_of_them() -> None:
@@ -202,8 +193,4 @@ def test_neighbouring_keys_and_the_order_of_keys_matter() -> None:
 )
 def test_values_that_make_no_objective(changes: dict[str, float]) -> None:
     with pytest.raises(UserError, match=f"objective.*{next(iter(changes))}="):
-        build(
-            ObjectiveConfig,
-            {"name": "mlm", "rate": 0.15, "mask_share": 0.8, "random_share": 0.1, **changes},
-            "objective",
-        )
+        build(OBJECTIVES["mlm"], {"name": "mlm", **SHARES, **changes}, "objective")

@@ -1,0 +1,276 @@
+"""A training run in one process: its parts, built from the configuration, or from the newest checkpoint."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cramming import checkpoint
+from cramming import device as devices
+from cramming.budget import BudgetClock, Work
+from cramming.clock import Clock
+from cramming.config import UserError
+from cramming.data.batches import PINNED, tokens_per_byte
+from cramming.data.manifest import corpus_folder
+from cramming.data.run_data import RunData, fit_to_corpus
+from cramming.engine import Engine, build_engine
+from cramming.environment import environment
+from cramming.invocation import Invocation
+from cramming.model.heads import PretrainedModel
+from cramming.parallel.mesh import Mesh
+from cramming.progress import budget_text, say
+from cramming.recipe import Config, CooccurrenceStart, Hardware, check, check_run, tiny_defaults
+from cramming.runlog import RUN_LOG, Log, Setup, Training, read_log, training_of
+from cramming.schedule import ramp_step
+from cramming.train_parts import BatchStream, Checkpointer, Logger, Validator
+
+# Parts of the environment: where these are the same, a CPU gives the same bits.
+SAME_BITS = ("cpu", "torch", "threads")
+
+
+@dataclass
+class Run:
+    """All that training works with.
+
+    `config` has the corpus's vocabulary size and a number for `train.micro_batch`, which was found by trying where
+    `has_auto_micro_batch`. `parts` work after each step, in this order.
+    """
+
+    folder: Path
+    config: Config
+    mesh: Mesh
+    data: RunData
+    engine: Engine
+    clock: Clock
+    logger: Logger
+    validator: Validator
+    checkpointer: Checkpointer
+    batches: BatchStream
+    parts: tuple[Logger | Validator | Checkpointer, ...]
+    has_auto_micro_batch: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        folder: Path,
+        config: Config,
+        data: RunData,
+        engine: Engine,
+        clock: Clock,
+        logger: Logger,
+    ) -> "Run":
+        """Add the parts that follow from these."""
+        validator = Validator(config, clock, logger, engine)
+        checkpointer = Checkpointer(folder, data, clock, logger, engine)
+        return cls(
+            folder=folder,
+            config=config,
+            mesh=engine.mesh,
+            data=data,
+            engine=engine,
+            clock=clock,
+            logger=logger,
+            validator=validator,
+            checkpointer=checkpointer,
+            batches=BatchStream(data, config, engine),
+            parts=(logger, validator, checkpointer),
+        )
+
+    def prepare_validation(self) -> None:
+        """Read the held-out text."""
+        self.validator.batches = self.data.held_out.batches(PINNED, self.config.train.rows)
+
+
+def build_run(
+    recipe: dict[str, Any],
+    invocation: Invocation,
+    mesh: Mesh,
+    budget: BudgetClock | None,
+    stop_requested: Callable[[], bool],
+) -> Run:
+    """Build a new run, or one that resumes from its newest checkpoint. `budget`: rank 0's clock."""
+    config, device = Config.of(recipe), mesh.device
+    kernels, gates = check_run(config, device, mesh.world_size)
+    folder = invocation.run_folder
+    corpus = corpus_folder(recipe, invocation.corpora)
+    data = RunData.open(corpus, config, verify=mesh.is_main)
+    config = config.replace(model=fit_to_corpus(config.model, data.corpus))
+    training, saved = Training(), None
+    if budget:
+        training = training_of(read_log(folder / RUN_LOG))
+        saved = checkpoint.checkpoint_to_resume(folder, training)
+        if mesh.world_size == 1:  # the meter would know of one card only
+            budget.measure_energy(devices.nvml_reader(device, "TotalEnergyConsumption"))
+    saved = mesh.object_from_main(saved)
+    newest = checkpoint.path_of(folder / "checkpoints", saved) if saved and saved.steps else None
+    here = environment_here(device, folder, training.has_trained)
+    engine, work = start_engine(config, data, folder, mesh, newest)
+    if budget:
+        budget.attach(work, saved.sha256 if saved else None, resumed=training.has_trained)
+    log = budget.log if budget else None
+    config = with_micro_batch(config, data, engine, training, log)
+    clock = Clock(budget, config, mesh, work, stop_requested)
+    trackers = None
+    if log and invocation.trackers:
+        from cramming.trackers import Trackers  # only for those who ask
+
+        trackers = Trackers(folder, invocation.trackers, work.steps, recipe)
+    run = Run.of(folder, config, data, engine, clock, Logger(config, clock, log, trackers))
+    run.has_auto_micro_batch = recipe["train"]["micro_batch"] == "auto"
+    run.prepare_validation()
+    run.logger.continue_row(training)
+    run.checkpointer.changed_files |= training.changed_files
+    if budget and not clock.has_ended:
+        is_first = training.setup is None
+        described = describe_training(run, kernels, gates)
+        run.logger.append(setup_of(run, here, described, is_first=is_first))
+        run.checkpointer.note_changed_files()
+        warn_of_other_bits(training, here)
+        announce(run, kernels)
+    return run
+
+
+def setup_of(run: Run, here: dict[str, Any], described: dict[str, Any], *, is_first: bool) -> Setup:
+    """Return what this process knows once its model is built; the corpus in the first setup alone."""
+    data = run.data
+    return Setup(
+        environment=here,
+        manifest_sha256=data.corpus.manifest_sha256,
+        corpus=data.describe() if is_first else None,
+        devices=run.mesh.world_size,
+        windows=data.source.num_windows,
+        tokens_per_byte=tokens_per_byte(data.validation_corpus.manifest),
+        training=described,
+    )
+
+
+def describe_training(run: Run, kernels: list[str], gates: dict[str, str]) -> dict[str, Any]:
+    """Return how the model is trained, for the log's `setup`."""
+    config, precision = run.config, run.engine.precision
+    count = config.parameters
+    return {
+        "start": config.start.name,
+        "objective": config.objective.kind,
+        "parameters": count.total,
+        "parameters_without_embeddings": count.without_embeddings,
+        "precision": precision.mode,
+        "residual": precision.residual,
+        "attention_kernels": kernels,
+        "peak_learning_rate": config.peak_learning_rate,
+        "seed": config.seed,
+        "gate": gates,
+        # FlexAttention and torchao's optimizers compile in any case.
+        "compiled": config.runtime.compile != "off" or devices.compiled_graphs() > 0,
+    }
+
+
+def announce(run: Run, kernels: list[str]) -> None:
+    """Print the derived arithmetic before the long part begins."""
+    config, engine, budget, data = run.config, run.engine, run.clock.budget, run.data
+    assert budget and isinstance(engine.model, PretrainedModel)
+    train, count, processes = config.train, config.parameters, run.mesh.data_size
+    say(
+        f"model: {count.total / 1e6:.1f}M parameters, {count.without_embeddings / 1e6:.1f}M without embeddings,"
+        f" vocabulary {config.model.vocab_size}{engine.model.also()};"
+        f" {config.flops_per_token() / 1e6:.1f} MFLOP per token"
+    )
+    attention = " and ".join(kernels)
+    if config.attention.flash != "auto":
+        attention += f" (FlashAttention {config.attention.flash})"
+    say(
+        f"step: {train.batch_size} sequences of {train.sequence_length} ="
+        f" {train.batch_size * train.sequence_length} tokens ="
+        f" {train.batch_size // (train.rows * processes)} x {train.rows} sequences x {processes} process(es);"
+        f" {config.objective.describe(train.sequence_length)}; {engine.precision.mode}, residual stream in"
+        f" {engine.precision.residual}, on {engine.device}, attention kernel {attention}; peak learning rate"
+        f" {config.peak_learning_rate:.3g}"
+    )
+    other = ""
+    if train.validation_corpus:
+        other = f", validated on the text of {train.validation_corpus}"
+    say(
+        f"corpus: {data.corpus.folder}, {data.source.stream.num_tokens / 1e6:.1f}M tokens{other}; budget:"
+        f" {budget_text(budget.config.unit, budget.config.limit)}, of which {budget.elapsed_seconds():.1f} s went into"
+        f" the start; begins at step {run.clock.work.steps}"
+    )
+    if warning := tiny_defaults(config):
+        say(warning)
+
+
+def warn_of_other_bits(training: Training, here: Mapping[str, Any]) -> None:
+    """Say so if a process of this run had other hardware, so that a resume need not give the same bits."""
+    setups = [process.setup for process in training.processes if process.setup]
+    if not setups or not training.has_trained:
+        return
+    changes = list(differences(setups[-1].environment, here))
+    if changes:
+        say(
+            f"warning: resumed on other hardware ({', '.join(changes)}). The last bits of all numbers may differ from"
+            " those of an uninterrupted run."
+        )
+
+
+def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what decides about bits and differs between two environments, in words."""
+    if there["device"]["name"] != here["device"]["name"]:
+        yield f"device {there['device']['name']}, here {here['device']['name']}"
+    for name in SAME_BITS:
+        if there.get(name) != here[name]:
+            yield f"{name} {there.get(name)}, here {here[name]}"
+
+
+def environment_here(
+    device: torch.device, folder: Path | None = None, has_trained: bool = False
+) -> dict[str, Any]:
+    """Return where and with which code this process runs; of a training in `folder` also where it compiles to."""
+    here = {**environment(asdict(devices.describe(device))), "threads": torch.get_num_threads()}
+    if folder is not None:
+        here["compile_cache"] = devices.compile_cache(folder, has_trained)
+    return here
+
+
+def start_engine(
+    config: Config, data: RunData, folder: Path, mesh: Mesh, saved: Path | None
+) -> tuple[Engine, Work]:
+    """Return the engine with the state that is `saved`, else that before the first step, and the work that is done."""
+    device = mesh.device
+    devices.prepare(config.runtime, device, folder)
+    # Weights and dropout; data order and masks are functions of the seed.
+    torch.manual_seed(config.training_seed)
+    try:
+        engine = build_engine(config, mesh, device)
+        if saved:
+            return engine, checkpoint.load(saved, engine)
+        if isinstance(config.start, CooccurrenceStart):
+            from cramming.start import start_engine_from_text
+
+            start_engine_from_text(engine, data.corpus, config, config.start)
+        return engine, Work()
+    except (RuntimeError, MemoryError) as error:
+        if not devices.is_out_of_memory(error):
+            raise
+        count = config.parameters.total / 1e6
+        offload = ", or memory=offload-all" if device.type == "cuda" else ""
+        raise UserError(
+            f"model: {device} ran out of memory before the first step: the model has {count:.0f}M parameters. Take a"
+            f" smaller one{offload} (`cramming plan` shows what it needs)."
+        ) from None
+
+
+def with_micro_batch(
+    config: Config, data: RunData, engine: Engine, training: Training, log: Log | None
+) -> Config:
+    """Return the configuration with a number for `train.micro_batch: auto`."""
+    train = config.train
+    if train.micro_batch != "auto":
+        return config
+    from cramming.plan.micro_batch import micro_batch_of_run  # what it needs takes time to import
+
+    largest = ramp_step(train.batch_ramp, train.batch_size) // engine.mesh.data_size
+    source = data.source.of(config.objective.largest_phase)
+    rows = micro_batch_of_run(training, log, engine, source.batch, config, largest)
+    config = config.replace(train=train.replace(micro_batch=rows))
+    check(config, Hardware.here(config, engine.device, engine.mesh.world_size))
+    return config
