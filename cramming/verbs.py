@@ -126,7 +126,7 @@ def logged_recipe(folder: Path) -> dict[str, Any] | None:
 def check_root(recipe: Mapping[str, Any]) -> None:
     """Raise UserError for a root setting that is none, or has a wrong value."""
     plain = {key: value for key, value in recipe.items() if not isinstance(value, dict)}
-    for key in plain.keys() - RootConfig.__dataclass_fields__.keys():
+    for key in plain.keys() - RootConfig.model_fields.keys():
         raise UserError(
             f"{key}={plain[key]}: no setting. Those of a section are typed as {key}.<name>=..."
         )
