@@ -306,7 +306,8 @@ def changed(settings: Mapping[str, Any], changes: Settings, what: str = "bench")
             continue
         known = isinstance(result.get(section), dict) and key in result[section]
         require(
-            known, f"{what}: {dotted} is no setting of this configuration, which `--show-config` prints"
+            known,
+            f"{what}: {dotted} is no setting of this configuration, which `--show-config` prints",
         )
         result[section][key] = value
     return result

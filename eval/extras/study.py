@@ -196,7 +196,7 @@ def check(study: Study, calls: Mapping[str, Sequence[Invocation]]) -> None:
         corpus = corpus_folder(composed, study.invocation.corpora)
         refuse_other(folders, composed, corpus, study.fine_tunes)
     for runs in calls.values():
-        lacking = {}
+        lacking: dict[str, Invocation] = {}
         for run in runs:
             lacking |= dict.fromkeys(_missing(run.run_folder, study.fine_tunes), run)
         for verb in sorted(lacking):

@@ -98,9 +98,7 @@ def test_a_full_disk_later_on_keeps_the_run(
 
     with monkeypatch.context() as patch:
         patch.setattr(EventLog, "append", full)
-        with pytest.raises(
-            UserError, match=r"runs/a: No space left on device; .* with resume=true"
-        ):
+        with pytest.raises(UserError, match=r"runs/a: No space left on device; .* with --resume"):
             start(name="a")
     start(name="a", resume=True)
 
