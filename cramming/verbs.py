@@ -179,10 +179,13 @@ def sweep(call: Call) -> None:
 
     A point whose run ends without a model, such as a learning rate that diverged, does not hold up the others.
     """
+    require(not call.show_config, "--show-config: prints one recipe. Leave --sweep out.")
     points = sweep_points(call)
     check_points(points)
+    if call.check:
+        say(f"{len(points)} points, all in order, nothing was written")
+        return
     extra = [f"--{name}={value}" for name, value in call.options.items() if value is not None]
-    extra += ["--check"] if call.check else []
     for point in points:
         ended = ended_without_model(point)
         if ended:
@@ -192,7 +195,7 @@ def sweep(call: Call) -> None:
         code = run_process([sys.executable, "-m", "cramming", call.verb, *words])
         if code and not ended_without_model(replace(point, verb="glue")):
             sys.exit(code if code > 0 else 128 - code)
-    if call.verb != "prepare" and not call.check:
+    if call.verb != "prepare":
         rows = [_result(point.invocation) for point in points]
         show_table("sweep", ["run", "status", "steps", "tokens", "validation loss", "score"], rows)
 

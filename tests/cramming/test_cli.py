@@ -301,6 +301,13 @@ class TestChildren:
         ]
         assert "validation loss" in ended.out and "lr-0.002" in ended.out
 
+    def test_a_sweep_that_is_checked_or_printed_starts_nothing(
+        self, run: Run, commands: list[list[str]]
+    ) -> None:
+        checked = run("pretrain", "--sweep", "--check", "seed=1,2")
+        assert checked.code == 0 and "2 points, all in order" in checked.out and not commands
+        assert run("pretrain", "--sweep", "--show-config", "seed=1,2").code == 2 and not commands
+
     def test_a_grid_of_fine_tunings_is_of_one_run(
         self, run: Run, commands: list[list[str]]
     ) -> None:

@@ -206,7 +206,7 @@ def test_a_run_that_was_resumed_is_in_order(
 
 
 def test_a_run_that_was_stopped_while_it_validated_is_in_order(
-    settings: Compose, train: Run, assert_in_order: Check
+    settings: Compose, train: Run, assert_in_order: Check, call: Invocation
 ) -> None:
     original = TrainState.validate
 
