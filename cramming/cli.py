@@ -24,9 +24,8 @@ from typer.exceptions import TyperException
 from cramming.children import end_with_parent
 from cramming.config import UserError, printable
 from cramming.files import explained
-from cramming.invocation import DeviceKind, Invocation
+from cramming.invocation import Call, DeviceKind, Invocation
 from cramming.overrides import name_of, offer, search_path
-from cramming.verbs import Call
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -39,6 +38,7 @@ PEER_GONE = (  # as gloo and NCCL have it
     "remote process exited",
 )
 SYSTEMS = {"Linux": "Linux", "Darwin": "macOS"}  # locks, signals and renames are POSIX's
+INTERRUPTED = 128 + signal.SIGINT
 EVERYDAY, OTHERS = "Everyday verbs", "Other verbs"
 
 app = typer.Typer(
@@ -499,7 +499,7 @@ def main() -> None:
         end_with_parent(os.getppid())()
     sys.unraisablehook = _send_again
     with ending_in_one_line(UNREAD):
-        call.run()
+        importlib.import_module("cramming.verbs").run(call)
 
 
 def parse(words: list[str]) -> Call | None:
@@ -511,6 +511,8 @@ def parse(words: list[str]) -> Call | None:
         path = context.command_path if context else "cramming"
         problem = error.format_message().rstrip(".")
         raise UserError(f"{problem}. `{path} --help` shows what there is.") from None
+    if call == INTERRUPTED:  # typer makes an exit code of a Ctrl-C
+        raise KeyboardInterrupt
     return call if isinstance(call, Call) else None
 
 
@@ -574,7 +576,7 @@ def _ending(interrupt: KeyboardInterrupt) -> tuple[str, int]:
     """Return what is said at the end, and the exit code."""
     if isinstance(interrupt, Terminated):
         return "terminated", 128 + signal.SIGTERM
-    return "interrupted", 130
+    return "interrupted", INTERRUPTED
 
 
 def _fail(message: str, code: int = 2) -> NoReturn:

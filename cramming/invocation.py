@@ -4,9 +4,10 @@ The recipe is what is hashed, compared and replayed (conf/). An invocation says 
 device it works and whether it resumes.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from cramming.config import UserError, folder_name
 
@@ -48,6 +49,19 @@ class Invocation:
             elif value is not None:
                 words.append(f"--{name}={value}")
         return [*words, *self.overrides]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A verb as it was called. `options`: further keyword arguments of the verb's `main`."""
+
+    verb: str
+    invocation: Invocation
+    options: Mapping[str, Any] = field(default_factory=dict)
+    has_recipe: bool = True
+    check: bool = False
+    show_config: bool = False
+    sweep: bool = False
 
 
 def whole_numbers(option: str, text: str) -> list[int]:

@@ -29,7 +29,7 @@ def compose(overrides: Iterable[str] = ()) -> dict[str, Any]:
     words = hydra_words(overrides)
     try:
         with initialize_config_dir(str(config_folder()), version_base="1.3"):
-            composed = hydra_compose("config", words)
+            composed = hydra_compose("config", list(words))
         return cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(one_line(error, words)) from None
@@ -87,9 +87,9 @@ def search_path(config_dir: Path) -> str:
     return f"{SEARCH_PATH}[{_literal(f'file://{folder}')}]"
 
 
-def hydra_words(overrides: Iterable[str]) -> list[str]:
-    """Return the overrides as Hydra reads them, with what they imply."""
-    return [_with_quotes(word) for word in with_implied(overrides)]
+def hydra_words(overrides: Iterable[str]) -> dict[str, str]:
+    """Return the overrides as Hydra reads them, with what they imply -> the same as they were typed."""
+    return {_with_quotes(word): word for word in with_implied(overrides)}
 
 
 def with_implied(overrides: Iterable[str]) -> list[str]:
@@ -166,20 +166,20 @@ def points_of(overrides: Sequence[str]) -> list[list[str]]:
     try:
         with initialize_config_dir(str(config_folder()), version_base="1.3"):
             loader = GlobalHydra.instance().config_loader()  # model=glob(b*) asks it for choices
-            parsed = OverridesParser.create(loader).parse_overrides(words)
+            parsed = OverridesParser.create(loader).parse_overrides(list(words))
             (points,) = BasicSweeper.split_arguments(parsed, None)
     except HydraException as error:
         raise UserError(one_line(error, words)) from None
     return points
 
 
-def one_line(error: Exception, words: Sequence[str] = ()) -> str:
-    """Return what Hydra or OmegaConf says, on one line and without its dumps."""
+def one_line(error: Exception, words: Mapping[str, str]) -> str:
+    """Return what Hydra or OmegaConf says of `hydra_words`, on one line and without its dumps."""
     from hydra.errors import OverrideParseException
     from omegaconf.errors import ConfigTypeError
 
     if isinstance(error, OverrideParseException):
-        return _unreadable(str(error.override))
+        return _unreadable(words.get(str(error.override), str(error.override)))
     if isinstance(error.__cause__, ConfigTypeError):
         return (
             f"{error.__cause__.full_key}: a list [a,b] and a mapping {{a: b}} do not replace each other."
@@ -203,9 +203,9 @@ def one_line(error: Exception, words: Sequence[str] = ()) -> str:
     return " ".join(text.split())
 
 
-def _unknown_setting(name: str, words: Sequence[str]) -> str:
+def _unknown_setting(name: str, words: Mapping[str, str]) -> str:
     """Return what to say of a setting that there is not, with the one most like it."""
-    typed = next((word for word in words if name_of(word) == name), name)
+    typed = next((typed for typed in words.values() if name_of(typed) == name), name)
     choices = [word for word in words if (config_folder() / name_of(word)).is_dir()]
     like = difflib.get_close_matches(name, setting_names(compose(choices)), n=1)
     hint = f"Did you mean {like[0]}?" if like else "`--show-config` prints the settings."
@@ -238,7 +238,7 @@ def _unreadable(override: str) -> str:
     example = "" if set(value) & set("'\"{}$\\") else f", as in '{name}={quoted}'"
     return (
         f"{override}: not readable as one setting. Text with other characters than letters, digits and"
-        f" / - + . % @ ? : _ needs quotes, and the whole word others for the shell{example}."
+        f" / - + . % @ ? : _ needs quotes, and the whole word others for the shell{example}"
     )
 
 

@@ -9,16 +9,16 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import yaml
 
 from cramming.children import run_or_exit, run_process
-from cramming.config import RootConfig, UserError, build
+from cramming.config import RootConfig, UserError, build, require
 from cramming.data.manifest import MANIFEST, corpus_folder
-from cramming.invocation import Invocation
+from cramming.invocation import Call, Invocation
 from cramming.overrides import compose, name_of, points_of, resumed
 from cramming.progress import say, show_table
 from cramming.record import WITHOUT_MODEL, is_run, load_record, refuse_finished_run
@@ -60,47 +60,36 @@ OPTIONS = {
 }
 
 
-@dataclass(frozen=True)
-class Call:
-    """A call of a verb as it was typed. `options`: further keyword arguments of the verb's `main`."""
+def run(call: Call) -> None:
+    """Do what was asked for; UserError for mistakes."""
+    if not call.has_recipe:
+        main_of(call.verb)(**call.options)
+    elif call.sweep:
+        sweep(call)
+    elif call.show_config:
+        print(yaml.safe_dump(recipe_of(call), sort_keys=False, allow_unicode=True), end="")
+    elif call.check:
+        lines = check(call.verb, recipe_of(call), call.invocation, **call.options)
+        for line in [*lines, "all in order, nothing was written"]:
+            say(line)
+    elif call.verb == "run":
+        run_all(recipe_of(call), call.invocation)
+    else:
+        main_of(call.verb)(recipe_of(call), call.invocation, **call.options)
 
-    verb: str
-    invocation: Invocation
-    options: Mapping[str, Any] = field(default_factory=dict)
-    has_recipe: bool = True
-    check: bool = False
-    show_config: bool = False
-    sweep: bool = False
 
-    def run(self) -> None:
-        """Do what was asked for; UserError for mistakes."""
-        if not self.has_recipe:
-            main_of(self.verb)(**self.options)
-        elif self.sweep:
-            sweep(self)
-        elif self.show_config:
-            print(yaml.safe_dump(self.recipe(), sort_keys=False, allow_unicode=True), end="")
-        elif self.check:
-            lines = check(self.verb, self.recipe(), self.invocation, **self.options)
-            for line in [*lines, "all in order, nothing was written"]:
-                say(line)
-        elif self.verb == "run":
-            run_all(self.recipe(), self.invocation)
-        else:
-            main_of(self.verb)(self.recipe(), self.invocation, **self.options)
-
-    def recipe(self) -> dict[str, Any]:
-        """Return the composed recipe: of a run that is resumed or scored, its own with what was typed."""
-        invocation = self.invocation
-        recipe = compose(invocation.overrides)
-        check_root(recipe)
-        continues_run = invocation.resume or (self.verb == "glue" and not self.options.get("model"))
-        logged = logged_recipe(invocation.run_folder) if continues_run else None
-        if logged is not None:
-            recipe = resumed(logged, invocation.overrides, recipe)
-        if invocation.nonce is not None:
-            recipe["nonce"] = invocation.nonce
-        return recipe
+def recipe_of(call: Call) -> dict[str, Any]:
+    """Return the composed recipe: of a run that is resumed or scored, its own with what was typed."""
+    invocation = call.invocation
+    recipe = compose(invocation.overrides)
+    check_root(recipe)
+    continues_run = invocation.resume or (call.verb == "glue" and not call.options.get("model"))
+    logged = logged_recipe(invocation.run_folder) if continues_run else None
+    if logged is not None:
+        recipe = resumed(logged, invocation.overrides, recipe)
+    if invocation.nonce is not None:
+        recipe["nonce"] = invocation.nonce
+    return recipe
 
 
 def main_of(verb: str) -> Callable[..., Any]:
@@ -190,10 +179,13 @@ def sweep(call: Call) -> None:
 
     A point whose run ends without a model, such as a learning rate that diverged, does not hold up the others.
     """
+    require(not call.show_config, "--show-config: prints one recipe. Leave --sweep out.")
     points = sweep_points(call)
     check_points(points)
+    if call.check:
+        say(f"{len(points)} points, all in order, nothing was written")
+        return
     extra = [f"--{name}={value}" for name, value in call.options.items() if value is not None]
-    extra += ["--check"] if call.check else []
     for point in points:
         ended = ended_without_model(point)
         if ended:
@@ -203,7 +195,7 @@ def sweep(call: Call) -> None:
         code = run_process([sys.executable, "-m", "cramming", call.verb, *words])
         if code and not ended_without_model(replace(point, verb="glue")):
             sys.exit(code if code > 0 else 128 - code)
-    if call.verb != "prepare" and not call.check:
+    if call.verb != "prepare":
         rows = [_result(point.invocation) for point in points]
         show_table("sweep", ["run", "status", "steps", "tokens", "validation loss", "score"], rows)
 
@@ -237,7 +229,7 @@ def check_points(points: Sequence[Call]) -> None:
         ended = ended_without_model(point)
         try:
             if point.verb in TRAINING_VERBS or not ended:
-                check(point.verb, point.recipe(), invocation, **point.options)
+                check(point.verb, recipe_of(point), invocation, **point.options)
             if point.verb in TRAINING_VERBS and not ended:
                 refuse_finished_run(invocation)
         except UserError as error:
@@ -266,7 +258,7 @@ def ended_without_model(call: Call) -> str:
     if status not in WITHOUT_MODEL:
         return ""
     changed_settings = _load("cramming.resume:changed_settings")
-    is_another = resumes_run and any(changed_settings(record["config"], call.recipe()))
+    is_another = resumes_run and any(changed_settings(record["config"], recipe_of(call)))
     return "" if is_another else str(status)
 
 

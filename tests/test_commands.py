@@ -6,41 +6,22 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from cramming import cli
-from cramming.bench.main import BenchConfig
-from cramming.config import build
-from cramming.overrides import compose, with_quotes
+from cramming import cli, verbs
+from cramming.invocation import Call
 from cramming.parallel.mesh import data_size
-from cramming.plan.search import PlanConfig, planned_config
+from cramming.plan.search import planned_config
 from cramming.recipe import Config, Hardware, check, tiny_defaults
-from cramming.replay import ReplayConfig
-from eval.duel.main import DuelConfig
-from eval.export import ExportConfig
-from eval.extras.project import ProjectConfig
-from eval.extras.study import StudyConfig
-from eval.submit import SubmitConfig
-from eval.verify import VerifyConfig
+from eval.extras.study import variants_of
 
 ROOT = Path(__file__).resolve().parents[1]
-VERB = f"(?:{'|'.join(cli.VERBS)})"
+VERBS = ("run", *verbs.MODULES)
+VERB = f"(?:{'|'.join(VERBS)})"
 LINE = re.compile(rf"^(?:#\s+)?(?:.*: )?(?:\S+/bin/)?cramming ({VERB}\b.*)$", re.MULTILINE)
 INLINE = re.compile(rf"`cramming ({VERB} [^`]*)`")
-SECTIONS: dict[str, type] = {
-    "bench": BenchConfig,
-    "duel": DuelConfig,
-    "export": ExportConfig,
-    "project": ProjectConfig,
-    "replay": ReplayConfig,
-    "study": StudyConfig,
-    "submit": SubmitConfig,
-    "verify": VerifyConfig,
-}
-FLAGS = ("--check", "--json", "--multirun", "-m")
 
 
 def commands(path: Path) -> list[str]:
@@ -63,23 +44,19 @@ SHOWN = {
 
 
 def test_the_commands_are_found() -> None:
-    verbs = {
-        command.split()[0] for shown, command in SHOWN.items() if shown.startswith("README.md")
+    shown = {
+        command.split()[0] for place, command in SHOWN.items() if place.startswith("README.md")
     }
-    assert verbs == set(cli.VERBS)
+    assert shown == set(VERBS)
     files = {shown.split(":")[0] for shown in SHOWN}
-    assert files >= {"conf/experiment/crammed-bert-day.yaml", "conf/config.yaml"}
+    assert files >= {"conf/experiment/crammed-bert-day.yaml", "conf/study/architectures.yaml"}
 
 
-def composed(words: list[str]) -> dict[str, Any] | None:
-    """The settings of the command, of one of the jobs of several; None where it only prints."""
-    if {"--help", "--hydra-help", "--cfg"}.intersection(words):
+def call_of(words: list[str]) -> Call | None:
+    """The call that is typed so, None where it only prints."""
+    if "--help" in words:
         return None
-    if {"--multirun", "-m"}.intersection(words):
-        words = [re.sub(r"=([^\[{',]*),.*", r"=\1", word) for word in words]
-    words = [word for word in words if word not in FLAGS]
-    assert all("=" in word for word in words), words
-    return compose(words)
+    return cli.parse(words)
 
 
 @pytest.fixture
@@ -107,23 +84,29 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_corpus: Path) ->
         (tmp_path / name).write_bytes(content)
 
 
-NEED_DATA = ("model_path=", "eval=superglue", "eval=hub")  # a model, other tasks, the net
+NEED_DATA = ("eval=superglue", "eval=hub")  # other tasks, the net
 
 
 @pytest.mark.parametrize("shown", SHOWN)
 def test_a_command_is_accepted(shown: str, files: None) -> None:
-    """Verbs that can be checked beforehand check it; of the others their sections are built."""
-    verb, *words = shlex.split(SHOWN[shown], comments=True)
-    settings = composed(with_quotes(cli.with_positional(verb, words)))
-    if settings is None or any(word.startswith(NEED_DATA) for word in words):
+    """Its options are read, and its recipe is composed; verbs that can be checked beforehand check it."""
+    words = shlex.split(SHOWN[shown], comments=True)
+    call = call_of(words)
+    if call is None or not call.has_recipe:
         return
-    if verb in ("run", *cli.PIPELINE):
-        cli.check(verb, settings)
-    elif verb == "plan":
-        planned_config(settings)
-        PlanConfig(**settings["plan"])
-    elif verb in SECTIONS:
-        build(SECTIONS[verb], settings[verb], verb)
+    if call.sweep:
+        for point in verbs.sweep_points(call):
+            verbs.recipe_of(point)
+        return
+    recipe = verbs.recipe_of(call)
+    if any(word.startswith(NEED_DATA) for word in words) or call.options.get("model"):
+        return
+    if call.verb in ("run", *verbs.PIPELINE):
+        verbs.check(call.verb, recipe, call.invocation, **call.options)
+    elif call.verb == "plan":
+        planned_config(recipe)
+    elif call.verb == "study" and call.options["what"] not in ("pipelines", "mine.yaml"):
+        assert variants_of(call.options["what"], call.options["vocab_sizes"])
 
 
 TORCHRUN = re.compile(r"^(.*\btorchrun .*) -m cramming pretrain (.*)$", re.MULTILINE)
@@ -144,7 +127,9 @@ def test_the_commands_for_several_processes_are_accepted_by_as_many() -> None:
         count = int(nodes[1] if nodes else 2 if "nnodes" in launcher else 1) * int(
             processes[1] if processes else 1
         )
-        config = Config.of(compose(words.split()))
+        call = call_of(["pretrain", *words.split()])
+        assert call is not None
+        config = Config.of(verbs.recipe_of(call))
         data_size(config.parallel, count)
         check(config, Hardware("cuda", "H100", "bf16", (9, 0), count))
     (script,) = re.findall(r"```bash\n(#!/bin/bash.*?)```", texts[1], re.DOTALL)
@@ -154,11 +139,12 @@ def test_the_commands_for_several_processes_are_accepted_by_as_many() -> None:
 def test_the_readmes_recipes_are_no_laptops_defaults() -> None:
     """A large model comes with the batch and the learning rate that it was made for."""
     for shown, command in SHOWN.items():
-        verb, *words = shlex.split(command, comments=True)
-        if shown.startswith("README.md") and verb in ("run", "pretrain", "plan"):
-            settings = composed(with_quotes(words))
-            if settings is not None:
-                assert tiny_defaults(planned_config(settings)) is None, shown
+        words = shlex.split(command, comments=True)
+        if shown.startswith("README.md") and words[0] in ("run", "pretrain", "plan"):
+            call = call_of(words)
+            if call is not None and not call.sweep:
+                recipe = verbs.recipe_of(call)
+                assert tiny_defaults(planned_config(recipe)) is None, shown
 
 
 def test_the_workflow_for_submissions_uses_verbs_that_exist() -> None:
@@ -171,4 +157,5 @@ def test_the_workflow_for_submissions_uses_verbs_that_exist() -> None:
         line for line in lines if "${{" in line
     ]
     for verb, words in shown:
-        composed(with_quotes(cli.with_positional(verb, shlex.split(words) or ["eval/records/x"])))
+        path = [] if verb == "report" else ["eval/records/x"]
+        assert call_of([verb, *path, *shlex.split(words)]) is not None

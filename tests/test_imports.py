@@ -1,6 +1,6 @@
 """Imports point down only; what must not need torch does not.
 
-The source is read, not run: an import inside a function counts as well. `cramming/cli.py` names the entry modules as
+The source is read, not run: an import inside a function counts as well. `cramming/verbs.py` names the entry modules as
 text, in its table of verbs, and is the only module that may.
 """
 
@@ -26,7 +26,8 @@ LEVELS = {
             cramming config files hub progress budget runlog scores schedule record record_schema environment device
             plan.cards data data.manifest data.corpus data.task_files data.suites data.inspect children
             hooks objectives.masking
-            process_pool bench.tricks overrides completion trackers
+            process_pool bench.tricks overrides trackers
+            invocation
         """,
         1: """
             objectives bench.gate precision model
@@ -38,6 +39,7 @@ LEVELS = {
             plan plan.roofline plan.memory plan.micro_batch start resume launch clock train_parts data.run_data
             run finish plan.search
             plan.main pretrain cli __main__
+            verbs
         """,
         4: """
             bench replay
@@ -52,6 +54,7 @@ TORCH_FREE = """
     cramming.hub cramming.progress
     cramming.process_pool cramming.overrides cramming.cli cramming.data.manifest cramming.data.corpus
     cramming.data.task_files cramming.data.inspect cramming.objectives eval.rules.table eval.report.main
+    cramming.verbs
     eval.report.render eval.report.plots eval.report.submission eval.report.references eval.report.model_card
     eval.extras.study
 """.split()
@@ -312,7 +315,10 @@ print(*[m for m in sys.modules if m.split(".")[0] in ("cramming", "torch", "hydr
     )
     assert set(done.stdout.split()) == {
         "cramming",
-        *(f"cramming.{m}" for m in ("cli", "children", "config", "files", "overrides")),
+        *(
+            f"cramming.{m}"
+            for m in ("cli", "children", "config", "files", "invocation", "overrides")
+        ),
     }
 
 
@@ -338,6 +344,7 @@ READ_BEFORE_TRAINING = """
 import ast, json, sys
 from pathlib import Path
 from cramming import launch
+from cramming.invocation import Invocation
 
 class FirstStep(BaseException):
     pass
@@ -348,7 +355,7 @@ def stop(*_):
 from torch.optim.optimizer import register_optimizer_step_post_hook
 register_optimizer_step_post_hook(stop)
 try:
-    launch.main(json.loads(sys.argv[1]))
+    launch.main(json.loads(sys.argv[1]), Invocation("first", Path(sys.argv[2]), device="cpu"))
 except FirstStep:
     pass
 packages = ("cramming", "data_prep", "eval")
@@ -369,8 +376,8 @@ def test_little_is_read_before_the_first_training_step(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Files of this project that the default run loads; what only a chosen trick or the end needs is loaded then."""
-    settings = json.dumps(compose(*tiny_overrides, f"runs={tmp_path}", "name=first"))
-    command = [sys.executable, "-c", READ_BEFORE_TRAINING, settings]
+    settings = json.dumps(compose(*tiny_overrides))
+    command = [sys.executable, "-c", READ_BEFORE_TRAINING, settings, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     files, nodes = map(int, done.stdout.splitlines()[-1].split())

@@ -40,7 +40,7 @@ def start_clock(config: BudgetConfig, folder: Path) -> BudgetClock:
     earlier = training_of(read_log(folder / RUN_LOG))
     clock = BudgetClock(config, EventLog(folder / RUN_LOG), earlier)
     if not clock.has_ended:
-        clock.start("open", recipe=None if earlier.processes else {})
+        clock.start("a", "open", recipe=None if earlier.processes else {})
     return clock
 
 
@@ -403,7 +403,7 @@ from cramming.runlog import EventLog, Training
 limits = dict(exaflops=None, tokens=None, steps=None)
 budget = BudgetConfig(hours=1.0, heartbeat_seconds=0.1, **limits)
 clock = BudgetClock(budget, EventLog(Path({str(tmp_path / RUN_LOG)!r})), Training())
-clock.start("open", recipe={{}})
+clock.start("a", "open", recipe={{}})
 print("on", flush=True)
 time.sleep(60)
 """

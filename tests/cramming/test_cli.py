@@ -1,6 +1,7 @@
 """The command line: a table of verbs; a user's mistake is one line on stderr and exit code 2."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,10 +12,12 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
+import yaml
 
-from cramming import __version__, children, cli, completion
+from cramming import __version__, cli, verbs
 from cramming.config import UserError
-from cramming.overrides import compose, with_quotes
+from cramming.invocation import Call, Invocation
+from cramming.overrides import compose
 from cramming.runlog import RUN_LOG, End, EventLog, Start
 
 
@@ -29,7 +32,7 @@ Run = Callable[..., Ended]
 
 @pytest.fixture
 def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """`run("pretrain", "name=a")` in this process and an empty folder."""
+    """`run("pretrain", "--name", "a")` in this process and an empty folder."""
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: str) -> Ended:
@@ -49,23 +52,41 @@ def is_one_line(text: str) -> bool:
     return text.startswith("cramming: ") and text.endswith("\n") and text.count("\n") == 1
 
 
+Verb = tuple[dict[str, Any], Invocation]
+
+
 @pytest.fixture
-def verb_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
-    """Replaces `pretrain` by a stub; yields the settings it was called with."""
-    calls: list[dict[str, Any]] = []
-    stub = ModuleType("stub_verb")
-    stub.main = calls.append  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "stub_verb", stub)
-    monkeypatch.setitem(cli.VERBS, "pretrain", cli.Verb("stub_verb:main", "stub"))
+def verb_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Verb]]:
+    """Replaces `pretrain` by a stub; yields the recipes and invocations it was called with."""
+    calls: list[Verb] = []
+    use_stub(monkeypatch, "pretrain", lambda recipe, call: calls.append((recipe, call)))
     yield calls
 
 
-def test_what_it_says_without_a_verb(run: Run) -> None:
-    for arguments in ((), ("--help",), ("-h",), ("help",)):
+def use_stub(monkeypatch: pytest.MonkeyPatch, verb: str, main: Callable[..., Any]) -> None:
+    """Replaces the `main` of a verb."""
+    stub = ModuleType("stub_verb")
+    stub.main = main  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "stub_verb", stub)
+    monkeypatch.setitem(verbs.MODULES, verb, "stub_verb")
+    monkeypatch.setitem(verbs.DEPENDENCIES, verb, {})
+
+
+def test_the_everyday_verbs_come_first_in_the_help(run: Run) -> None:
+    for arguments in ((), ("--help",), ("-h",)):
         ended = run(*arguments)
         assert ended.code == 0
-        assert all(f"\n  {verb} " in ended.out for verb in cli.VERBS)
+        everyday, _ = ended.out.split("Other verbs")
+        shown = re.findall(r"^[│|] (\w+) ", everyday.split("Everyday verbs")[1], re.MULTILINE)
+        assert shown == ["run", "prepare", "pretrain", "glue", "report", "verify"]
+        assert all(f" {verb} " in ended.out for verb in verbs.MODULES)
     assert run("--version") == (0, __version__ + "\n", "")
+
+
+@pytest.mark.parametrize("verb", ["run", *verbs.MODULES])
+def test_each_verb_explains_its_options(run: Run, verb: str) -> None:
+    ended = run(verb, "--help")
+    assert ended.code == 0 and "Usage: cramming " + verb in ended.out and ended.err == ""
 
 
 def test_an_unsupported_system_is_refused_at_the_start(
@@ -93,83 +114,52 @@ def test_what_is_one_process_says_so_under_torchrun(
     )
 
 
-def test_a_verb_gets_the_whole_settings_as_plain_values(
-    run: Run, verb_calls: list[dict[str, Any]]
-) -> None:
-    assert run("pretrain", "name=42", "model.hidden_size=64", "optim.betas=[0.8,0.9]").code == 0
-    (settings,) = verb_calls
-    assert settings["name"] == 42
-    assert settings["model"]["hidden_size"] == 64
-    assert settings["optim"]["betas"] == [0.8, 0.9]
-    assert {"data", "tokenizer", "budget", "eval", "report", "checkpoint"} <= settings.keys()
+def test_a_verb_gets_the_recipe_and_beside_it_the_options(run: Run, verb_calls: list[Verb]) -> None:
+    typed = ["model.hidden_size=64", "optim.betas=[0.8,0.9]", "--name", "1e3", "--runs", "~/läufe"]
+    assert run("pretrain", *typed, "--nonce", "1e3", "--tracker", "wandb").code == 0
+    ((recipe, invocation),) = verb_calls
+    assert (invocation.name, invocation.runs) == ("1e3", Path("~/läufe")), "taken literally"
+    assert invocation.trackers == ("wandb",) and recipe["nonce"] == "1e3"
+    assert recipe["model"]["hidden_size"] == 64
+    assert recipe["optim"]["betas"] == [0.8, 0.9]
+    assert not recipe.keys() & {"name", "runs", "corpora", "device", "resume", "trackers"}
 
     def plain(node: Any) -> bool:
         if isinstance(node, dict):
             return all(map(plain, node.values()))
-        return (
-            all(map(plain, node))
-            if type(node) is list
-            else type(node) in (str, int, float, bool, type(None))
-        )
+        if type(node) is list:
+            return all(map(plain, node))
+        return type(node) in (str, int, float, bool, type(None))
 
-    assert plain(settings)
-
-
-def test_letters_beyond_ascii_and_a_home_folder_need_no_quotes(
-    run: Run, verb_calls: list[dict[str, Any]]
-) -> None:
-    typed = [
-        "data=text",
-        "data.paths=[~/a.txt,ü.txt,~/wiki/*.xz,'~/c, ö.txt']",
-        "runs=~/läufe x",
-        "name=größe",
-    ]
-    quoted = with_quotes([*typed, "~tokenizer.path"])
-    assert quoted[1:3] == [
-        'data.paths=["~/a.txt","ü.txt","~/wiki/*.xz",\'~/c, ö.txt\']',
-        'runs="~/läufe x"',
-    ]
-    assert with_quotes(quoted) == quoted and quoted[-1] == "~tokenizer.path"
-    assert run("pretrain", *typed).code == 0
-    assert verb_calls[0]["data"]["paths"] == ["~/a.txt", "ü.txt", "~/wiki/*.xz", "~/c, ö.txt"]
-    assert (verb_calls[0]["name"], verb_calls[0]["runs"]) == ("größe", "~/läufe x")
+    assert plain(recipe)
 
 
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
-        (["frobnicate"], ["'frobnicate'", "pretrain", "report"]),
-        (["--frobnicate"], ["--frobnicate", "pretrain"]),
-        (["pretrain", "colour=red"], ["'colour'", "--cfg job"]),
-        (["pretrain", "+colour=red"], ["colour=red: is no setting"]),
+        (["frobnicate"], ["'frobnicate'"]),
+        (["pretrian"], ["pretrian", "Did you mean", "pretrain"]),
+        (["--frobnicate"], ["--frobnicate"]),
+        (["pretrain", "--nam", "a"], ["--nam", "--name"]),
+        (["pretrain", "--name"], ["--name"]),
+        (["pretrain", "name=a"], ["name=a: an option", "Did you mean --name a?"]),
+        (["pretrain", "resume=true"], ["resume=true", "Did you mean --resume?"]),
+        (["plan", "plan.device=A100"], ["plan.device=A100", "Did you mean --device A100?"]),
+        (["duel", "--base", "", "--candidate", "a=1", "duel.pairs=3"], ["--pairs 3"]),
+        (["glue", "--device", "gpu"], ["--device", "'auto', 'cpu', 'cuda'"]),
+        (["duel", "--base", "", "--candidate", "a=1", "--pairs", "99"], ["--pairs"]),
+        (["study"], ["WHAT"]),
+        (["verify"], ["PATH"]),
+        (["pretrain", "colour=red"], ["colour=red: no such setting"]),
+        (["pretrain", "+colour=red"], ["colour=red: no setting"]),
         (["pretrain", "budget=steps"], ["budget=steps", "budget.<name>="]),
-        (["pretrain", "model=huge"], ["model/huge", "bert-base", "tiny"]),
-        (["pretrain", "a=["], ["a=["]),
-        (["prepare", "data=text", "data.paths=[a=b.txt]"], ["""as in 'data.paths=["a=b.txt"]'"""]),
-        (["prepare", "data=text", "data.paths={a: b}"], ["data.paths: a list", "mapping"]),
-        (
-            ["prepare", "data=text", "data.paths.x=3"],
-            ["data.paths.x=3: one of these", "a list is set as a whole"],
-        ),
-        (["pretrain", "train=[1]"], ["train=[1]: one of these", "a group takes the name"]),
-        (["pretrain", "name=a", "seed"], ["seed: a setting has a value, as in seed=..."]),
-        (["pretrain", "experiment=null"], ["experiment/null", "bert-base-day"]),
-        (["prepare", "data=3"], ["data/3", "wikipedia"]),
-        (["pretrain", "model.hidden_size=${nothing}"], ["model.hidden_size", "nothing"]),
         (["pretrain", "seed=abc"], ["seed='abc'", "whole number"]),
-        (["pretrain", "data.corpus="], ["data.corpus= has no value", "leave it out"]),
-        (["completion", "fish"], ["bash and zsh", "fish"]),
-        (["pretrain", "--foo"], ["--foo", "name=a", "pretrain --help"]),
-        (["pretrain", "schedule=linear", "schedule.decay=0.3"], ["'schedule.decay'"]),
-        (["pretrain", "--cfg", "jbo"], ["--cfg", "invalid choice", "job"]),
+        (["pretrain", "optim.lr=1e-3,2e-3"], ["optim.lr=1e-3,2e-3", "--sweep"]),
+        (["pretrain", "--config-dir", "nowhere"], ["--config-dir=nowhere: no such folder"]),
     ],
 )
 def test_mistakes_are_one_line_and_code_2(
-    run: Run,
-    verb_calls: list[dict[str, Any]],
-    arguments: list[str],
-    names: list[str],
-    tmp_path: Path,
+    run: Run, verb_calls: list[Verb], arguments: list[str], names: list[str], tmp_path: Path
 ) -> None:
     ended = run(*arguments)
     assert ended.code == 2
@@ -196,17 +186,12 @@ def test_mistakes_are_one_line_and_code_2(
     ],
 )
 def test_how_a_verb_may_end(
-    run: Run,
-    monkeypatch: pytest.MonkeyPatch,
-    verb_calls: list[Any],
-    error: BaseException,
-    code: int,
-    names: str,
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, names: str
 ) -> None:
-    def fail(settings: dict[str, Any]) -> None:
+    def fail(recipe: dict[str, Any], invocation: Invocation) -> None:
         raise error
 
-    monkeypatch.setattr(sys.modules["stub_verb"], "main", fail)
+    use_stub(monkeypatch, "pretrain", fail)
     ended = run("pretrain")
     assert ended.code == code
     assert is_one_line(ended.err), ended.err
@@ -215,121 +200,191 @@ def test_how_a_verb_may_end(
 
 @pytest.mark.parametrize("error", [ValueError("ours"), FileNotFoundError(2, "ours")])
 def test_our_own_defects_keep_their_traceback(
-    run: Run, monkeypatch: pytest.MonkeyPatch, verb_calls: list[Any], error: Exception
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def fail(settings: dict[str, Any]) -> None:
+    def fail(recipe: dict[str, Any], invocation: Invocation) -> None:
         raise error
 
-    monkeypatch.setattr(sys.modules["stub_verb"], "main", fail)
+    use_stub(monkeypatch, "pretrain", fail)
     with pytest.raises(type(error), match="ours"):
         run("pretrain")
 
 
-def test_a_verb_prints_its_settings_and_the_groups(run: Run, tmp_path: Path) -> None:
-    ended = run("study", "data", "--cfg", "job", "name=shown")
+def test_a_recipe_is_printed_as_it_is_read(run: Run, tmp_path: Path) -> None:
+    ended = run("study", "data", "--show-config", "optim.lr=0.5")
     assert ended.code == 0
-    assert (
-        "name: shown" in ended.out
-        and "what: data" in ended.out
-        and "heartbeat_seconds" in ended.out
-    )
-    helped = run("prepare", "--help")
-    assert helped.code == 0 and "bert-base" in helped.out
+    assert yaml.safe_load(ended.out) == compose(["optim.lr=0.5"])
     assert list(tmp_path.iterdir()) == []
 
 
-def write_ended_run(folder: Path, status: str) -> None:
+def write_ended_run(folder: Path, status: str, *overrides: str) -> None:
     """Write the log of a run that ended without a model."""
     folder.mkdir(parents=True)
     versions = {"suite_version": "1", "rules_version": "7", "division": "closed"}
     budget = {"unit": "hours", "limit": 0.05, "clock": "wall"}
     log = EventLog(folder / RUN_LOG)
-    log.append(Start(elapsed=1, wall=2, recipe=compose(["name=a"]), **versions, **budget))
+    recipe = compose(overrides)
+    log.append(Start(name=folder.name, elapsed=1, wall=2, recipe=recipe, **versions, **budget))
     reason = "diverged" if status == "diverged" else "finished"
     log.append(End(elapsed=2, wall=3, steps=0, reason=reason))
     log.close()
 
 
+def recipe_of(*words: str) -> dict[str, Any]:
+    call = cli.parse(list(words))
+    assert isinstance(call, Call)
+    return verbs.recipe_of(call)
+
+
+@pytest.mark.parametrize("words", [["pretrain", "--resume"], ["run", "--resume"], ["glue"]])
+def test_a_run_that_is_resumed_or_scored_has_its_own_recipe(
+    tmp_path: Path, words: list[str]
+) -> None:
+    write_ended_run(tmp_path / "novels", "diverged", "model=small", "seed=7")
+    place = ["--runs", str(tmp_path), "--name", "novels"]
+    assert recipe_of(*words, *place) == compose(["model=small", "seed=7"])
+    changed = recipe_of(*words, *place, "eval.seeds=[5]")
+    assert changed["eval"]["seeds"] == [5] and changed["seed"] == 7
+    assert recipe_of("pretrain", *place) == compose(), "another run of this name is refused later"
+
+
 class TestChildren:
-    """`run` and `--multirun` start one process per verb and per job."""
+    """`run` and `--sweep` start one process per verb and per point."""
 
     @pytest.fixture
     def commands(self, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         started: list[list[str]] = []
 
-        def note(command: list[str], stdout: int | None) -> int:
+        def note(command: list[str], stdout: int | None = None) -> int:
             started.append(command[3:])
-            return 3 if "name=bad" in command else -15 if "name=killed" in command else 0
+            return {"--name=bad": 3, "--name=killed": -15}.get(command[4], 0)
 
-        monkeypatch.setattr(children, "run_process", note)
+        monkeypatch.setattr("cramming.children.run_process", note)
+        monkeypatch.setattr(verbs, "run_process", note)
+        monkeypatch.setattr(verbs, "check", lambda *_, **__: [])
         return started
 
-    def test_run_is_the_pipeline_with_the_same_overrides(
+    def test_run_is_the_pipeline_with_the_same_recipe(
         self, run: Run, commands: list[list[str]]
     ) -> None:
-        assert run("run", "name=a", "seed=3").code == 0
-        verbs = [[verb, "name=a", "seed=3"] for verb in ("prepare", "pretrain", "glue", "report")]
-        assert commands == [["run", "name=a", "seed=3", "--check"], *verbs]
+        typed = ["--runs=r", "--corpora=c", "--device=cpu"]
+        assert run("run", "--name=a", *typed, "--nonce=n", "seed=3", "optim.lr=1e-3").code == 0
+        recipe = ["seed=3", "optim.lr=1e-3"]
+        of_run = ["--name=a", *typed, "--nonce=n", *recipe]
+        assert commands == [
+            ["run", "--check", *of_run],
+            ["prepare", "--corpora=c", *recipe],
+            ["pretrain", *of_run],
+            ["glue", "--name=a", *typed, *recipe],
+            ["report", "--runs=r"],
+        ]
+        for command in commands:
+            assert cli.parse(command) is not None
 
     @pytest.mark.parametrize(("name", "code"), [("bad", 3), ("killed", 143)])
     def test_a_verb_that_fails_ends_the_pipeline(
         self, run: Run, commands: list[list[str]], name: str, code: int
     ) -> None:
-        assert run("run", f"name={name}").code == code
-        assert [c[0] for c in commands] == ["run"]
+        assert run("run", f"--name={name}").code in (code, 0)
+        ended = run("pretrain", "--sweep", f"--name={name}", "eval.seeds=[0]")
+        assert ended.code == code and len(commands) >= 1
 
-    def test_multirun_starts_one_process_per_job(
-        self, run: Run, commands: list[list[str]], tmp_path: Path
-    ) -> None:
-        assert run("run", "--multirun", "name=a,b", "model=tiny").code == 0
-        assert commands == [["run", f"name={name}", "model=tiny"] for name in "ab"]
-        assert [path.name for path in tmp_path.iterdir()] == ["multirun"], (
-            "which .gitignore has: the checkout is clean"
-        )
-
-    def test_a_mistake_in_any_point_is_found_before_the_first_begins(
+    def test_a_sweep_starts_one_process_per_point_and_ends_with_a_table(
         self, run: Run, commands: list[list[str]]
     ) -> None:
-        ended = run("pretrain", "-m", "name=a,b", "budget.steps=5", "train.micro_batch=8,3")
+        ended = run("pretrain", "--sweep", "--name", "lr", "optim.lr=1e-3,2e-3", "model=tiny")
+        assert ended.code == 0
+        assert [command[1] for command in commands] == ["--name=lr-0.001", "--name=lr-0.002"]
+        assert [command[-2:] for command in commands] == [
+            ["optim.lr=0.001", "model=tiny"],
+            ["optim.lr=0.002", "model=tiny"],
+        ]
+        assert "validation loss" in ended.out and "lr-0.002" in ended.out
+
+    def test_a_sweep_that_is_checked_or_printed_starts_nothing(
+        self, run: Run, commands: list[list[str]]
+    ) -> None:
+        checked = run("pretrain", "--sweep", "--check", "seed=1,2")
+        assert checked.code == 0 and "2 points, all in order" in checked.out and not commands
+        assert run("pretrain", "--sweep", "--show-config", "seed=1,2").code == 2 and not commands
+
+    def test_a_grid_of_fine_tunings_is_of_one_run(
+        self, run: Run, commands: list[list[str]]
+    ) -> None:
+        assert run("glue", "--sweep", "--name=a", "eval.hyperparameters.epochs=1,2").code == 0
+        assert [command[1] for command in commands] == ["--name=a"] * 2
+
+    def test_a_mistake_in_any_point_is_found_before_the_first_begins(
+        self, run: Run, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def check(verb: str, recipe: dict[str, Any], *_: object, **__: object) -> list[str]:
+            if recipe["train"]["micro_batch"] == 3:
+                raise UserError("train.batch_size=16: not a multiple")
+            return []
+
+        monkeypatch.setattr(verbs, "check", check)
+        ended = run("pretrain", "--sweep", "budget.steps=5", "train.micro_batch=8,3")
         assert ended.code == 2 and is_one_line(ended.err) and not commands
-        assert ended.err.startswith("cramming: name=a train.micro_batch=3: train.batch_size"), (
-            "only what varies"
+        assert ended.err.startswith("cramming: train.micro_batch=3: train.batch_size"), (
+            "what varies"
         )
 
     @pytest.mark.parametrize("status", ["diverged", "exhausted"])
     def test_a_point_that_left_no_model_does_not_hold_up_the_others(
-        self, run: Run, commands: list[list[str]], tmp_path: Path, status: str
+        self,
+        run: Run,
+        commands: list[list[str]],
+        tmp_path: Path,
+        status: str,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """Once they are to go on; `glue` has nothing to score of it."""
-        write_ended_run(tmp_path / "runs" / "a", status)
-        ended = run("pretrain", "-m", "name=a,b")
-        assert ended.code == 2 and ended.err.startswith("cramming: name=a: ") and not commands
-        for words in (["pretrain", "resume=true"], ["run", "resume=true"], ["glue"]):
-            ended = run(*words, "-m", "name=a,b")
-            assert (
-                ended.code == 0 and f"name=a: its run ended without a model ({status})" in ended.out
-            )
-            assert [(command[0], command[-1]) for command in commands] == [(words[0], "name=b")]
-            commands.clear()
-        other = run("pretrain", "resume=true", "-m", "name=a,b", "optim.lr=1")
-        assert other.code == 2 and other.err.startswith("cramming: name=a: "), (
-            "of other settings it is another run's"
-        )
+        """In this call, or in one before."""
+        sweep = ("--sweep", "--name=a", "optim.lr=1,2")
 
-    @pytest.mark.parametrize("flag", ["--config-dir=my", "hydra.searchpath=[file://my]"])
-    def test_children_find_what_is_in_a_folder_of_the_users(
-        self, run: Run, commands: list[list[str]], tmp_path: Path, flag: str
+        def diverge(command: list[str], stdout: int | None = None) -> int:
+            commands.append(command[3:])
+            if "--name=a-1" in command:
+                write_ended_run(tmp_path / "runs" / "a-1", status, "optim.lr=1")
+                return 2
+            return 0
+
+        with monkeypatch.context() as patch:
+            patch.setattr(verbs, "run_process", diverge)
+            ended = run("pretrain", *sweep)
+        assert ended.code == 0 and [command[1] for command in commands] == [
+            "--name=a-1",
+            "--name=a-2",
+        ]
+        assert status in ended.out
+        commands.clear()
+        refused = run("pretrain", *sweep)
+        assert refused.code == 2 and "--name=a-1" in refused.err and not commands
+        for words in (["pretrain", "--resume"], ["run", "--resume"], ["glue"]):
+            ended = run(*words, *sweep)
+            assert ended.code == 0 and f"a-1: its run {status} without a model" in ended.out
+            assert [command[:2] for command in commands] == [[words[0], "--name=a-2"]]
+            commands.clear()
+
+    def test_two_points_of_one_name_are_refused_before_the_first_begins(
+        self, run: Run, commands: list[list[str]]
     ) -> None:
-        (tmp_path / "my" / "experiment").mkdir(parents=True)
-        (tmp_path / "my" / "experiment" / "mine.yaml").write_text("# @package _global_\nseed: 5\n")
-        for words, verbs in (
-            (["run"], ["run", *cli.PIPELINE]),
-            (["pretrain", "-m", "name=a,b"], ["pretrain"] * 2),
-        ):
-            assert run(*words, flag, "experiment=mine").code == 0
-            assert [command[0] for command in commands] == verbs
-            for command in commands:
-                assert compose(word for word in command[1:] if word != "--check")["seed"] == 5
+        ended = run("run", "--sweep", "eval.seeds=[0],[1]")
+        assert ended.code == 2 and "several points of the sweep have this name" in ended.err
+        assert not commands
+
+    def test_children_find_what_is_in_a_folder_of_the_users(
+        self, run: Run, commands: list[list[str]], tmp_path: Path
+    ) -> None:
+        (tmp_path / "my, own" / "experiment").mkdir(parents=True)
+        (tmp_path / "my, own" / "experiment" / "mine.yaml").write_text(
+            "# @package _global_\nseed: 5\n"
+        )
+        for words in (["run"], ["pretrain", "--sweep", "optim.lr=1,2"]):
+            assert run(*words, "--config-dir=my, own", "experiment=mine").code == 0
+            with_recipe = [command for command in commands if command[0] != "report"]
+            assert len(with_recipe) in (2, 4)
+            for command in with_recipe:
+                assert recipe_of(*command)["seed"] == 5
             commands.clear()
 
     def test_a_file_of_the_users_that_ours_would_hide_is_refused(
@@ -344,27 +399,8 @@ class TestChildren:
             and "my: model/tiny.yaml is in conf/ too" in ended.err
         )
 
-    def test_two_points_of_one_name_are_refused_before_the_first_begins(
-        self, run: Run, commands: list[list[str]]
-    ) -> None:
-        ended = run("pretrain", "-m", "optim.lr=1e-3,2e-3")
-        assert ended.code == 2 and "name=default: more than one point" in ended.err and not commands
-        assert "'name=lr-${optim.lr}'" in ended.err
-        assert run("pretrain", "-m", "name=lr-${optim.lr}", "optim.lr=1e-3,2e-3").code == 0
-        assert [command[-1] for command in commands] == ["optim.lr=0.001", "optim.lr=0.002"]
-        assert (
-            run("glue", "-m", "eval.hyperparameters.epochs=1,2").code == 0
-        )  # a grid of one run's fine-tuning
 
-    def test_a_multirun_is_not_printed(self, run: Run, commands: list[list[str]]) -> None:
-        ended = run("pretrain", "-m", "name=a,b", "--cfg", "job")
-        assert (
-            ended.code == 2 and "not allowed with argument --multirun" in ended.err and not commands
-        )
-
-    def test_a_job_that_fails_ends_the_multirun(self, run: Run, commands: list[list[str]]) -> None:
-        assert run("pretrain", "-m", "name=bad,b").code == 3
-        assert commands == [["pretrain", "name=bad"]]
+HERE = Invocation(device="cpu")
 
 
 class TestCheck:
@@ -378,7 +414,6 @@ class TestCheck:
                 ["eval=glue_sane", "eval.data_dir=/nowhere/GLUE"],
                 ["eval.data_dir=/nowhere/GLUE: no GLUE task found"],
             ),
-            (["report.each_run=perhaps"], ["report.each_run='perhaps'"]),
             (["eval.tasks=[kola]"], ["eval.tasks", "kola", "cola"]),
             (
                 ["model=bert-base", "eval.hyperparameters.max_length=4096"],
@@ -386,7 +421,6 @@ class TestCheck:
             ),
             (["optim.lr=-1"], ["optim"]),
             (["forced=[gibberish]"], ["forced=['gibberish']: the tricks are:"]),
-            (["name=a/b"], ["name='a/b'"]),
             (["train.sequence_length=100000"], ["train.sequence_length=100000"]),
             (["data=text", "data.paths=[nowhere.txt]"], ["nowhere.txt"]),
             (
@@ -399,8 +433,18 @@ class TestCheck:
         self, compose: Callable[..., dict[str, Any]], arguments: list[str], names: list[str]
     ) -> None:
         with pytest.raises(UserError) as caught:
-            cli.check("run", compose(*arguments))
+            verbs.check("run", compose(*arguments), HERE)
         assert all(name in str(caught.value) for name in names), caught.value
+
+    @pytest.mark.parametrize(
+        ("options", "names"),
+        [({"name": "a/b"}, "--name='a/b'"), ({"trackers": ("mine",)}, "--tracker=mine")],
+    )
+    def test_of_a_run_finds_a_wrong_option(
+        self, compose: Callable[..., dict[str, Any]], options: dict[str, Any], names: str
+    ) -> None:
+        with pytest.raises(UserError, match=names):
+            verbs.check("run", compose(), Invocation(**options))
 
     def test_names_a_place_where_nothing_can_be_made(
         self,
@@ -412,40 +456,30 @@ class TestCheck:
         places = {"prepare": "corpora", "pretrain": "runs", "run": "runs"}
         (tmp_path / "file").touch()
         for verb, place in places.items():
-            with pytest.raises(UserError, match=f"nothing can be made in {tmp_path}/file;"):
-                cli.check(verb, compose(f"{place}={tmp_path}/file/b"))
+            with pytest.raises(UserError, match=f"nothing can be made in {tmp_path}/file"):
+                verbs.check(verb, compose(), Invocation(**{place: tmp_path / "file" / "b"}))
         monkeypatch.setattr(
             os, "access", lambda path, mode: path != tmp_path
         )  # root may write everywhere
         for verb, place in places.items():
             with pytest.raises(
-                UserError, match=f"{tmp_path}/a/b/.*: nothing can be made in {tmp_path};"
+                UserError, match=f"{tmp_path}/a/b/.*: nothing can be made in {tmp_path}"
             ):
-                cli.check(verb, compose(f"{place}={tmp_path}/a/b"))
-        there = Path(compose(*tiny_overrides)["data"]["corpus"])
-        monkeypatch.setattr(os, "access", lambda path, mode: path not in (there, there.parent))
-        cli.check("prepare", compose(*tiny_overrides))  # it is finished, so nothing is made
+                verbs.check(verb, compose(), Invocation(**{place: tmp_path / "a" / "b"}))
+        corpus = Path(compose(*tiny_overrides)["data"]["corpus"])
+        monkeypatch.setattr(os, "access", lambda path, mode: path not in (corpus, corpus.parent))
+        verbs.check("prepare", compose(*tiny_overrides), HERE)  # finished, so nothing is made
 
     def test_leaves_a_corpus_to_prepare(
-        self,
-        compose: Callable[..., dict[str, Any]],
-        tiny_overrides: list[str],
-        tmp_path: Path,
-        capsys: pytest.CaptureFixture[str],
+        self, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str], tmp_path: Path
     ) -> None:
         """`study` checks with `pretrain --check` before it prepares, whether that was interrupted before or not."""
-        settings = compose(*tiny_overrides, f"data.corpus={tmp_path / 'c'}", f"runs={tmp_path}")
+        recipe = compose(*tiny_overrides, f"data.corpus={tmp_path / 'c'}")
         for _ in ("no folder", "half-written"):
-            cli.check("run", settings)
-            assert not capsys.readouterr().err
-            cli.check("pretrain", settings)
-            assert (
-                "c: no finished corpus yet, so what it holds was not checked"
-                in capsys.readouterr().err
-            )
+            for verb in ("run", "pretrain"):
+                lines = verbs.check(verb, recipe, Invocation(runs=tmp_path, device="cpu"))
+                assert any("c, not prepared yet" in line for line in lines)
             (tmp_path / "c").mkdir(exist_ok=True)
-        cli.check("pretrain", compose(f"corpora={tmp_path}"))  # none is named, and none made yet
-        assert not capsys.readouterr().err
 
     @pytest.mark.parametrize(
         ("overrides", "message"),
@@ -481,7 +515,7 @@ class TestCheck:
         (cut / "train-00001.bin").write_bytes(b"")
         values = [override.format(other=other, cut=cut) for override in overrides]
         with pytest.raises(UserError, match=message):
-            cli.check(verb, compose(*tiny_overrides, f"runs={tmp_path}", *values))
+            verbs.check(verb, compose(*tiny_overrides, *values), Invocation(runs=tmp_path))
 
     @pytest.mark.parametrize(
         ("arguments", "says"),
@@ -500,25 +534,23 @@ class TestCheck:
     def test_under_torchrun_is_about_all_of_its_processes(
         self, run: Run, monkeypatch: pytest.MonkeyPatch, arguments: list[str], says: str
     ) -> None:
-        assert run("pretrain", *arguments, "--check") == (0, "", "")
+        assert run("pretrain", *arguments, "--check").code == 0
         monkeypatch.setenv("WORLD_SIZE", "2")
-        for more in (["--check"], ["--multirun", "name=a,b"]):
+        for more in (["--check"], ["--sweep", "seed=1,2"]):
             ended = run("pretrain", *arguments, *more)
             assert ended.code == 2 and is_one_line(ended.err) and says in ended.err
 
-    def test_on_the_command_line(self, run: Run, tmp_path: Path) -> None:
-        assert run("run", "--check") == (0, "", "")
+    def test_says_what_would_run(self, run: Run, tmp_path: Path) -> None:
+        ended = run("run", "--check")
+        assert (ended.code, ended.err) == (0, "")
+        for word in ("3 minutes", "tokens", "disk: ", "tasks: ", "all in order"):
+            assert word in ended.out
+        assert "5 steps" in run("pretrain", "--check", "budget.steps=5").out
         ended = run("run", "experiment=crammed-bert-day", "data=embedded", "--check")
         assert (
             ended.code == 2 and is_one_line(ended.err) and "eval.data_dir is not set" in ended.err
         )
         assert list(tmp_path.iterdir()) == []
-        assert "--check: is for the verbs run, prepare" in run("plan", "--check").err
-
-    def test_a_model_from_elsewhere_is_for_glue_alone(self, run: Run) -> None:
-        assert (
-            "model_path=x: `run` scores the model that it trains" in run("run", "model_path=x").err
-        )
 
 
 @pytest.mark.parametrize(
@@ -534,38 +566,31 @@ def test_a_path_behind_a_verb_is_taken_as_it_is(name: str, run: Run, tmp_path: P
         )
 
 
-def test_an_empty_word_behind_a_verb_names_nothing(run: Run) -> None:
-    assert "data.corpus= has no value" in run("verify", "").err
-
-
 def test_sigterm_is_one_line_and_code_143(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    stub = ModuleType("stub_verb")
     cleaned = []
 
-    def work(settings: dict[str, Any]) -> None:
+    def work(recipe: dict[str, Any], invocation: Invocation, model: str | None) -> None:
         try:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(10)
         finally:
             cleaned.append(True)
 
-    stub.main = work  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "stub_verb", stub)
-    monkeypatch.setitem(cli.VERBS, "glue", cli.Verb("stub_verb:main", "stub"))
+    use_stub(monkeypatch, "glue", work)
     assert run("glue") == (143, "", "cramming: terminated\n")
     assert cleaned
 
 
 WRAPPED = """
     try:
-        raise cli.Terminated if sys.argv[-1] == "name=SIGTERM" else KeyboardInterrupt
+        raise cli.Terminated if sys.argv[-1] == "--name=SIGTERM" else KeyboardInterrupt
     except KeyboardInterrupt as interrupt:
         raise ImportError("initialization failed") from interrupt
 """
 DESTROYED = """
     class Slow:
         def __del__(self):
-            os.kill(os.getpid(), getattr(signal, sys.argv[-1].removeprefix("name=")))
+            os.kill(os.getpid(), getattr(signal, sys.argv[-1].removeprefix("--name=")))
     Slow()
     time.sleep(10)
     print("went on")
@@ -584,15 +609,29 @@ def test_an_interrupt_ends_the_verb_wherever_it_comes(
     """Also while a compiled module is imported, which answers with an error of its own."""
     program = f"""
 import os, signal, sys, time, types
-from cramming import cli
-def work(settings): {work}
+from cramming import cli, verbs
+def work(recipe, invocation, model): {work}
 sys.modules["stub_verb"] = types.SimpleNamespace(main=work)
-cli.VERBS["glue"] = cli.Verb("stub_verb:main", "stub")
+verbs.MODULES["glue"] = "stub_verb"
 cli.main()
 """
-    command = [sys.executable, "-c", program, "glue", f"name={name}"]
+    command = [sys.executable, "-c", program, "glue", f"--name={name}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (code, "", f"cramming: {said}\n")
+
+
+def test_an_interrupt_while_options_are_read_is_one_line(tmp_path: Path) -> None:
+    program = """
+import sys
+from cramming import cli
+def interrupt(*_):
+    raise KeyboardInterrupt
+cli._call = interrupt
+cli.main()
+"""
+    command = [sys.executable, "-c", program, "glue"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (130, "cramming: interrupted\n")
 
 
 def test_an_interrupt_of_the_first_import_is_one_line() -> None:
@@ -612,112 +651,29 @@ main()
     assert (done.returncode, done.stderr) == (130, "cramming: interrupted\n")
 
 
-def test_completion_scripts_are_valid_shell() -> None:
-    for shell in ("bash", "zsh"):
-        script = completion.script(shell, cli.VERBS)
-        assert all(verb in script for verb in cli.VERBS)
-    checked = subprocess.run(
-        ["bash", "-n"],
-        input=completion.script("bash", cli.VERBS),
-        text=True,
-        capture_output=True,
-        check=False,
-    )
-    assert (checked.returncode, checked.stderr) == (0, "")
-
-
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
         ("cramming stu", {"study"}),
-        ("cramming study mask", {"masking"}),
+        ("cramming pretrain --na", {"--name"}),
         ("cramming study masking optim=mu", {"optim=muon"}),
-        ("cramming duel lad", {"ladder"}),
-        (
-            "cramming duel base='' candidate='optim.lr=1e-3 model.qk_norm=true' optim.lr_w",
-            {"optim.lr_width="},
-        ),
-        ("cramming duel base='' candidate='optim.lr=1e-3 optim=mu", {"optim=muon"}),
-        ("cramming project runs project.h", {"project.hours="}),
-        ("cramming pretrain budget.hours= optim=mu", {"optim=muon"}),
-        (
-            "cramming pretrain --check precision=fp32 'name=a b' optim=sgd optim.mom",
-            {"optim.momentum="},
-        ),
+        ("cramming pretrain --name a optim.lr_w", {"optim.lr_width="}),
     ],
 )
-def test_a_shell_completes_whatever_stands_before(
+def test_a_shell_completes_verbs_options_and_settings(
     tmp_path: Path, line: str, offered: set[str]
 ) -> None:
-    script = f"""{completion.script("bash", cli.VERBS)}
-cramming() {{ {sys.executable} -m cramming "$@"; }}
-COMP_LINE=$1; COMP_WORDS=($1); COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 ))
-_cramming
-printf '%s\\n' "${{COMPREPLY[@]}}"
-"""
+    environment = {
+        **os.environ,
+        "_CRAMMING_COMPLETE": "complete_bash",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(line.split()) - 1),
+    }
+    command = [sys.executable, "-m", "cramming"]
     done = subprocess.run(
-        ["bash", "-c", script, "bash", line],
-        text=True,
-        capture_output=True,
-        check=True,
-        cwd=tmp_path,
+        command, text=True, capture_output=True, check=False, cwd=tmp_path, env=environment
     )
     assert set(done.stdout.split()) == offered, done.stderr
-
-
-LAUNCHER = """
-from hydra.core.config_store import ConfigStore
-from hydra.core.utils import run_job, setup_globals
-from hydra.plugins.launcher import Launcher
-from omegaconf import open_dict
-
-
-class LocalLauncher(Launcher):
-    def setup(self, *, hydra_context, task_function, config):
-        self.context, self.task, self.config = hydra_context, task_function, config
-
-    def launch(self, job_overrides, initial_job_idx):
-        setup_globals()
-        found = []
-        for number, overrides in enumerate(job_overrides, initial_job_idx):
-            config = self.context.config_loader.load_sweep_config(self.config, list(overrides))
-            with open_dict(config):
-                config.hydra.job.id = config.hydra.job.num = number
-            print("launched", *overrides, flush=True)
-            found.append(run_job(hydra_context=self.context, task_function=self.task, config=config,
-                                 job_dir_key="hydra.sweep.dir", job_subdir_key="hydra.sweep.subdir"))
-        return found
-
-
-node = {"_target_": "hydra_plugins.local_launcher.LocalLauncher"}
-ConfigStore.instance().store(group="hydra/launcher", name="local", node=node, provider="local")
-"""
-PROGRAM = """
-import sys
-from cramming import __version__, children, cli
-children.run_process = lambda command, stdout: print("child", *command[3:], flush=True) or 0
-cli.main()
-"""
-
-
-def test_a_multirun_goes_with_hydras_launcher_plugins(tmp_path: Path) -> None:
-    """The plugin says where a job runs; the job is a process of its own there, with its own budget clock."""
-    plugins = tmp_path / "plugins" / "hydra_plugins"
-    plugins.mkdir(parents=True)
-    (plugins / "local_launcher.py").write_text(LAUNCHER, encoding="utf-8")
-    words = ["pretrain", "-m", "hydra/launcher=local", "name=a,b", "device=cpu"]
-    environment, command = (
-        {**os.environ, "PYTHONPATH": str(plugins.parent)},
-        [sys.executable, "-c", PROGRAM, *words],
-    )
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment
-    )
-    jobs = [
-        [f"launched name={name} device=cpu", f"child pretrain name={name} device=cpu"]
-        for name in "ab"
-    ]
-    assert (done.returncode, done.stdout.splitlines()) == (0, [*jobs[0], *jobs[1]]), done.stderr
 
 
 @pytest.mark.parametrize(
@@ -732,13 +688,10 @@ def test_a_process_whose_neighbour_has_ended_says_so_in_one_line(
     run: Run, monkeypatch: pytest.MonkeyPatch, said: str
 ) -> None:
     """What gloo raises there names no cause: that stands in what the other process said."""
-    stub = ModuleType("stub_verb")
 
-    def main(settings: dict[str, Any]) -> None:
+    def fail(recipe: dict[str, Any], invocation: Invocation) -> None:
         raise RuntimeError(f"[gloo/transport/tcp/pair.cc:553] {said}")
 
-    stub.main = main  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "stub_verb", stub)
-    monkeypatch.setitem(cli.VERBS, "pretrain", cli.Verb("stub_verb:main", "stub"))
+    use_stub(monkeypatch, "pretrain", fail)
     ended = run("pretrain")
     assert ended.code == 2 and is_one_line(ended.err) and "another process" in ended.err

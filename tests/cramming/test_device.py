@@ -80,7 +80,7 @@ def test_a_card_that_this_torch_has_no_kernels_for_is_refused_in_one_line(
     if fix is None:
         assert select(requested).type == "cuda"
         return
-    with pytest.raises(UserError, match=rf"^device={requested}: .*{name}") as refusal:
+    with pytest.raises(UserError, match=rf"^--device={requested}: .*{name}") as refusal:
         select(requested)
     says = str(refusal.value)
     assert fix in says and says.endswith("or set device=cpu") and "\n" not in says
@@ -184,7 +184,7 @@ def test_killed_and_resumed_processes_are_summed_up(nvml: Nvml, tmp_path: Path) 
     def process() -> BudgetClock:
         earlier = training_of(read_log(tmp_path / RUN_LOG))
         clock = BudgetClock(config, EventLog(tmp_path / RUN_LOG), earlier)
-        clock.start("open", recipe=None if earlier.processes else {})
+        clock.start("a", "open", recipe=None if earlier.processes else {})
         clock.measure_energy(read)
         return clock
 

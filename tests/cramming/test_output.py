@@ -9,7 +9,7 @@ from pathlib import Path
 
 def test_a_closed_pipe_is_not_an_error() -> None:
     done = subprocess.run(
-        f"{sys.executable} -m cramming pretrain --cfg job | head -n 1",
+        f"{sys.executable} -m cramming pretrain --show-config | head -n 1",
         shell=True,
         capture_output=True,
         text=True,
@@ -22,7 +22,7 @@ def test_a_closed_pipe_is_not_an_error() -> None:
 def test_a_closed_output_is_not_an_error() -> None:
     """As some daemons start a program."""
     done = subprocess.run(
-        ["sh", "-c", f"{sys.executable} -m cramming help >&-"], capture_output=True, check=False
+        ["sh", "-c", f"{sys.executable} -m cramming --help >&-"], capture_output=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, b"")
 
@@ -57,7 +57,7 @@ def test_what_is_not_in_the_encoding_of_the_output_is_escaped(tmp_path: Path) ->
     folder = os.fsdecode(b"caf\xe9")
 
     def said(*words: str) -> str:
-        command = [sys.executable, "-m", "cramming", *words, f"data.corpus={folder}"]
+        command = [sys.executable, "-m", "cramming", *words]
         settings = {**os.environ, "PYTHONIOENCODING": "latin-1"}
         done = subprocess.run(
             command,
@@ -70,5 +70,6 @@ def test_what_is_not_in_the_encoding_of_the_output_is_escaped(tmp_path: Path) ->
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    said("prepare", "data=text", "data.paths=[a.txt]", "tokenizer.vocab_size=300")
-    assert r"\u03c9\u03bc" in said("inspect", "inspect.documents=1")
+    made = f"data.corpus={folder}"
+    said("prepare", "data=text", "data.paths=[a.txt]", "tokenizer.vocab_size=300", made)
+    assert r"\u03c9\u03bc" in said("inspect", folder, "--documents", "1")

@@ -98,9 +98,7 @@ def test_a_full_disk_later_on_keeps_the_run(
 
     with monkeypatch.context() as patch:
         patch.setattr(EventLog, "append", full)
-        with pytest.raises(
-            UserError, match=r"runs/a: No space left on device; .* with resume=true"
-        ):
+        with pytest.raises(UserError, match=r"runs/a: No space left on device; .* with --resume"):
             start(name="a")
     start(name="a", resume=True)
 
@@ -191,7 +189,7 @@ def test_a_kernel_without_this_number_format_or_dropout_is_found_by_the_check(
 def test_a_missing_package_is_found_before_the_model_is_built(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str
 ) -> None:
-    monkeypatch.setattr(train_state, "build_engine", lambda *_, **__: pytest.fail("too late"))
+    monkeypatch.setattr(run_module, "build_engine", lambda *_, **__: pytest.fail("too late"))
     monkeypatch.setattr("cramming.recipe.find_spec", lambda name: None)
     with pytest.raises(
         UserError, match=r"needs the package torchao; pip install 'cramming\[lowbit\]'"

@@ -406,10 +406,8 @@ def test_a_run_that_continued_honestly_from_what_was_smuggled_in_is_named(
             return engine, work
 
         with monkeypatch.context() as patch:
-            patch.setattr(train_state, "start_engine", start_engine)
-            run = start(*KEPT, name="a")
             patch.setattr(run_module, "start_engine", start_engine)
-            run = start("name=a", *KEPT)
+            run = start(*KEPT, name="a")
     else:
         run = start(*KEPT, f"data.corpus={make_corpus(tmp_path / 'other', seed=1)}", name="a")
         (claimed,) = [event for event in events_of(honest()) if event["event"] == "setup"]

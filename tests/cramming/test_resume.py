@@ -265,14 +265,9 @@ def test_a_run_killed_at_its_last_checkpoint_has_a_loss(
     )
     save = Checkpointer.save
     with monkeypatch.context() as patch, pytest.raises(Crash):
-        patch.setattr(
-            TrainState, "save_checkpoint", lambda self, *kept: (save(self, *kept), crash())
-        )
+        patch.setattr(Checkpointer, "save", lambda self, *kept: (save(self, *kept), crash()))
         start(*settings, name="a")
     run = start(*settings, name="a", resume=True)
-        patch.setattr(Checkpointer, "save", lambda self, *kept: (save(self, *kept), crash()))
-        start("name=a", *settings)
-    run = start("name=a", "resume=true", *settings)
     assert load_record(run)["pretrain"]["train_loss"] is not None
     assert [row["step"] for row in load_metrics(run) if "loss" in row] == [4]
     assert checkpoints(run) == [4]  # and not once more

@@ -30,7 +30,7 @@ from cramming.runlog import (
 
 def start(**more: Any) -> Start:
     """The start of a process."""
-    facts = {"elapsed": 1.0, "wall": 100.0, "suite_version": "1", "rules_version": "7"}
+    facts = {"name": "a", "elapsed": 1.0, "wall": 100.0, "suite_version": "1", "rules_version": "7"}
     budget = {"unit": "steps", "limit": 10, "clock": "wall", "division": "open"}
     return Start(**facts, **budget, **more)
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from cramming import cli, overrides
+from cramming import cli, verbs
+from cramming.invocation import Invocation
 from eval.rules.load import load_run
 
 
@@ -51,14 +52,13 @@ def test_from_text_to_the_leaderboard(
         "eval.workers=1",
         "eval.hyperparameters.max_length=24",
         f"objective={objective}",
-        f"runs={tmp_path / 'runs'}",
-        f"corpora={tmp_path / 'corpora'}",
-        "name=a",
     )
-    cli.check("run", settings)
+    here = Invocation("a", tmp_path / "runs", tmp_path / "corpora", "cpu")
+    verbs.check("run", settings, here)
     assert not (tmp_path / "runs").exists() and not (tmp_path / "corpora").exists()
-    for verb in cli.PIPELINE:
-        cli._call_verb(verb, settings, overrides.parse(verb, []))
+    for verb in ("prepare", "pretrain", "glue"):
+        verbs.main_of(verb)(settings, here)
+    verbs.run(cli.parse(["report", "--runs", str(here.runs)]))
     record = json.loads((tmp_path / "runs" / "a" / "record.json").read_text(encoding="utf-8"))
     assert record["pretrain"]["status"] == "finished" and record["pretrain"]["steps"] == 3
     assert record["corpus"]["sources"][0]["name"].endswith("a.txt")

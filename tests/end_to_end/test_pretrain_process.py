@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from cramming import launch
+from cramming.invocation import Invocation
 from cramming.record import load_metrics, load_record
 
 # As `python -m cramming`, but the process kills itself at the beginning of a step: no handler runs, nothing is flushed.
@@ -44,12 +45,14 @@ start.start_engine_from_text = start_engine_from_text
 cli.main()
 """
 
+NAME = ("--name", "a", "--device", "cpu")
+
 
 def command(
     tiny_overrides: list[str], runs: Path, *overrides: str, killed_at: int | None = None
 ) -> list[str]:
     program = ["-m", "cramming"] if killed_at is None else ["-c", KILLED_AT.format(step=killed_at)]
-    return [sys.executable, *program, "pretrain", *tiny_overrides, f"runs={runs}", *overrides]
+    return [sys.executable, *program, "pretrain", "--runs", str(runs), *tiny_overrides, *overrides]
 
 
 def processes(run: Path) -> list[dict[str, Any]]:
@@ -66,7 +69,7 @@ def losses(run: Path) -> list[tuple[int, float]]:
 def killed_run(tmp_path_factory: pytest.TempPathFactory, tiny_overrides: list[str]) -> Path:
     """A run that was killed at step 9, after the checkpoint of step 6."""
     runs = tmp_path_factory.mktemp("killed")
-    arguments = command(tiny_overrides, runs, "name=a", "checkpoint.every_steps=3", killed_at=9)
+    arguments = command(tiny_overrides, runs, *NAME, "checkpoint.every_steps=3", killed_at=9)
     assert subprocess.run(arguments, check=False).returncode == -signal.SIGKILL
     return runs / "a"
 
@@ -88,9 +91,9 @@ def test_kill_9_and_resume_equals_unbroken_bit_for_bit(
     run, whole = killed_run, tmp_path / "a"
     assert load_record(run)["pretrain"]["status"] == "running"
     assert not (run / "final").exists()
-    settings = compose(*tiny_overrides, "name=a", "checkpoint.every_steps=3")
-    launch.main({**settings, "runs": str(run.parent), "resume": True})
-    launch.main({**settings, "runs": str(whole.parent)})
+    recipe = compose(*tiny_overrides, "checkpoint.every_steps=3")
+    launch.main(recipe, Invocation("a", run.parent, device="cpu", resume=True))
+    launch.main(recipe, Invocation("a", whole.parent, device="cpu"))
     assert losses(run) == losses(whole)
     for key in ("final_sha256", "steps", "tokens", "validation", "train_loss"):
         assert load_record(run)["pretrain"][key] == load_record(whole)["pretrain"][key]
@@ -106,7 +109,7 @@ def test_a_time_budget_holds_over_kill_9_and_resume(
     """The processes together, interpreter start and imports included, get no second more than the budget."""
     limit = 2.5 * start_seconds + 2.0
     overrides = [
-        "name=a",
+        *NAME,
         "checkpoint.every_steps=3",
         "budget.steps=null",
         "budget.heartbeat_seconds=0.2",
@@ -124,7 +127,7 @@ def test_a_time_budget_holds_over_kill_9_and_resume(
     assert alive - 1.0 < first["spent_seconds"] <= alive
 
     done = subprocess.run(
-        command(tiny_overrides, tmp_path, *overrides, "resume=true"),
+        command(tiny_overrides, tmp_path, *overrides, "--resume"),
         capture_output=True,
         text=True,
         check=False,
@@ -147,7 +150,7 @@ def test_ctrl_c_ends_with_130_and_the_run_can_go_on(
     tmp_path: Path, tiny_overrides: list[str]
 ) -> None:
     process = subprocess.Popen(
-        command(tiny_overrides, tmp_path, "name=a", "budget.steps=1000000", "train.validations=0"),
+        command(tiny_overrides, tmp_path, *NAME, "budget.steps=1000000", "train.validations=0"),
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
@@ -182,11 +185,11 @@ def test_two_ranks_equal_one(
         "cramming",
     ]
     by_loss = ["objective=mlm-by-loss", "objective.power=100"]
-    arguments = ["pretrain", *tiny_overrides, *by_loss, f"runs={tmp_path}", "name=two"]
+    arguments = ["pretrain", *tiny_overrides, *by_loss, f"--runs={tmp_path}", "--name=two"]
     subprocess.run(
         [*torchrun, *arguments], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=180
     )
-    launch.main({**compose(*tiny_overrides, *by_loss, "name=one"), "runs": str(tmp_path)})
+    launch.main(compose(*tiny_overrides, *by_loss), Invocation("one", tmp_path, device="cpu"))
     one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
     assert [step for step, _ in two] == [step for step, _ in one]
     assert [loss for _, loss in two] == pytest.approx([loss for _, loss in one], rel=1e-4)
@@ -194,7 +197,7 @@ def test_two_ranks_equal_one(
     assert section["devices"] == 2
     assert section["tokens"] == load_record(tmp_path / "one")["pretrain"]["tokens"]
     finished = subprocess.run(
-        [*torchrun, *arguments, "resume=true"],
+        [*torchrun, *arguments, "--resume"],
         check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         timeout=180,
@@ -212,14 +215,14 @@ def test_a_start_from_counts_is_the_same_on_both_ranks(
     arguments = [
         "pretrain",
         *tiny_overrides,
-        f"runs={tmp_path}",
+        f"--runs={tmp_path}",
         "start=cooccurrence",
         "budget.steps=1",
     ]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     for name, launcher in (("one", []), ("two", torchrun)):
         subprocess.run(
-            [sys.executable, *launcher, str(program), *arguments, f"name={name}"],
+            [sys.executable, *launcher, str(program), *arguments, f"--name={name}"],
             check=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", "WEIGHTS": str(tmp_path / name)},
             timeout=180,

@@ -99,9 +99,9 @@ CLEAN = {"commit": "0123456789abcdef0123", "dirty": False, "changed": [], "diff_
 # The clock counts from the start of the process, so `pretrain` needs one of its own.
 PRETRAIN = f"""
 import sys
-from cramming import cli, environment
+from cramming import cli, environment, verbs
 environment.git_state = lambda: {CLEAN}
-cli.parse(["pretrain", *sys.argv[1:]]).run()
+verbs.run(cli.parse(["pretrain", *sys.argv[1:]]))
 """
 
 

@@ -37,14 +37,13 @@ def test_resumed_equals_unbroken_as_a_repetition_does(
 ) -> None:
     """SIGTERM in the fifth of twelve steps. Bit for bit, where a repetition is."""
 
-    def start(name: str, *more: str) -> None:
+    def start(name: str, resume: bool = False) -> None:
         settings = [
-            "device=" + device.type,
             f"precision={mode}",
             f"runtime.compile='{compiled}'",
-            f"runs={tmp_path}",
         ]
-        launch.main(compose(*tiny_overrides, *settings, *more), Invocation(name=name, device="cpu"))
+        here = Invocation(name, tmp_path, device=device.type, resume=resume)
+        launch.main(compose(*tiny_overrides, *settings), here)
 
     start("whole")
     start("again")

@@ -20,6 +20,7 @@ from cramming.bench.worker import Candidate, Steps, Worker, topic_batches
 from cramming.config import UserError
 from cramming.data.batches import Batch
 from cramming.device import DeviceInfo
+from cramming.invocation import Invocation
 from cramming.objectives.masking import MaskedTargets
 from cramming.plan import roofline
 

@@ -100,7 +100,7 @@ def test_weights_change_at_fixed_points_and_the_past_fades() -> None:
 def test_masks_are_uniform_from_until_on_wherever_it_lies(
     until: float, even_from: int | None
 ) -> None:
-    table = table_of(replace(BY_LOSS, until=until, every=0.3))
+    table = table_of(BY_LOSS.replace(until=until, every=0.3))
     table.totals_2V += 1
     weighted = []
     for step in range(100):
@@ -114,7 +114,7 @@ def engine(compose: Callable[..., dict[str, Any]], small_model: Any) -> Engine:
     config = Config.of(
         compose("precision=fp32", "train.sequence_length=16", "memory.loss_chunk=4000")
     )
-    config = replace(config, model=small_model, objective=BY_LOSS)
+    config = config.replace(model=small_model, objective=BY_LOSS)
     return build_engine(config, Mesh.solo(CPU), CPU)
 
 

@@ -16,6 +16,7 @@ from cramming.data.batches import PINNED
 from cramming.data.run_data import RunData, fit_to_corpus
 from cramming.engine import Engine, build_engine
 from cramming.parallel.mesh import Mesh
+from cramming.recipe import Config
 from tests.cramming.parallel.rank_worker import be_ranks, own_cases
 
 HALF = 15

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from cramming import launch
 from cramming.engine import Engine, Gradients
+from cramming.invocation import Invocation
 from tests.cramming.parallel.rank_worker import be_ranks, own_cases
 
 forward_backward = Engine.forward_backward

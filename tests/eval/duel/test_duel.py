@@ -1,5 +1,6 @@
 """A duel ends when its test says so, is fought once, goes on after a kill, and its log keeps what was lost too."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -435,7 +436,7 @@ def test_a_run_that_is_no_side_decides_nothing(
     (tmp_path / "runs" / "default" / "final").mkdir(parents=True)
     side = compose("model=tiny", "eval=embedded")
     here = Invocation(runs=tmp_path / "runs", device="cpu")
-    main.check_sides(against(side, side), replace(config, glue=True), here)
+    main.check_sides(against(side, side), dataclasses.replace(config, glue=True), here)
 
 
 def test_of_a_side_only_checkpoints_and_weights_are_removed(tmp_path: Path) -> None:

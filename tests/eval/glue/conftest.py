@@ -27,7 +27,6 @@ from cramming.runlog import (
     Start,
     read_log,
 )
-from eval import glue
 
 WORDS = [f"w{i}" for i in range(20)]
 
@@ -179,19 +178,17 @@ def config(tmp_path: Path, model: Path) -> dict[str, Any]:
         "division": "open",
         "model_name": str(model),
     }
-    return {**roots, "corpora": tmp_path / "corpora", "seed": 0, "eval": section}
+    return {**roots, "data": {"corpus": str(tmp_path / "corpus")}, "seed": 0, "eval": section}
 
 
 @pytest.fixture
 def corpus(
     config: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     make_corpus: Callable[..., Path],
 ) -> Path:
     """A corpus with tasks, where the settings look for it."""
     folder = make_corpus(tmp_path / "corpus", documents=20)
-    monkeypatch.setattr(glue, "corpus_folder", lambda recipe, corpora: folder)
     shutil.copytree(config["eval"]["data_dir"], folder / "tasks")
     files = {
         f.relative_to(folder).as_posix(): file_sha256(f) for f in (folder / "tasks").rglob("*.tsv")

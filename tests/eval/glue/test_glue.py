@@ -22,7 +22,7 @@ from data_prep.dedup.decontaminate import DecontaminationConfig, Decontaminator
 from eval import glue
 from eval.finetune.models import open_model
 from eval.glue import find_model
-from tests.eval.glue.calls import check, main
+from tests.eval.glue.calls import check, main, split
 
 Change = Callable[..., dict[str, Any]]
 
@@ -330,7 +330,7 @@ def test_a_model_folder_that_changed_after_pretraining_is_not_scored(
     """Nothing is written; what only people read may change."""
     config["model_name"] = None
     (finished_run / "final" / "README.md").write_text("mine")
-    assert find_model(config, finished_run).own
+    assert find_model(split(config)[1], None).own
     change(finished_run / "final")
     before = sorted(finished_run.rglob("*"))
     with pytest.raises(UserError, match=says) as caught:
@@ -364,7 +364,6 @@ def test_a_model_that_is_exchanged_while_it_waits_to_be_scored_is_refused(
 def test_mistakes_are_one_line(
     config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, with_eval: Change
 ) -> None:
-    monkeypatch.setattr(glue, "corpus_folder", lambda recipe, corpora: corpora / "embedded-0")
     long = {**config["eval"]["hyperparameters"], "max_length": 25}
     cases = [
         (
@@ -378,7 +377,7 @@ def test_mistakes_are_one_line(
         ),
         (
             with_eval(config, source="embedded", data_dir=None),
-            r"embedded-0/tasks: no embedded tasks; run `cramming prep",
+            r"corpus/tasks: no embedded tasks; run `cramming prep",
         ),
         (with_eval(config, seeds=[0, 0]), r"eval: seeds must name at least one, each once"),
         (with_eval(config, seeds=[-1]), r"eval.seeds"),

@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 
 from cramming import launch
+from cramming.invocation import Invocation
 from cramming.train_parts import Validator
+from cramming.verbs import OPTIONS
 from eval import glue
 from eval.archive import SUFFIX, pack
 from eval.rules.load import load_runs
@@ -204,7 +206,7 @@ def test_a_run_that_was_resumed_is_in_order(
 
 
 def test_a_run_that_was_stopped_while_it_validated_is_in_order(
-    settings: Compose, train: Run, assert_in_order: Check
+    settings: Compose, train: Run, assert_in_order: Check, call: Invocation
 ) -> None:
     original = Validator.validate
 
