@@ -194,7 +194,7 @@ def _locate(root: Schema, loc: Iterable[int | str], path: str) -> _Spot:
 
     Its parts are also tags of a choice and labels of a union's members, which no user types.
     """
-    spot = _Spot(path, _options(root, root), [])
+    spot = _Spot(path, options_of(root, root), [])
     for part in loc:
         sections = [schema for schema in spot.schemas if schema.get("type") == "object"]
         choices = [
@@ -202,24 +202,24 @@ def _locate(root: Schema, loc: Iterable[int | str], path: str) -> _Spot:
         ]
         if isinstance(part, int):
             items = [_item(schema, part) for schema in spot.schemas if schema["type"] == "array"]
-            spot = _Spot(f"{spot.setting}[{part}]", _options(root, *items), [])
+            spot = _Spot(f"{spot.setting}[{part}]", options_of(root, *items), [])
         elif choices and part in choices[0]:
-            spot = spot._replace(schemas=_options(root, {"$ref": choices[0][part]}))
+            spot = spot._replace(schemas=options_of(root, {"$ref": choices[0][part]}))
         elif sections:
             values = [_value(section, part) for section in sections]
             siblings = [name for section in sections for name in section.get("properties", {})]
-            spot = _Spot(below(spot.setting, part), _options(root, *values), siblings)
+            spot = _Spot(below(spot.setting, part), options_of(root, *values), siblings)
     return spot
 
 
-def _options(root: Schema, *schemas: Schema) -> list[Schema]:
+def options_of(root: Schema, *schemas: Schema) -> list[Schema]:
     """Return the schemas of which a value has one, with references and unions resolved; a choice stays."""
     options = list[Schema]()
     for schema in schemas:
         if "$ref" in schema:
-            options += _options(root, root["$defs"][schema["$ref"].rpartition("/")[2]])
+            options += options_of(root, root["$defs"][schema["$ref"].rpartition("/")[2]])
         elif "anyOf" in schema:
-            options += _options(root, *schema["anyOf"])
+            options += options_of(root, *schema["anyOf"])
         else:
             options.append(schema)
     return options
@@ -267,10 +267,12 @@ def _describe(schema: Schema) -> str:
         return ", ".join(names)
     if schema.get("format") == "path":
         return "a path"
+    if "discriminator" in schema:
+        return f"a section with the name {', '.join(schema['discriminator']['mapping'])}"
     if "properties" in schema:
         return f"a section with {', '.join(schema['properties'])}"
     words = _TYPES.get(schema.get("type", ""), "another value")
-    bounds = [f"{word} {schema[name]:g}" for name, word in _BOUNDS.items() if name in schema]
+    bounds = [f"{word} {schema[name]}" for name, word in _BOUNDS.items() if name in schema]
     if "prefixItems" in schema:
         bounds.append(f"of {len(schema['prefixItems'])}")
     return " ".join([words, " and ".join(bounds)]).rstrip()

@@ -46,7 +46,7 @@ def overlap(folder: Path, tasks: Path, seconds: float) -> tuple[list[str], str]:
     """
     corpus = Corpus.open(folder)
     known = corpus.manifest.decontamination  # the tasks and the length that it was searched for
-    ngram = known.get("ngram", DecontaminationConfig.ngram)
+    ngram = known.get("ngram", DecontaminationConfig().ngram)
     search = Decontaminator.from_folder(tasks, DecontaminationConfig(ngram=ngram))
     began = time.monotonic()
     documents, total = 0, sum(shard.documents for shard in corpus.manifest.splits["train"])

@@ -4,7 +4,7 @@ For each reason to drop documents the card shows examples: what was measured, th
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -148,7 +148,7 @@ def _decontamination(pipeline: Pipeline) -> dict[str, Any]:
     if search is None:
         return {}
     return {
-        **asdict(pipeline.config.decontaminate),
+        **pipeline.config.decontaminate.model_dump(),
         "examples": search.examples,
         "searchable": search.searchable,
         "found": notes["texts_found"],

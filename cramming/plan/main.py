@@ -83,8 +83,8 @@ def main(
             "target": asdict(target),
             "usable_bytes": target.usable_bytes,
             "budget": {"unit": config.budget.unit, "limit": config.budget.limit},
-            "options": [asdict(option) for option in options],
-            "proposed": asdict(best) if best else None,
+            "options": [_option_row(option) for option in options],
+            "proposed": _option_row(best) if best else None,
             "costs": asdict(costs) if costs else None,
             "devices": [asdict(prediction) for prediction in many],
         }
@@ -171,9 +171,13 @@ def description(config: Config, target: Target) -> Iterator[str]:
     yield from (note for holds, note in notes if holds)
 
 
+def _option_row(option: Option) -> dict[str, Any]:
+    return {**asdict(option), "memory": option.memory.model_dump()}
+
+
 def show_options(config: Config, options: list[Option], best: Option | None) -> None:
     """One row per option."""
-    every = [asdict(option.memory) for option in options]
+    every = [option.memory.model_dump() for option in options]
     differing = [name for name in every[0] if any(other[name] != every[0][name] for other in every)]
     headers = ["micro-batch", *differing, *CATEGORIES, "peak GiB", "fits", "tokens/s", "tokens", ""]
     rows = []

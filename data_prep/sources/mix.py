@@ -169,6 +169,7 @@ def _open_part(config: MixConfig, number: int) -> Source:
 
 
 SOURCES: dict[str, Any] = {**PARTS, "mix": MixSource}  # by `data.source`
+SETTINGS = {name: source.config_class for name, source in SOURCES.items()}
 
 
 def open_source(

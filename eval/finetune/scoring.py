@@ -173,7 +173,7 @@ class _StoredResults:
             model_files=job.source.files,
             selection=SELECTION,
             seeds=list(job.settings.seeds),
-            hyperparameters=asdict(job.settings.hyperparameters),
+            hyperparameters=job.settings.hyperparameters.model_dump(),
             sweep=list(job.settings.init) if job.settings.sweep else None,
             entries=job.sets,
             absent=job.absent,
@@ -254,7 +254,7 @@ def conditions(
 def key_of(conditions: str, hyper: Hyperparameters, seed: int) -> str:
     """Return the key of one run: the conditions with hyperparameters and seed."""
     asked, _, place = conditions.partition("-")
-    return f"{settings_hash(asked, asdict(hyper), seed)}-{place}"
+    return f"{settings_hash(asked, hyper.model_dump(), seed)}-{place}"
 
 
 def made_on(conditions: str, keys: Sequence[str]) -> str:

@@ -4,7 +4,7 @@ The plausibility rules compare the log with them.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ConfigDict, ValidationError
@@ -85,8 +85,7 @@ class RecipeFacts:
         ramp = settings.train.batch_ramp
         model = _model(recipe, record.corpus.vocab_size or 0)
         optim = _section(recipe, "optim")
-        names = [each.name for each in fields(PeakRate)]
-        rate = build(PeakRate, {name: optim.get(name) for name in names}, "optim")
+        rate = build(PeakRate, {name: optim.get(name) for name in PeakRate.model_fields}, "optim")
         return cls(
             settings=settings,
             ramp=None if ramp is None else build(BatchRamp, ramp, "train.batch_ramp"),

@@ -526,7 +526,7 @@ class TestCheck:
             ),
             (
                 ["train.batch_size=8", "train.micro_batch=8"],
-                "is not a multiple of train.micro_batch=8 x 2 process(es)",
+                "not a multiple of train.micro_batch=8 x 2 process(es)",
             ),
             (["parallel.dp=3"], "a mesh of 3 x 1 x 1 = 3 processes, and there are 2"),
         ],

@@ -105,9 +105,7 @@ def test_a_shell_is_offered_groups_choices_and_settings(incomplete: str, offered
 
 @pytest.mark.parametrize("second", ["budget.hours=1", "++budget.minutes=3"])
 def test_two_budgets_that_are_typed_are_refused(second: str) -> None:
-    with pytest.raises(
-        UserError, match=r"budget: exactly one limit counts, found .*=.* and .*=.*; give one"
-    ):
+    with pytest.raises(UserError, match=r"budget.*: a second limit"):
         budget_of("experiment=wiki-cpu", "budget.steps=3", second)
 
 
@@ -143,7 +141,7 @@ def test_a_choice_may_be_typed_by_its_name(base: list[str], typed: dict[str, str
 def test_a_compression_may_be_typed_by_its_name_and_brings_its_own_settings() -> None:
     typed = ["parallel.compression=topk", "parallel.compression.density=0.5"]
     assert compose(typed)["parallel"]["compression"] == {"name": "topk", "density": 0.5}
-    with pytest.raises(UserError, match=r"parallel\.compression\.name='': choose one of none"):
+    with pytest.raises(UserError, match=r"^parallel\.compression"):
         Config.of(compose(["parallel.compression=null"]))
 
 

@@ -445,10 +445,10 @@ def test_unknown_source_and_bad_values_name_the_setting(
     text_file: Path, text_config: Config
 ) -> None:
     for data, message in (
-        ({"source": "web"}, "data.source='web': choose one of embedded, text, hub, mix"),
+        ({"source": "web"}, "data.source=web: "),
         ({"validation_fraction": 1.5}, "validation_fraction=1.5"),
-        ({"seed": 2**63}, "data.seed=9223372036854775808 must be "),
-        ({"documents": "page"}, "data.documents='page': choose one of block, line, file, record"),
+        ({"seed": 2**63}, "data.seed=9223372036854775808: "),
+        ({"documents": "page"}, "data.documents=page: "),
         ({"colour": 1}, "data.colour: unknown setting"),
     ):
         with pytest.raises(UserError, match=message):

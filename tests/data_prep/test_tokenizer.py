@@ -151,9 +151,7 @@ def test_what_cannot_be_trained_is_refused(kind: Any, made_up: MadeUp) -> None:
         train(made_up(100), TokenizerConfig(kind=kind, vocab_size=12))
     with pytest.raises(UserError, match="too little text"):
         train(["a few words"], TokenizerConfig(kind=kind))
-    with pytest.raises(
-        UserError, match=r"tokenizer.vocab_size=1000000000 must be from 6 to 1048576"
-    ):
+    with pytest.raises(UserError, match=r"tokenizer.vocab_size=1000000000: "):
         build(TokenizerConfig, {"vocab_size": 10**9}, "tokenizer")
 
 

@@ -143,7 +143,7 @@ def test_where_nothing_fits_it_says_what_is_missing(
         (["attention.kernel=products"], "attention.kernel=products: is for CPUs only"),
         (
             ["train.sequence_length=1024"],
-            "train.sequence_length=1024 is above model.max_length=512",
+            "train.sequence_length=1024: above model.max_length=512",
         ),
         (["precision=fp8"], "precision.mode=fp8: needs an Ada or Hopper GPU"),
         (

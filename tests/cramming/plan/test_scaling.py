@@ -172,7 +172,7 @@ def show(recipe: dict[str, Any], devices: str, out: Path | None = None) -> None:
 
 
 def test_settings_that_cannot_be_spread_are_refused_with_the_reason(compose):
-    with pytest.raises(UserError, match=r"train\.batch_size=16 is not a multiple .* x 3 process"):
+    with pytest.raises(UserError, match=r"train\.batch_size=16: not a multiple .* x 3 process"):
         show(compose(*SMALL), "2,3")
     with pytest.raises(
         UserError, match=r"memory\.offload_weights=true: works in one process only, this run has 2"

@@ -1,0 +1,174 @@
+"""Reference of all settings, generated from the sections' schemas and the comments of the YAML files.
+
+A section's class says names, types and ranges; conf/ says the default of the recipe without overrides, and, behind the
+setting or in a comment that goes on below it, what the setting means.
+"""
+
+import importlib
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import TypeAdapter
+
+from cramming.config import (
+    Schema,
+    UserError,
+    below,
+    config_folder,
+    describe,
+    options_of,
+    shown,
+    unknown_choice,
+)
+
+# Section -> its class, or the table of its choices. Those of the root itself are the section "root".
+SECTIONS = {
+    "root": "cramming.config:RootConfig",
+    "data": "data_prep.sources.mix:SETTINGS",
+    "tokenizer": "data_prep.tokenizer.load:TokenizerConfig",
+    "model": "cramming.model.config:ModelConfig",
+    "objective": "cramming.data.masking:OBJECTIVES",
+    "optim": "cramming.optim.build:OPTIMIZERS",
+    "schedule": "cramming.schedule:SCHEDULES",
+    "start": "cramming.recipe:STARTS",
+    "train": "cramming.recipe:TrainConfig",
+    "budget": "cramming.budget:BudgetConfig",
+    "checkpoint": "cramming.recipe:CheckpointConfig",
+    "attention": "cramming.recipe:AttentionConfig",
+    "precision": "cramming.precision:PrecisionConfig",
+    "memory": "cramming.parallel.apply:MemoryConfig",
+    "runtime": "cramming.device:RuntimeConfig",
+    "parallel": "cramming.parallel.mesh:STRATEGIES",
+    "eval": "eval.finetune.config:EvalConfig",
+    "replay": "cramming.replay:ReplayConfig",
+    "plan": "cramming.plan.search:PlanConfig",
+    "bench": "cramming.bench.main:BenchConfig",
+    "study": "eval.extras.study:StudyConfig",
+    "duel": "eval.duel.main:DuelConfig",
+    "project": "eval.extras.project:ProjectConfig",
+    "report": "eval.report.main:ReportConfig",
+    "submit": "eval.submit:SubmitConfig",
+    "verify": "eval.verify:VerifyConfig",
+    "export": "eval.export:ExportConfig",
+    "inspect": "cramming.data.inspect:InspectConfig",
+}
+_SETTING = re.compile(r"^( *)([\w.]+):(?: +([^#].*?)?)?(?: +# (.*))?$")
+_CONTINUED = re.compile(r"^ +# (.*)$")
+
+
+class Setting(NamedTuple):
+    """One row of the reference; `choices`: the names of the section's choices that have it, empty where all do."""
+
+    name: str
+    choices: tuple[str, ...]
+    expected: str
+    default: str
+    comment: str
+
+
+def settings_reference(section: str | None = None) -> str:
+    """Return the reference of one section or of all, as Markdown; UserError for an unknown section."""
+    if section is not None and section not in SECTIONS:
+        raise UserError(unknown_choice("settings", section, SECTIONS))
+    from cramming.overrides import compose
+
+    settings, comments = compose(), dict(_comments())
+    pages = []
+    for name in [section] if section else SECTIONS:
+        rows = list(settings_of(name, settings, comments))
+        pages.append(_page(name, rows))
+    return "\n\n".join(pages) + "\n"
+
+
+def settings_of(
+    section: str, settings: Mapping[str, Any], comments: Mapping[str, str]
+) -> Iterator[Setting]:
+    """Yield the settings of a section. `settings`: the composed defaults; `comments`: by dotted name."""
+    module, _, attribute = SECTIONS[section].partition(":")
+    declared = getattr(importlib.import_module(module), attribute)
+    table = declared if isinstance(declared, dict) else {"": declared}
+    path = "" if section == "root" else section
+    defaults = settings if section == "root" else settings[section]
+    known = dict[tuple[str, str], list[str]]()  # (name, what is expected) -> choices
+    for choice, cls in table.items():
+        for name, expected in _leaves(TypeAdapter(cls).json_schema(), path):
+            known.setdefault((name, expected), []).append(choice)
+    kind = "source" if section == "data" else "name"
+    for (name, expected), choices in known.items():
+        own = () if len(choices) == len(table) else tuple(choices)
+        key = name.removeprefix(f"{path}.")
+        if len(table) > 1 and key == kind:
+            expected = ", ".join(table)
+        yield Setting(name, own, expected, _default(defaults, key), comments.get(name, ""))
+
+
+def _leaves(root: Schema, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the dotted name of each setting and what its value must be."""
+
+    def walk(schema: Schema, path: str) -> Iterator[tuple[str, str]]:
+        for name, value in schema.get("properties", {}).items():
+            options = options_of(root, value)
+            sections = [option for option in options if "properties" in option]
+            if len(options) == len(sections) == 1:
+                yield from walk(sections[0], below(path, name))
+            else:
+                yield below(path, name), describe(options)
+
+    for schema in options_of(root, root):
+        yield from walk(schema, path)
+
+
+def _default(settings: Any, key: str) -> str:
+    """Return the default at a dotted name, empty where the default recipe has no such setting."""
+    for part in key.split("."):
+        if not isinstance(settings, Mapping) or part not in settings:
+            return ""
+        settings = settings[part]
+    return shown(settings)
+
+
+def _comments() -> Iterator[tuple[str, str]]:
+    """Yield (dotted name, comment) of all YAML files; of several comments on a setting the last counts."""
+    folder = config_folder()
+    files = sorted(folder.glob("*/**/*.yaml"), reverse=True)
+    groups = [file for file in files if file.parent.name not in ("experiment", "scale")]
+    for file in groups:
+        yield from _comments_of(file, ".".join(file.parent.relative_to(folder).parts))
+    yield from _comments_of(folder / "config.yaml", "")
+
+
+def _comments_of(file: Path, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the comments of one file, whose settings lie in the section `path`."""
+    parents: list[tuple[int, str]] = [(-1, path)]
+    name, comment = "", ""
+    for line in file.read_text(encoding="utf-8").splitlines():
+        setting, continued = _SETTING.match(line), _CONTINUED.match(line)
+        if continued and comment:
+            comment = f"{comment} {continued[1]}"
+            continue
+        if comment:
+            yield name, comment
+        comment = ""
+        if setting is None:
+            continue
+        indent = len(setting[1])
+        while parents[-1][0] >= indent:
+            parents.pop()
+        name, comment = below(parents[-1][1], setting[2]), setting[4] or ""
+        parents.append((indent, name))
+    if comment:
+        yield name, comment
+
+
+def _page(section: str, rows: list[Setting]) -> str:
+    lines = [f"## {section}", "", "| setting | value | default | meaning |", "|---|---|---|---|"]
+    for row in rows:
+        name = f"`{row.name}`"
+        if row.choices:
+            name += f" ({', '.join(row.choices)})"
+        default = f"`{row.default}`" if row.default else ""
+        cells = [name, row.expected, default, row.comment]
+        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(lines)
