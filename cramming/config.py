@@ -89,6 +89,12 @@ class OneOf:
         return core_schema.literal_schema(list(self.names))
 
 
+# Bytes of a path that are not UTF-8 are lone surrogates in Python (PEP 383), which JSON cannot hold: characters of the
+# last private plane stand for them.
+TO_PRIVATE = {0xDC80 + byte: 0x10DC80 + byte for byte in range(128)}
+FROM_PRIVATE = {private: surrogate for surrogate, private in TO_PRIVATE.items()}
+
+
 def _text(value: object) -> object:
     """Return a number as the text that was typed: `name=42` names a run."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -102,7 +108,7 @@ def _home_expanded(value: object) -> object:
     if not str(value).strip():
         raise ValueError("expected a path. Give one.")
     try:
-        return str(Path(value).expanduser())
+        return str(Path(str(value).translate(FROM_PRIVATE)).expanduser())
     except RuntimeError:
         raise ValueError(NO_HOME) from None
 
@@ -138,7 +144,7 @@ def build(kind: type[T], settings: object, path: str) -> T:
     Raises UserError. Validation is that of JSON, strictly: a list is a tuple, but text is no number, 1 is not true.
     """
     adapter: TypeAdapter[T] = _adapter(cast(Any, kind))
-    text = json.dumps(plain_numbers(settings))
+    text = json.dumps(plain_numbers(settings), ensure_ascii=False).translate(TO_PRIVATE)
     try:
         return adapter.validate_json(text, strict=True)
     except ValidationError as error:
@@ -327,7 +333,7 @@ def folder_name(name: str, setting: str, place: object) -> str:
     """Return `name` if it can be a folder's on every system; UserError otherwise."""
     if not re.fullmatch(r"\w[\w.+=,@-]*", name):
         raise UserError(
-            f"{setting}={name}: no name for a folder under {place}. Use letters, digits and . _ - + = , @."
+            f"{setting}={printable(name)}: no name for a folder under {place}. Use letters, digits and . _ - + = , @."
         )
     if len(name.encode()) > LONGEST_NAME:
         raise UserError(

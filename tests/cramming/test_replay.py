@@ -117,7 +117,7 @@ def test_a_run_without_kept_checkpoints_is_replayed_from_its_seed(
     unbroken: Path, replayed: Callable[..., list[str]]
 ) -> None:
     assert RecordedRun.read(unbroken).intervals[0][:3] == (None, 1, 9)
-    assert replayed(unbroken, "replay.intervals=1") == []
+    assert replayed(unbroken) == []
 
 
 def test_what_is_kept_stays_and_changes_no_number(start: Start) -> None:

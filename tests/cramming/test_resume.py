@@ -246,10 +246,10 @@ def test_a_resume_with_other_threads_says_that_bits_may_differ(
 ) -> None:
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         before_step(patch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        start("name=a")
+        start(name="a")
     threads = torch.get_num_threads()
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads + 1)
-    start("name=a", "resume=true")
+    start(name="a", resume=True)
     assert f"threads {threads}, here {threads + 1}" in capsys.readouterr().out
 
 

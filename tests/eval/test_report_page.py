@@ -26,7 +26,7 @@ CHROMIUM = next(
 SETTINGS = {
     "out": None,
     "each_run": True,
-    "duels": "no duels",
+    "duels": Path("no duels"),
     "repository": "https://example.org/cramming",
 }
 DEVICES = ("RTX A6000", "RTX 2080 Ti")

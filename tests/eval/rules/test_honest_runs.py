@@ -75,11 +75,6 @@ SHAPES: dict[str, tuple[str, ...]] = {
         "train.sequence_length=22",
         "train.validation_tokens=22",
     ),
-    "numbers as text": (
-        "budget.minutes='0.05'",
-        "optim.lr='1e-3'",
-        "budget.heartbeat_seconds='0.5'",
-    ),
     "a rate by batch and width": (
         *STEPS,
         "optim.lr_scale={rule: sqrt, base_batch: 64}",
@@ -217,8 +212,10 @@ def test_a_run_that_was_stopped_while_it_validated_is_in_order(
     chosen = (*STEPS, "train.log_every=50")
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(Validator, "validate", stopped)
-        launch.main(settings(*chosen))
-    assert_in_order(train(*chosen, "resume=true"))
+        launch.main(settings(*chosen), call)
+    launch.main(settings(*chosen), replace(call, resume=True))
+    glue.main(settings(*chosen), call)
+    assert_in_order(call.run_folder)
 
 
 def test_a_run_by_the_clock_of_the_cpu_that_was_killed_is_in_order(
