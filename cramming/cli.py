@@ -251,7 +251,7 @@ def plan(
         _option("--device", text='auto, cpu, cuda, or a card by name: "RTX 3060", 2080ti, A100.'),
     ] = "auto",
     memory_gb: Annotated[
-        float | None, _option("--memory-gb", text="Memory of the device in GiB.", min=0)
+        float | None, _option("--memory-gb", text="Memory of the device in GiB.", min=0.1)
     ] = None,
     price_per_hour: Annotated[
         float | None, _option("--price-per-hour", text="Price of the device.", min=0)
@@ -345,7 +345,7 @@ def project(
         str | None, _option("--names", text="Of the runs of one recipe: a,b,c.")
     ] = None,
     hours: Annotated[
-        float, _option("--hours", text="The full budget, at the longest run's speed.", min=0)
+        float, _option("--hours", text="The full budget, at the longest run's speed.", min=0.001)
     ] = 24.0,
     exaflops: Annotated[
         float | None, _option("--exaflops", text="The same in model compute.", min=0)

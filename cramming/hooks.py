@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from cramming.objectives.masking import Targets
-
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
+
+    from cramming.objectives.masking import Targets
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class StepPlan:
     tokens: int
     micro_batches: int
     flops: float
-    targets: Targets
+    targets: "Targets"
 
 
 @dataclass(frozen=True)

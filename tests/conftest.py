@@ -36,6 +36,17 @@ VOCABULARY = 300
 _CACHES = {name: os.environ[name] for name in CACHE_VARIABLES if name in os.environ}
 
 
+def pytest_configure() -> None:
+    """Forget what torch has set while other conftests were imported: pytest's workers would take it for the user's."""
+    _restore_caches()
+
+
+def _restore_caches() -> None:
+    for name in CACHE_VARIABLES:
+        os.environ.pop(name, None)
+    os.environ.update(_CACHES)
+
+
 @pytest.fixture(autouse=True)
 def _leave_the_process_as_it_was() -> Iterator[None]:
     """Random state, signal handlers, matmul precision, the place of compiled code and where messages go belong to the
@@ -49,9 +60,7 @@ def _leave_the_process_as_it_was() -> Iterator[None]:
     progress._console = console
     torch.set_rng_state(state)
     torch.set_float32_matmul_precision(precision)
-    for name in CACHE_VARIABLES:
-        os.environ.pop(name, None)
-    os.environ.update(_CACHES)
+    _restore_caches()
 
 
 def write_corpus(

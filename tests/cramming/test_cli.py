@@ -147,13 +147,20 @@ def test_a_verb_gets_the_recipe_and_beside_it_the_options(run: Run, verb_calls: 
         (["plan", "plan.device=A100"], ["plan.device=A100", "Did you mean --device A100?"]),
         (["duel", "--base", "", "--candidate", "a=1", "duel.pairs=3"], ["--pairs 3"]),
         (["glue", "--device", "gpu"], ["--device", "'auto', 'cpu', 'cuda'"]),
+        (["inspect", "x", "--documents", "-1"], ["--documents"]),
+        (["inspect", "x", "--split", "test"], ["--split", "'train', 'validation'"]),
+        (["duel", "--base", "", "--candidate", "a=1", "--error", "0.9"], ["--error"]),
+        (["bench", "--rounds", "0"], ["--rounds"]),
+        (["plan", "--memory-gb", "0"], ["--memory-gb"]),
+        (["plan", "--network", "radio"], ["--network", "'nvlink', 'pcie'"]),
+        (["project", "x", "--hours", "0"], ["--hours"]),
         (["duel", "--base", "", "--candidate", "a=1", "--pairs", "99"], ["--pairs"]),
         (["study"], ["WHAT"]),
         (["verify"], ["PATH"]),
         (["pretrain", "colour=red"], ["colour=red: no such setting"]),
         (["pretrain", "+colour=red"], ["colour=red: no setting"]),
         (["pretrain", "budget=steps"], ["budget=steps", "budget.<name>="]),
-        (["pretrain", "seed=abc"], ["seed='abc'", "whole number"]),
+        (["pretrain", "seed=abc"], ["seed=abc: expected", "whole number"]),
         (["pretrain", "optim.lr=1e-3,2e-3"], ["optim.lr=1e-3,2e-3", "--sweep"]),
         (["pretrain", "--config-dir", "nowhere"], ["--config-dir=nowhere: no such folder"]),
     ],
@@ -438,7 +445,7 @@ class TestCheck:
 
     @pytest.mark.parametrize(
         ("options", "names"),
-        [({"name": "a/b"}, "--name='a/b'"), ({"trackers": ("mine",)}, "--tracker=mine")],
+        [({"name": "a/b"}, "--name=a/b: "), ({"trackers": ("mine",)}, "--tracker=mine")],
     )
     def test_of_a_run_finds_a_wrong_option(
         self, compose: Callable[..., dict[str, Any]], options: dict[str, Any], names: str

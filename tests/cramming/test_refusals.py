@@ -192,7 +192,7 @@ def test_a_missing_package_is_found_before_the_model_is_built(
     monkeypatch.setattr(run_module, "build_engine", lambda *_, **__: pytest.fail("too late"))
     monkeypatch.setattr("cramming.recipe.find_spec", lambda name: None)
     with pytest.raises(
-        UserError, match=r"needs the package torchao; pip install 'cramming\[lowbit\]'"
+        UserError, match=r"needs the package torchao\. Run pip install 'cramming\[lowbit\]'"
     ):
         start(override, name="a")
     assert not (tmp_path / "runs" / "a").exists()
@@ -233,7 +233,8 @@ def test_a_batch_that_grows_is_cut_for_all_processes(
         )
     )
     place = Hardware("cpu", "a CPU", "fp32", processes=processes)
-    with pytest.raises(UserError, match=rf"^train.micro_batch=20: .*{processes} process"):
+    setting = "micro_batch=20" if 120 % (20 * processes) == 0 else "batch_size=120"
+    with pytest.raises(UserError, match=rf"^train\.{setting}: .*{processes} process"):
         check(config, place)
     if 12 % processes == 0:
         check(config.replace(train=config.train.replace(micro_batch=12 // processes)), place)

@@ -162,5 +162,5 @@ def test_a_run_is_masked_language_modelling_and_even_until_the_start(
 
 
 def test_an_end_before_the_start_is_refused(compose: Callable[..., dict[str, Any]]) -> None:
-    with pytest.raises(UserError, match=r"^objective: until=0\.2"):
+    with pytest.raises(UserError, match=r"^objective\.until=0\.2: "):
         Config.of(compose("objective=mlm-by-loss", "objective.until=0.2"))

@@ -18,7 +18,7 @@ from cramming.schedule import AverageConfig
 
 def test_the_mean_is_of_the_points_that_were_passed() -> None:
     weight = torch.zeros(3)
-    average = WeightAverage(AverageConfig(0.5, 0.2), [weight])
+    average = WeightAverage(AverageConfig(start=0.5, every=0.2), [weight])
     average.finish()
     assert weight.sum() == 0
     for step in range(10):
