@@ -414,7 +414,8 @@ def _mesh_problems(config: Config, hardware: Hardware) -> Iterator[Problem]:
     if train.micro_batch == "auto":
         is_sharded = isinstance(parallel, ShardConfig) and hardware.processes > 1
         if is_sharded or parallel.tp > 1 or isinstance(parallel, PipelineConfig):
-            yield "train.micro_batch", f"not with parallel={parallel.name}. Set a number."
+            cut = f".tp={parallel.tp}" if parallel.tp > 1 else f"={parallel.name}"
+            yield "train.micro_batch", f"not with parallel{cut}. Set a number."
     settings = ["model.num_heads", "model.intermediate_size", "model.vocab_size"]
     if parallel.sequence:
         settings.append("train.sequence_length")

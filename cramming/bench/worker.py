@@ -149,11 +149,9 @@ class Workload:
     def __init__(self, spec: Spec, device: torch.device) -> None:
         self.device = device
         config = Config.of(spec["settings"])
-        model, train = (
-            replace(config.model, vocab_size=spec["vocab_size"]),
-            replace(config.train, batch_ramp=None),
-        )
-        self.config = config = replace(config, model=model, train=train)
+        model = replace(config.model, vocab_size=spec["vocab_size"])
+        train = config.train.replace(batch_ramp=None)
+        self.config = config = config.replace(model=model, train=train)
         self.train, self.objective, self.optim = config.train, config.objective, config.optim
         self.flops_per_token = config.flops_per_token()
         rows = self.train.batch_size

@@ -141,7 +141,7 @@ def test_a_worker_that_cannot_build_says_why(compose: Compose) -> None:
 
 
 def test_rows_of_other_devices_say_so(measured: Any, tmp_path: Path) -> None:
-    _, lines = measured("attention varlen,attention flex,fp8")
+    _, lines = measured("attention varlen; attention flex; fp8")
     assert len([line for line in lines if "not run here: needs CUDA" in line]) == 3
     assert not (tmp_path / "gates.json").exists()
 
@@ -183,7 +183,8 @@ ROW = {"name": "a", "about": "b", "date": "2026-11-22", "commit": "aaa"}
 def test_other_devices_keep_their_tables(compose: Compose, tmp_path: Path) -> None:
     out, rows = tmp_path / "t.md", [ROW | {"error": "no such device"}]
     for device in ("First", "Second", "First"):
-        tables.write(out, tmp_path, rows, DeviceInfo("cpu", device, 1, None), compose(*TINY), [])
+        described = DeviceInfo("cpu", device, 1, None)
+        tables.write(out, tmp_path, rows, described, compose(*TINY), CONDITIONS, [])
     titles = [line for line in out.read_text().splitlines() if line.startswith("## ")]
     assert titles == ["## tricks: First", "## tricks: Second"]
 

@@ -378,23 +378,23 @@ def is_locked(run: Path) -> bool:
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (["optim=muon"], "optim.name=muon: not where .*parallel=zero1.* take adamw"),
-        (["precision=fp16"], "precision.mode=fp16: not where .*parallel=zero1"),
+        (["optim=muon"], r"^optim\.name=muon: not where a process has a part .* adamw"),
+        (["precision=fp16"], r"^precision\.mode=fp16: not where a process has a part"),
         (
             ["train.average={start: 0.5, every: 0.1}"],
-            "train.average=.*: not where .*parallel=zero1",
+            r"^train\.average=.*: not where a process has a part",
         ),
         (
             ["train.micro_batch=auto"],
-            "train.micro_batch=auto: not where .*parallel=zero1.*set a number",
+            r"^train\.micro_batch=auto: not with parallel=zero1\. Set a number",
         ),
         (
             ["runtime.compile=model"],
-            "runtime.compile=model: not where .*parallel=zero1.*set it to blocks",
+            r"^runtime\.compile=model: not where a process has a part .* blocks",
         ),
         (
             ["memory.offload_activations=true"],
-            "memory.offload_activations=true: not where .*parallel=zero1",
+            r"^memory\.offload_activations=true: not where a process has a part",
         ),
     ],
 )
@@ -424,7 +424,10 @@ def test_the_mesh_is_all_processes(
 
     assert data_size(sizes(), 4) == 4
     assert data_size(sizes("parallel.tp=2"), 4) == 2
-    assert data_size(sizes("parallel.tp=2", "parallel.pp=2"), 4) == 1
+    assert data_size(sizes("parallel=pp", "parallel.pp=2"), 4) == 2
+    assert data_size(sizes("parallel=pp", "parallel.pp=4"), 4) == 1
+    with pytest.raises(UserError, match=r"^parallel\.tp=2: not with parallel=pp"):
+        sizes("parallel=pp", "parallel.tp=2")
     with pytest.raises(
         UserError, match="a mesh of 3 x 2 x 1 = 6 processes, and there are 4; start as many"
     ):
