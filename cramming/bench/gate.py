@@ -51,7 +51,7 @@ class NoiseFloor:
                 math.isfinite(distance) for repetition in self.distances for distance in repetition
             ),
             f"the loss of a repetition whose starting weights were perturbed by {self.rounding:.1e} is not finite, so"
-            " nothing can be judged by it; with bench, lower bench.gate.optim.lr",
+            " nothing can be judged by it; with bench, lower optim.lr in --gate",
         )
         farthest = list(accumulate(map(max, zip(*self.distances, strict=True)), max))
         ahead = farthest[AHEAD:] + farthest[-1:] * min(AHEAD, len(farthest))
@@ -160,7 +160,7 @@ class Curves:
         require(
             fall(curve) >= MIN_FALL,
             f"--gate-steps={self.steps}: the reference's loss fell by {fall(curve):.2f} nats, less than {MIN_FALL},"
-            " so the gate would prove nothing; raise bench.gate_steps or bench.gate.optim.lr",
+            " so the gate would prove nothing; raise it, or optim.lr in --gate",
         )
         return curve
 
