@@ -72,9 +72,7 @@ def test_a_reference_that_learns_nothing_proves_nothing(
 ) -> None:
     fresh = gate.Curves(small.settings, small.steps, small.vocab_size, small.device, small.make)
     monkeypatch.setattr(fresh, "losses", lambda specs: [[3.0] * 60 for _ in specs])
-    with pytest.raises(
-        UserError, match=r"^--gate-steps=60: the reference's loss fell by 0\.00"
-    ):
+    with pytest.raises(UserError, match=r"^--gate-steps=60: the reference's loss fell by 0\.00"):
         fresh.floor(SAME)
 
 
