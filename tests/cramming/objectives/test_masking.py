@@ -45,7 +45,9 @@ def test_every_row_has_the_same_number_of_targets_each_at_another_place(
 
 
 def test_a_later_phase_has_fewer_of_the_same_targets() -> None:
-    objective = MaskedObjective(name="mlm", **SHARES, phases=(Phase(at=0.5, rate=0.15), Phase(at=0.9, rate=0.05)))
+    objective = MaskedObjective(
+        name="mlm", **SHARES, phases=(Phase(at=0.5, rate=0.15), Phase(at=0.9, rate=0.05))
+    )
     rates = [objective.at(progress).rate for progress in (0.0, 0.49, 0.5, 0.89, 0.9, 1.0)]
     assert rates == [0.25, 0.25, 0.15, 0.15, 0.05, 0.05]
     assert objective.largest_phase == objective.at(0.0) == MaskedTargets(**SHARES)

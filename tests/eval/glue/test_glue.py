@@ -373,7 +373,7 @@ def test_mistakes_are_one_line(
         (with_eval(config, data_dir=None), r"eval.data_dir is not set"),
         (
             with_eval(config, source="embedded"),
-            rr"^eval\.data_dir=.*eval=glue_sane",
+            r"^eval\.data_dir=.*eval=glue_sane",
         ),
         (
             with_eval(config, source="embedded", data_dir=None),
