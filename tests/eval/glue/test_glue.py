@@ -379,21 +379,21 @@ def test_mistakes_are_one_line(
             with_eval(config, source="embedded", data_dir=None),
             r"corpus/tasks: no embedded tasks; run `cramming prep",
         ),
-        (with_eval(config, seeds=[0, 0]), r"eval: seeds must name at least one, each once"),
+        (with_eval(config, seeds=[0, 0]), r"^eval\.seeds="),
         (with_eval(config, seeds=[-1]), r"eval.seeds"),
-        (with_eval(config, tasks=[]), r"eval: tasks must name at least one"),
+        (with_eval(config, tasks=[]), r"^eval\.tasks="),
         (
             {**config, "model_name": __file__},
             r"test_glue.py: is a file, not a folder; give the folder it is in",
         ),
-        (with_eval(config, tasks=["snli"]), r"eval.tasks: unknown task snli"),
+        (with_eval(config, tasks=["snli"]), r"eval\.tasks.*snli"),
         (
             with_eval(config, tasks=["rte"]),
             r"RTE/train.tsv: no such file; RTE needs a training and a dev file",
         ),
         (
             with_eval(config, hyperparameters=long),
-            r"max_length=25: .* has 24 positions; set it to 24 or less",
+            r"max_length=25: .*24 positions",
         ),
         (with_eval(config, optimizer="sgd"), r"eval.optimizer: unknown setting"),
     ]
