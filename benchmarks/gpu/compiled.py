@@ -215,8 +215,10 @@ def _extern(node: Any, backward: bool) -> Kernel:
 
 
 def _copied(ir: Any, name: str) -> float:
-    """Bytes that `addmm` moves before its product, which inductor does not count: a matrix to add is copied into the
-    result (aten/src/ATen/native/cuda/Blas.cpp); a bias is not."""
+    """Return the bytes that `addmm` moves before its product, which inductor does not count.
+
+    A matrix to add is copied into the result (aten/src/ATen/native/cuda/Blas.cpp); a bias is not.
+    """
     if not name.startswith("aten.addmm"):
         return 0.0
     sizes = [[int(n) for n in part.get_size()] for part in (ir.inputs[0], ir)]

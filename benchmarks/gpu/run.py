@@ -203,9 +203,10 @@ def outcome(state: State) -> str:
 def summary(rows: dict[str, State], names: list[str]) -> list[str]:
     """Return a line of counts and a line a row."""
     states = {name: rows.get(name, {}) for name in [*names, *rows]}
-    measured = sum("result" in state for state in states.values())
+    refused = sum("refused" in state.get("result", {}) for state in states.values())
+    measured = sum("result" in state for state in states.values()) - refused
     failed = sum("error" in state for state in states.values())
-    lines = [f"{measured} of {len(states)} rows measured, {failed} failed"]
+    lines = [f"{measured} of {len(states)} rows measured, {refused} refused, {failed} failed"]
     for name, state in states.items():
         lines.append(f"{name}: {outcome(state).splitlines()[0]}"[:SUMMARY_WIDTH])
     return lines[:SUMMARY_LINES]

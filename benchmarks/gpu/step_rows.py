@@ -314,9 +314,8 @@ def against_predecessor(lab: Lab, peer: str) -> Result:
         raise UserError("--bundle: the predecessor is not in it. Make one with bundle.py.")
     missing = [name for name in PREDECESSOR_IMPORTS if find_spec(name) is None]
     if missing:
-        raise UserError(
-            f"needs {' and '.join(missing)}, too large for the bundle: install them here."
-        )
+        names = " and ".join(missing)
+        raise UserError(f"the predecessor imports {names}, which no bundle brings. Install that.")
     from peers import Checkout, predecessor_spec, worker_of
 
     length, scale = lab.scale.lengths[0], lab.scale

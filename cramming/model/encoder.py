@@ -340,7 +340,10 @@ class Encoder(nn.Module):
 
 
 def _materialized_stream(hidden_TD: Tensor) -> Tensor:
-    """Return `hidden_TD`, materialized where products are in 16 bits: what was measured is a GPU's compiled code."""
+    """Return `hidden_TD`, materialized where products are in 16 bits.
+
+    There it saves bytes in the dry run of a GPU's compiled code (docs/tricks.md); elsewhere nothing was reckoned.
+    """
     is_low = compute_dtype(hidden_TD).itemsize == 2
     return materialized(hidden_TD) if is_low else hidden_TD
 

@@ -80,7 +80,7 @@ class Dropout(nn.Dropout):
 
 
 def residual_sum(stream: Tensor, branch: Tensor) -> Tensor:
-    """Return `stream + branch`. Compiled, 16 bits are added in fp32 and rounded, which is the same number.
+    """Return `stream + branch`. Compiled, a branch of 16 bits is added in at least fp32, which gives the same number.
 
     Inductor otherwise joins product and sum to one `addmm`, for which cuBLAS copies the whole stream first.
     """

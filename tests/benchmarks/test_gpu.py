@@ -182,7 +182,7 @@ def test_a_bad_row_costs_itself_and_is_told_in_a_line(gpu: Any, tmp_path: Path) 
     assert "printed" in states["prints"]["error"]
     *lines, counts, prints, aborts, breaks, hangs, good = said.splitlines()
     assert len(lines) == 5 and len(said) < 4000
-    assert counts == "1 of 5 rows measured, 4 failed"
+    assert counts == "1 of 5 rows measured, 0 refused, 4 failed"
     assert prints == "prints: FAILED: ValueError: printed"
     assert aborts == f"aborts: FAILED: the process ended with signal {signal.SIGABRT}"
     assert breaks == "breaks: FAILED: RuntimeError: illegal access"
@@ -226,7 +226,10 @@ def test_a_killed_call_is_continued(gpu: Any, tmp_path: Path) -> None:
     file.write_text("\n".join(whole))
     assert begins(file) == [f"row {n}" for n in (0, 1, 1, 2, 3, 4, 5)]
     told = str({f"phase {n}": n for n in range(3)})
-    expected = ["6 of 6 rows measured, 0 failed", *(f"row {n}: {told}" for n in range(6))]
+    expected = [
+        "6 of 6 rows measured, 0 refused, 0 failed",
+        *(f"row {n}: {told}" for n in range(6)),
+    ]
     assert said.splitlines()[-7:] == expected
     copy = gpu.record.rows_of(tmp_path / "out" / "rows.jsonl")
     assert copy == gpu.record.rows_of(file)
@@ -249,6 +252,41 @@ def test_a_package_that_no_bundle_brings_is_named(
         gpu.run.main(["--out", str(tmp_path / "out")])
     assert f"it has no {missing}. Install that" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--work", "file"), ("--out", "file"), ("--seconds", "0"), ("--seconds", "nan")],
+)
+def test_a_wrong_option_is_named_before_anything_is_written(
+    gpu: Any, tmp_path: Path, capsys: Any, option: str, value: str
+) -> None:
+    (tmp_path / "file").touch()
+    options = {"--out": str(tmp_path / "out"), "--work": str(tmp_path / "work")}
+    options[option] = str(tmp_path / value) if value == "file" else value
+    words = [word for pair in options.items() for word in pair]
+    with pytest.raises(SystemExit):
+        gpu.run.main(words)
+    assert f"{option}=" in capsys.readouterr().err.splitlines()[-1]
+    assert {path.name for path in tmp_path.iterdir()} == {"file"}
+
+
+def test_rows_that_were_refused_are_not_counted_as_measured(gpu: Any) -> None:
+    rows = {"a": {"result": {"x": 1}}, "b": {"result": {"refused": "no card"}}, "c": {"error": "E"}}
+    assert gpu.run.summary(rows, ["d"])[0] == "1 of 4 rows measured, 1 refused, 1 failed"
+
+
+@pytest.mark.parametrize("missing", ["pandas", "pyarrow"])
+def test_the_predecessor_is_refused_without_what_no_bundle_brings(
+    gpu: Any, tiny_lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    (tmp_path / "bundle" / "predecessor").mkdir(parents=True)
+    monkeypatch.setattr(
+        gpu.step_rows, "find_spec", lambda name: None if name == missing else object()
+    )
+    lab = replace(tiny_lab, bundle=tmp_path / "bundle")
+    with pytest.raises(UserError, match=missing):
+        gpu.step_rows.against_predecessor(lab, "predecessor")
 
 
 def test_a_wheel_that_is_installed_in_a_fit_version_stays_packed(gpu: Any, tmp_path: Path) -> None:
@@ -543,7 +581,9 @@ def test_the_whole_measurement_survives_five_kills(gpu: Any, tmp_path: Path, bun
     said, _ = start(tmp_path, "--bundle", str(bundle), seconds=400).communicate(timeout=420)
     states = gpu.record.rows_of(tmp_path / "work" / "rows.jsonl")
     lines = said.splitlines()
-    summary = lines[lines.index(f"{len(states)} of {len(states)} rows measured, 0 failed") :]
+    counts = [line for line in lines if f" of {len(states)} rows measured" in line]
+    assert counts[0].endswith(", 0 failed")
+    summary = lines[lines.index(counts[0]) :]
     assert [line.split(": ")[0] for line in summary[1:3]] == ["facts", "ceilings"]
     assert len(summary) == 1 + len(states) == 1 + len(set(summary[1:]))
     ends = [json.loads(line) for line in (tmp_path / "work" / "rows.jsonl").open()]
