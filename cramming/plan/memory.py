@@ -175,7 +175,8 @@ class Simulation:
             residual=resolve_residual(config.precision.residual, mode, self.place.kind),
         )
         return config.replace(
-            attention=config.attention.replace(kernel=kernel),
+            # unvalidated: no setting names the kernel of a fake GPU
+            attention=config.attention.model_copy(update={"kernel": kernel}),
             memory=config.memory.replace(activation_budget=None),
             runtime=config.runtime.replace(compile="off", tune="off", cuda_graphs=False),
             parallel=config.parallel.replace(tp=1, sequence=False),

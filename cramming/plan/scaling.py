@@ -123,13 +123,14 @@ class Split:
     def as_run(self, config: Config, place: Hardware, rows: int) -> tuple[Config, Hardware]:
         """What `pretrain` is given with these settings and micro-batches of `rows` sequences."""
         mesh: dict[str, Any] = {"dp": self.dp, "tp": self.tp, "pp": self.pp, "backend": "auto"}
-        parallel: ParallelConfig = ReplicaConfig(
-            name="ddp", compression=CompressionConfig(name="none"), **mesh
-        )
+        parallel: ParallelConfig
         if self.pp > 1:
             parallel = PipelineConfig(name="pp", schedule="1f1b", **mesh)
         elif self.strategy != "ddp":
             parallel = ShardConfig(name=self.strategy, shards=None, **mesh)
+        else:
+            uncompressed = CompressionConfig(name="none")
+            parallel = ReplicaConfig(name="ddp", compression=uncompressed, **mesh)
         train = config.train.replace(micro_batch=rows)
         return config.replace(parallel=parallel, train=train), replace(
             place, processes=self.devices

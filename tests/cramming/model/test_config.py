@@ -164,28 +164,28 @@ def test_flops_count_what_a_window_leaves(length: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "named"),
     [
         (
             {"hidden_size": 100, "num_heads": 12},
-            "hidden_size=100 is not a multiple of num_heads=12",
+            "hidden_size=100",
         ),
-        ({"positions": "alibi"}, "model.positions='alibi': choose one of learned"),
-        ({"layers": 3}, "model.layers: unknown setting"),
-        ({"dropout": 1.0}, "dropout=1.0 must be in"),
-        ({"norm": "rmsnorm"}, "norm_bias=false"),
-        ({"late_layers": 4, "num_layers": 3}, "late_layers=4 must be from 1 to num_layers=3"),
-        ({"num_layers": 0}, "num_layers=0 must be at least 1"),
+        ({"positions": "alibi"}, "positions=alibi"),
+        ({"layers": 3}, "layers: unknown setting"),
+        ({"dropout": 1.0}, "dropout=1.0"),
+        ({"norm": "rmsnorm"}, "norm_bias=true"),
+        ({"late_layers": 4, "num_layers": 3}, "late_layers=4"),
+        ({"num_layers": 0}, "num_layers=0"),
         ({"local_window": 1}, "local_window=1"),
-        ({"convolution": -1}, "convolution=-1 must be at least 0"),
+        ({"convolution": -1}, "convolution=-1"),
         (
             {"value_embeddings": 2, "num_layers": 3},
-            "value_embeddings=2 must be from 0 to half of num_layers=3",
+            "value_embeddings=2",
         ),
-        ({"logit_softcap": 0.0}, "logit_softcap=0.0 must be positive"),
-        ({"positions": "rope", "hidden_size": 12, "num_heads": 4}, "even head size"),
+        ({"logit_softcap": 0.0}, "logit_softcap=0.0"),
+        ({"positions": "rope", "hidden_size": 12, "num_heads": 4}, "positions=rope"),
     ],
 )
-def test_impossible_choices_are_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
+def test_impossible_choices_are_refused(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(UserError, match=rf"^model\.{named}"):
         build(ModelConfig, changes, "model")

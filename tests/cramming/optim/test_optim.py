@@ -97,12 +97,12 @@ def test_decoupled_decay_shrinks_weights_without_a_gradient(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "says"),
     [
-        ("adamw", {"lr": 0.0}, "lr=0.0"),
+        ("adamw", {"lr": 0.0}, "lr=0: "),
         ("adamw", {"betas": [0.9, 1.0]}, "betas"),
         ("adamw", {"weight_decay": -1.0}, "weight_decay"),
-        ("adamw", {"clip": 0.0}, "clip=0.0"),
+        ("adamw", {"clip": 0.0}, "clip=0: "),
         ("adamw", {"eps": -1e-8}, "eps"),
-        ("sgd", {"momentum": 1.0}, "momentum=1.0"),
+        ("sgd", {"momentum": 1.0}, "momentum=1: "),
         ("lamb", {"lr_scale": {"rule": "sqrt", "base_batch": 0}}, "base_batch=0"),
         (
             "lamb",

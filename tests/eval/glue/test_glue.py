@@ -377,7 +377,7 @@ def test_mistakes_are_one_line(
         (with_eval(config, data_dir=None), r"eval.data_dir is not set"),
         (
             with_eval(config, source="embedded"),
-            r"eval: data_dir is for real GLUE data; add eval=glue_sane",
+            r"^eval\.data_dir=",
         ),
         (
             with_eval(config, source="embedded", data_dir=None),

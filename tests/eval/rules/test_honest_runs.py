@@ -72,11 +72,6 @@ SHAPES: dict[str, tuple[str, ...]] = {
         "train.sequence_length=22",
         "train.validation_tokens=22",
     ),
-    "numbers as text": (
-        "budget.minutes='0.05'",
-        "optim.lr='1e-3'",
-        "budget.heartbeat_seconds='0.5'",
-    ),
     "a rate by batch and width": (
         *STEPS,
         "optim.lr_scale={rule: sqrt, base_batch: 64}",
