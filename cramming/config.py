@@ -327,14 +327,16 @@ def shown(value: Any) -> str:
         return f"{{{', '.join(pairs)}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(shown, value))}]"
-    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return printable(str(value))
 
 
 def folder_name(name: str, setting: str, place: object) -> str:
     """Return `name` if it can be a folder's on every system; UserError otherwise."""
     if not re.fullmatch(r"\w[\w.+=,@-]*", name):
         raise UserError(
-            f"{setting}={name}: no name for a folder under {place}. Use letters, digits and . _ - + = , @."
+            f"{setting}={shown(name)}: no name for a folder under {place}. Use letters, digits and . _ - + = , @."
         )
     if len(name.encode()) > LONGEST_NAME:
         raise UserError(

@@ -100,17 +100,17 @@ def test_losses_are_those_of_one_process(
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        (["model.unet_skips=true"], "model.unet_skips=true: not with parallel=pp, where"),
+        (["model.unet_skips=true"], "model.unet_skips=true: not with parallel=pp"),
         (["train.micro_batch=auto"], "train.micro_batch=auto: not with parallel=pp"),
         (["runtime.compile=model"], "runtime.compile=model: not with parallel=pp"),
         (["optim=muon"], "optim.name=muon: not with parallel=pp"),
-        (["parallel.pp=4"], "parallel.pp=4: model.num_layers=2 are too few for the stages"),
-        (["parallel.schedule=zbv"], "parallel.pp=2: model.num_layers=2 are too few for the stages"),
-        (["model.late_layers=2"], "at least model.late_layers=2"),
-        (["train.micro_batch=8"], "train.micro_batch=8: a step then has a number of micro-batches"),
+        (["parallel.pp=4"], "parallel.pp=4: too many"),
+        (["parallel.schedule=zbv"], "parallel.pp=2: too many"),
+        (["model.late_layers=2"], "parallel.pp=2: too many"),
+        (["train.micro_batch=8"], "train.micro_batch=8: "),
         (
             ["parallel.schedule=dualpipev", "model.num_layers=4"],
-            "train.micro_batch=4: a step then has",
+            "train.micro_batch=4: ",
         ),
     ],
 )
@@ -134,7 +134,7 @@ def test_an_old_torch_runs_the_schedules_with_one_backward_pass(
     config = Config.of(compose(*tiny_overrides, *changes, "train.micro_batch=1"))
     place = Hardware("cpu", "cpu", "fp32", processes=2)
     if ORDERS[schedule].splits_backward:
-        with pytest.raises(UserError, match=r"parallel.pp=2: this parallel.schedule needs torch"):
+        with pytest.raises(UserError, match=rf"parallel.schedule={schedule}: needs torch"):
             check(config, place)
     else:
         check(config, place)
@@ -143,6 +143,5 @@ def test_an_old_torch_runs_the_schedules_with_one_backward_pass(
 def test_stages_without_a_pipeline_are_refused(
     compose: Callable[..., dict[str, Any]], tiny_overrides: list[str]
 ) -> None:
-    config = Config.of(compose(*tiny_overrides, "parallel.pp=2"))
-    with pytest.raises(UserError, match=r"parallel.pp=2: stages are cut by parallel=pp"):
-        check(config, Hardware("cpu", "cpu", "fp32", processes=2))
+    with pytest.raises(UserError, match=r"parallel.pp=2: stages are for parallel=pp"):
+        Config.of(compose(*tiny_overrides, "parallel.pp=2"))

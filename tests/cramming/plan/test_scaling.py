@@ -160,9 +160,7 @@ def test_a_batch_that_grows_is_predicted_in_micro_batches_that_pretrain_accepts(
 def test_settings_that_cannot_be_spread_are_refused_with_the_reason(compose):
     with pytest.raises(UserError, match=r"train\.batch_size=16: not a multiple .* x 3 process"):
         main(compose(*SMALL, "plan.devices=[2,3]"))
-    with pytest.raises(
-        UserError, match=r"memory\.offload_weights=true: not with several"
-    ):
+    with pytest.raises(UserError, match=r"memory\.offload_weights=true: not with several"):
         main(compose(*SMALL, "plan.devices=[2]", "memory.offload_weights=true"))
 
 
