@@ -25,7 +25,7 @@ LEVELS = {
         0: """
             cramming config files hub progress budget runlog scores schedule record record_schema environment device
             plan.cards data data.manifest data.corpus data.task_files data.suites data.inspect data.masking children
-            process_pool bench.tricks overrides completion trackers
+            process_pool bench.tricks overrides completion trackers settings_reference
         """,
         1: """
             bench.gate precision model
