@@ -326,7 +326,9 @@ def shown(value: Any) -> str:
         return f"{{{', '.join(pairs)}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(shown, value))}]"
-    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return printable(str(value))
 
 
 def folder_name(name: str, setting: str, place: object) -> str:

@@ -27,7 +27,7 @@ LEVELS = {
             plan.cards data data.manifest data.corpus data.task_files data.suites data.inspect children
             hooks objectives.masking
             process_pool bench.tricks overrides trackers
-            invocation
+            invocation settings_reference
         """,
         1: """
             objectives bench.gate precision model

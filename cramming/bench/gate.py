@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from cramming.bench.tricks import BEST, REFERENCE, TRICKS, Trick, changed, get, in_force, spelled
-from cramming.config import UserError, build, expand_home, require
+from cramming.config import UserError, build, expand_home, require, unknown_choice
 from cramming.files import write_atomically
 from cramming.progress import say
 
@@ -253,7 +253,9 @@ def check(settings: Mapping[str, Any], where: str, device_type: str, mode: str) 
     verdicts = load(expand_home(settings["gates"], "gates")).get(where, Verdicts({}, {})).verdicts
     forced, states = settings["forced"], dict[str, str]()
     names = [*(trick.name for trick in TRICKS), BEST]
-    require(set(forced) <= set(names), f"forced={list(forced)}: the tricks are: {', '.join(names)}")
+    for name in forced:
+        if name not in names:
+            raise UserError(unknown_choice("forced", name, names))
     for trick in in_force(settings, device_type, mode):
         verdict = verdicts.get(trick.name)
         if verdict is None or (trick.name == BEST and verdict.settings != spelled(trick.settings)):

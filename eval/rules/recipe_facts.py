@@ -17,7 +17,7 @@ from cramming.schedule import SCHEDULES, BatchRamp, PeakRate, Schedule, sequence
 
 
 class _Given(Section):
-    """Section of a recipe, where numbers may be written as text, as in YAML."""
+    """Section of a recipe, where a whole number may be written as 1e3, as on a command line."""
 
     model_config = ConfigDict(strict=False)
 

@@ -220,7 +220,7 @@ def test_one_line_and_nothing_is_left(
     assert not (tmp_path / "runs" / "a").exists()
 
 
-@pytest.mark.parametrize("processes", [1, 2, 3, 5])
+@pytest.mark.parametrize("processes", [1, 2, 3])
 def test_a_batch_that_grows_is_cut_for_all_processes(
     compose: Callable[..., dict[str, Any]], processes: int
 ) -> None:

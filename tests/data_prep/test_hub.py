@@ -154,7 +154,7 @@ def test_tokenized_data_set_keeps_its_ids_and_tokenizer(
         main(hub_config(folder, **fields, seed=1))
     with pytest.raises(UserError, match=r"^data\.(ids_field|tokenizer_file)="):
         main(hub_config(folder, ids_field="input_ids"))
-    with pytest.raises(UserError, match=r"^data\.dataset=null: "):
+    with pytest.raises(UserError, match=r"data\.dataset=null: "):
         main(hub_config(""))
 
 

@@ -105,14 +105,14 @@ def test_missing_and_unexpected_files_are_named(folder: Path) -> None:
     ],
 )
 def test_a_manifest_without_its_five_special_tokens_is_one_line(
-    folder: Path, section: str, change: Callable[[dict[str, Any]], object], words: str
+    folder: Path, section: str, change: Callable[[dict[str, Any]], object]
 ) -> None:
     node = json.loads((folder / MANIFEST).read_text())
     change(node["tokenizer"][section])
     text = json.dumps({**node, "checksum": NO_CHECKSUM}, indent=1, sort_keys=True) + "\n"
     signed = text.replace(NO_CHECKSUM, hashlib.sha256(text.encode()).hexdigest(), 1)
     (folder / MANIFEST).write_text(signed)
-    with pytest.raises(UserError, match=words) as caught:
+    with pytest.raises(UserError, match="not pad, unk, cls, sep, mask") as caught:
         Corpus.open(folder)
     assert "manifest.json.tokenizer" in str(caught.value) and section in str(caught.value)
 

@@ -164,7 +164,7 @@ def test_flops_count_what_a_window_leaves(length: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "named"),
     [
         (
             {"hidden_size": 100, "num_heads": 12},
@@ -186,6 +186,6 @@ def test_flops_count_what_a_window_leaves(length: int) -> None:
         ({"positions": "rope", "hidden_size": 12, "num_heads": 4}, "even head size"),
     ],
 )
-def test_impossible_choices_are_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
+def test_impossible_choices_are_refused(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(UserError, match=rf"^model\.{named}"):
         build(ModelConfig, changes, "model")
