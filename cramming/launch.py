@@ -27,7 +27,6 @@ from cramming.record import (
 )
 from cramming.resume import all_changes, check_resume, refuse_lost_log
 from cramming.runlog import RUN_LOG, EventLog, read_log, training_of
-from cramming.trackers import require_trackers
 
 if TYPE_CHECKING:
     from cramming.checks import Config
@@ -46,7 +45,7 @@ def main(
 ) -> None:
     """Run the verb `pretrain`, once per process. `broken_rules`: what a run breaks before its first step, in words."""
     folder = invocation.run_folder
-    require_trackers(invocation.trackers)
+    _require_trackers(invocation)
     if int(os.environ.get("RANK", "0")) != 0:
         if is_run(folder) and load_record(folder)["pretrain"]["status"] == "finished":
             return
@@ -75,10 +74,18 @@ def check(recipe: dict[str, Any], invocation: Invocation) -> list[str]:
     """Return what would be trained; UserError for what can be known to be wrong. Nothing is written."""
     from cramming import pretrain
 
-    require_trackers(invocation.trackers)
+    _require_trackers(invocation)
     corpus = corpus_folder(recipe, invocation.corpora)
     config = pretrain.check(recipe, invocation.device, corpus)
     return [f"run: {invocation.run_folder}", *_training_lines(config, recipe, corpus)]
+
+
+def _require_trackers(invocation: Invocation) -> None:
+    """Raise UserError for a tracker that cannot be used; none is loaded where none is asked for."""
+    if invocation.trackers:
+        from cramming.trackers import require_trackers
+
+        require_trackers(invocation.trackers)
 
 
 def _training_lines(config: "Config", recipe: Mapping[str, Any], corpus: Path) -> Iterator[str]:

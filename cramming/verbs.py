@@ -16,7 +16,7 @@ from typing import Any, cast
 import yaml
 
 from cramming.children import run_or_exit, run_process
-from cramming.config import RootConfig, UserError, build
+from cramming.config import RootConfig, UserError, build, require
 from cramming.data.manifest import MANIFEST, corpus_folder
 from cramming.invocation import Call, Invocation
 from cramming.overrides import compose, name_of, points_of, resumed

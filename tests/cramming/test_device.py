@@ -83,7 +83,7 @@ def test_a_card_that_this_torch_has_no_kernels_for_is_refused_in_one_line(
     with pytest.raises(UserError, match=rf"^--device={requested}: .*{name}") as refusal:
         select(requested)
     says = str(refusal.value)
-    assert fix in says and says.endswith("or set device=cpu") and "\n" not in says
+    assert fix in says and says.endswith("or set --device=cpu") and "\n" not in says
     assert select("cpu").type == "cpu"
 
 

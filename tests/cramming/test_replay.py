@@ -41,11 +41,11 @@ HERE = Invocation(device="cpu")
 def replayed(compose: Compose, capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
     """`replayed(run)`: the problems that a replay names, of everything unless told otherwise."""
 
-    def call(run: Path, *overrides: str) -> list[str]:
+    def call(run: Path, *overrides: str, **options: Any) -> list[str]:
         capsys.readouterr()
         code = 0
         try:
-            replay.main(compose(*overrides), HERE, path=run, **EVERYTHING)
+            replay.main(compose(*overrides), HERE, path=run, **{**EVERYTHING, **options})
         except SystemExit as ended:
             code = int(str(ended.code))
         result = json.loads(capsys.readouterr().out)
@@ -114,7 +114,7 @@ def test_a_run_without_kept_checkpoints_is_replayed_from_its_seed(
     unbroken: Path, replayed: Callable[..., list[str]]
 ) -> None:
     assert RecordedRun.read(unbroken).intervals[0][:3] == (None, 1, 9)
-    assert replayed(unbroken, "replay.intervals=1") == []
+    assert replayed(unbroken, intervals="1") == []
 
 
 def test_what_is_kept_stays_and_changes_no_number(start: Start) -> None:

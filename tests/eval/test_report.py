@@ -209,7 +209,7 @@ def test_settings_that_were_tried_on_the_same_weights_under_another_name_count(
 def test_csv_has_the_exact_numbers_and_settings_say_where_it_goes(
     runs: Path, tmp_path: Path
 ) -> None:
-    _report(runs, out=str(tmp_path / "site"), each_run=False)
+    _report(runs, out=tmp_path / "site", each_run=False)
     assert not (runs / "report").exists() and not (runs / "high" / "report").exists()
     assert not (runs / "high" / RECORD).exists()
     with (tmp_path / "site" / "leaderboard.csv").open(encoding="utf-8", newline="") as file:
@@ -260,7 +260,7 @@ def _cut(path: Path) -> None:
     [
         _cut,
         lambda path: path.write_bytes(path.read_bytes().replace(b'"seed":0', b'"seed":1')),
-        lambda path: path.write_bytes(path.read_bytes().replace(b'"format":2', b'"format":1')),
+        lambda path: path.write_bytes(path.read_bytes().replace(b'"format":3', b'"format":2')),
         lambda path: path.write_bytes(b"\xff\xfe\n"),
         lambda path: path.write_bytes(b"[" * 100_000 + b"\n"),
         lambda path: path.write_bytes(b""),
@@ -301,7 +301,7 @@ def test_a_run_that_can_only_be_read_gets_no_report_of_its_own(
     monkeypatch.setattr(  # root may everything
         os, "access", lambda path, mode: path != runs / "low" and may_access(path, mode)
     )
-    page = _report(runs, out=str(tmp_path / "site")) / "leaderboard.md"
+    page = _report(runs, out=tmp_path / "site") / "leaderboard.md"
     assert "low" in page.read_text(encoding="utf-8")
     assert {path.name for path in (runs / "low").iterdir()} == {RUN_LOG, "final", "predictions"}
     assert "low: these folders can only be read" in capsys.readouterr().out

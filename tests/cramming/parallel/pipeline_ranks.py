@@ -49,7 +49,7 @@ def train(engine: Engine, config: Config, data: RunData, steps: range) -> list[l
 def opened(settings: dict[str, Any]) -> tuple[Config, RunData]:
     """The configuration with the corpus's vocabulary, and its data."""
     config = Config.of(settings)
-    data = RunData.open(settings, config, verify=False)
+    data = RunData.open(Path(settings["data"]["corpus"]), config, verify=False)
     return replace(config, model=fit_to_corpus(config.model, data.corpus)), data
 
 

@@ -157,7 +157,7 @@ class Collectives(TorchDispatchMode):
 def train(case: Mapping[str, Any]) -> dict[str, Any]:
     """The steps of the run that the case's settings describe: what each gave, the validation, and what lies here."""
     config = Config.of(case["settings"])
-    data = RunData.open(case["settings"], config, verify=False)
+    data = RunData.open(Path(case["settings"]["data"]["corpus"]), config, verify=False)
     config = replace(config, model=fit_to_corpus(config.model, data.corpus))
     mesh = Mesh(config.parallel, CPU)
     torch.manual_seed(config.seed)

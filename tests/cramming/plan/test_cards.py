@@ -103,6 +103,8 @@ def test_a_cards_numbers_agree_with_each_other(card: Card) -> None:
 @pytest.mark.parametrize("page", ["README.md", "cramming/cli.py"])
 def test_cards_that_are_named_to_users_exist(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
-    named = re.findall(r'--device "([A-Z][^"]+)"', text) + re.findall(r'by name, "([^"]+)"', text)
+    named = re.findall(r'--device "([A-Z][^"]+)"', text) + re.findall(
+        r'by name[,:] "([^"]+)"', text
+    )
     named += re.findall(r"^\| ((?:RTX|[AH]\d00|T4)[^|]*) \|", text, re.MULTILINE)
     assert named and all(find(name) for name in named)
