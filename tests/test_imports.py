@@ -35,7 +35,7 @@ LEVELS = {
         """,
         3: """
             plan plan.roofline plan.memory plan.micro_batch start resume launch train_state finish plan.search
-            plan.main pretrain verbs cli __main__
+            plan.main pretrain preview verbs cli __main__
         """,
         4: """
             bench replay
@@ -360,7 +360,7 @@ counted = [count for count in nodes if count > 1]  # a package's docstring is no
 print(len(counted), sum(counted))
 """
 # What a newcomer must read before the first training step, in files and syntax nodes.
-MOST_FILES, MOST_NODES = 40, 38_000
+MOST_FILES, MOST_NODES = 41, 38_000
 
 
 def test_little_is_read_before_the_first_training_step(

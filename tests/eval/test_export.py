@@ -154,7 +154,7 @@ def test_without_scores_or_record_the_card_says_so(
         and "license" not in header
         and "custom_code" not in header["tags"]
     )
-    assert "cramming glue name=stock" in body and "trust_remote_code" not in body
+    assert "cramming glue --name stock" in body and "trust_remote_code" not in body
     shutil.copytree(runs / "own" / "final", tmp_path / "alone" / "final")
     folder = run_export(model=str(tmp_path / "alone" / "final"), out=tmp_path / "alone.exported")
     _, body = card(folder)
@@ -224,7 +224,7 @@ def replace_by(folder: Path, **facts: Any) -> None:
         ),
         (lambda r: (r / "stock/final/tokenizer.json").unlink(), r"final/tokenizer\.json"),
         (lambda r: (r / "stock/final/vocab.txt").write_text("a"), r"final/vocab\.txt"),
-        (occupy, r"export\.out="),
+        (occupy, r"--out="),
     ],
 )
 def test_what_cannot_be_exported_is_refused_and_nothing_is_written(

@@ -191,7 +191,9 @@ def test_a_run_that_diverged_says_so(
     """Its loss is not finite, and nothing is compared with it: of the same seed, of whichever rule."""
     losses = {rule: float("nan") if name in lost else 2.5 for name, rule in RULES.items()}
     monkeypatch.setattr(
-        pipelines, "_train", lambda _, rule, stages: {"rows": [], "validation_loss": losses[rule]}
+        pipelines,
+        "_train",
+        lambda _, __, rule, stages: {"rows": [], "validation_loss": losses[rule]},
     )
     settings = compose("model=tiny", "budget.steps=3", "train.micro_batch=2")
     for _ in range(2):  # the second time as stored
