@@ -1,27 +1,21 @@
 """What `pretrain` would do, in words, for `--check`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from cramming.checkpoint import KEEP
-from cramming.data.manifest import MANIFEST, corpus_folder
-from cramming.invocation import Invocation
-from cramming.pretrain import check
+from cramming.checks import Config
+from cramming.data.manifest import MANIFEST
 from cramming.progress import budget_text, format_count
 
 # Of a checkpoint with the two moments of Adam, all in fp32.
 BYTES_PER_PARAMETER = 12
 
 
-def training_lines(recipe: dict[str, Any], invocation: Invocation) -> Iterator[str]:
-    """Yield the run's folder and corpus, the sizes of model and step, the budget and the disk of the checkpoints.
-
-    UserError for what can be known to be wrong before training. Nothing is written.
-    """
-    corpus = corpus_folder(recipe, invocation.corpora)
-    config = check(recipe, invocation.device, corpus)
-    yield f"run: {invocation.run_folder}"
+def training_lines(config: Config, recipe: Mapping[str, Any], corpus: Path) -> Iterator[str]:
+    """Yield the corpus, the sizes of model and step, the budget and the disk that checkpoints take."""
     state = (
         ""
         if (corpus / MANIFEST).is_file()
