@@ -53,11 +53,12 @@ print(json.dumps({"seconds": round(seconds, 2), "cpu_seconds": round(cpu, 2)}))
 PREPARE = """
 import contextlib, json, resource, sys, time
 from pathlib import Path
+from cramming.invocation import Invocation
 from data_prep.prepare import main
 config = json.loads(sys.argv[1])
 start, cpu = time.perf_counter(), time.process_time()
 with contextlib.redirect_stdout(sys.stderr):
-    main(config)
+    main(config, Invocation())
 seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
 workers = resource.getrusage(resource.RUSAGE_CHILDREN)  # the largest one's memory, the time of all
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss + config["data"]["workers"] * workers.ru_maxrss
@@ -89,7 +90,7 @@ def settings(
         data["decontaminate"] = {"tasks": arguments.tasks and str(arguments.tasks)}
         data["near_duplicates"] = {"enabled": side == "with near-duplicates"}
     tokenizer = {"vocab_size": arguments.vocab_size, "path": str(arguments.tokenizer)}
-    return {"corpora": str(folder), "data": data, "tokenizer": tokenizer}
+    return {"data": data, "tokenizer": tokenizer}
 
 
 def measure(code: str, *words: str, threads: int) -> dict[str, Any]:

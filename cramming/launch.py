@@ -6,16 +6,15 @@ Whatever the process spends is charged: imports, the hashing of a large corpus, 
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cramming.budget import BudgetClock, BudgetConfig
 from cramming.config import build
-from cramming.data.manifest import MANIFEST, corpus_folder
+from cramming.data.manifest import corpus_folder
 from cramming.files import clear, explained
 from cramming.invocation import Invocation
-from cramming.progress import budget_text, format_count, say
+from cramming.progress import say
 from cramming.record import (
     RECORD,
     is_run,
@@ -27,14 +26,6 @@ from cramming.record import (
 )
 from cramming.resume import all_changes, check_resume, refuse_lost_log
 from cramming.runlog import RUN_LOG, EventLog, read_log, training_of
-from cramming.trackers import require_trackers
-
-if TYPE_CHECKING:
-    from cramming.recipe import Config
-
-# Of a checkpoint with the two moments of Adam, all in fp32.
-BYTES_PER_PARAMETER = 12
-NEWEST_CHECKPOINTS = 2
 
 BrokenRules = Callable[[Mapping[str, Any]], list[str]]
 
@@ -46,7 +37,7 @@ def main(
 ) -> None:
     """Run the verb `pretrain`, once per process. `broken_rules`: what a run breaks before its first step, in words."""
     folder = invocation.run_folder
-    require_trackers(invocation.trackers)
+    _require_trackers(invocation)
     if int(os.environ.get("RANK", "0")) != 0:
         if is_run(folder) and load_record(folder)["pretrain"]["status"] == "finished":
             return
@@ -73,41 +64,20 @@ def main(
 
 def check(recipe: dict[str, Any], invocation: Invocation) -> list[str]:
     """Return what would be trained; UserError for what can be known to be wrong. Nothing is written."""
-    from cramming import pretrain
+    from cramming import pretrain, preview
 
-    require_trackers(invocation.trackers)
+    _require_trackers(invocation)
     corpus = corpus_folder(recipe, invocation.corpora)
     config = pretrain.check(recipe, invocation.device, corpus)
-    return [f"run: {invocation.run_folder}", *_training_lines(config, recipe, corpus)]
+    return [f"run: {invocation.run_folder}", *preview.training_lines(config, recipe, corpus)]
 
 
-def _training_lines(config: "Config", recipe: Mapping[str, Any], corpus: Path) -> Iterator[str]:
-    """Yield the corpus, the sizes of model and step, the budget and the disk that checkpoints take."""
-    state = (
-        ""
-        if (corpus / MANIFEST).is_file()
-        else ", not prepared yet, so what it holds was not checked"
-    )
-    yield f"corpus: {corpus}{state}"
-    vocabulary = config.model.vocab_size or (recipe["tokenizer"]["vocab_size"] + 63) // 64 * 64
-    config = config.replace(model=replace(config.model, vocab_size=vocabulary))
-    tokens = config.train.batch_size * config.train.sequence_length
-    parameters = config.parameters.total
-    yield (
-        f"model: {format_count(parameters, 'parameters')}; step: {config.train.batch_size} sequences of"
-        f" {config.train.sequence_length} = {tokens:,} tokens"
-    )
-    unit, limit = config.budget.unit, config.budget.limit
-    work = {
-        "hours": "as many steps as the device makes (`cramming plan` predicts them)",
-        "steps": f"{format_count(limit * tokens, 'tokens')}, as long as it takes",
-        "tokens": f"{format_count(limit / tokens, 'steps')}, as long as they take",
-        "exaflops": f"{format_count(1e18 * limit / config.flops_per_token(), 'tokens')}, as long as it takes",
-    }
-    yield f"budget: {budget_text(unit, limit)} by the {config.budget.clock} clock: {work[unit]}"
-    files = len(config.checkpoint.keep_at) + NEWEST_CHECKPOINTS
-    disk = files * BYTES_PER_PARAMETER * parameters
-    yield f"disk: about {format_count(disk, 'B')} for {files} checkpoints"
+def _require_trackers(invocation: Invocation) -> None:
+    """Raise UserError for a tracker that cannot be used; none is loaded where none is asked for."""
+    if invocation.trackers:
+        from cramming.trackers import require_trackers
+
+        require_trackers(invocation.trackers)
 
 
 def begin(recipe: Mapping[str, Any], invocation: Invocation) -> BudgetClock:

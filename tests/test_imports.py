@@ -38,8 +38,7 @@ LEVELS = {
         3: """
             plan plan.roofline plan.memory plan.micro_batch start resume launch clock train_parts data.run_data
             run finish plan.search
-            plan.main pretrain cli __main__
-            verbs settings_reference
+            plan.main pretrain preview verbs cli __main__
         """,
         4: """
             bench replay
@@ -366,7 +365,7 @@ counted = [count for count in nodes if count > 1]  # a package's docstring is no
 print(len(counted), sum(counted))
 """
 # What a newcomer must read before the first training step, in files and syntax nodes.
-MOST_FILES, MOST_NODES = 52, 40_500
+MOST_FILES, MOST_NODES = 51, 40_000
 
 
 def test_little_is_read_before_the_first_training_step(

@@ -42,11 +42,11 @@ HERE = Invocation(device="cpu")
 def replayed(compose: Compose, capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
     """`replayed(run)`: the problems that a replay names, of everything unless told otherwise."""
 
-    def call(run: Path, *overrides: str) -> list[str]:
+    def call(run: Path, *overrides: str, **options: Any) -> list[str]:
         capsys.readouterr()
         code = 0
         try:
-            replay.main(compose(*overrides), HERE, path=run, **EVERYTHING)
+            replay.main(compose(*overrides), HERE, path=run, **{**EVERYTHING, **options})
         except SystemExit as ended:
             code = int(str(ended.code))
         result = json.loads(capsys.readouterr().out)
