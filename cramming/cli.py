@@ -224,6 +224,17 @@ def verify(
 
 
 @app.command(rich_help_panel=OTHERS)
+def settings(
+    context: typer.Context,
+    section: Annotated[
+        str | None, typer.Argument(metavar="SECTION", help="Only these, such as optim.")
+    ] = None,
+) -> Call:
+    """Print the reference of a recipe's settings: values, defaults and meanings."""
+    return _call(context)
+
+
+@app.command(rich_help_panel=OTHERS)
 def inspect(
     context: typer.Context,
     path: Annotated[Path, typer.Argument(metavar="PATH", help="Folder of a corpus.")],

@@ -41,9 +41,7 @@ def main(
     if int(os.environ.get("RANK", "0")) != 0:
         if is_run(folder) and load_record(folder)["pretrain"]["status"] == "finished":
             return
-        from cramming import pretrain
-
-        pretrain.main(recipe, invocation, None, broken_rules)
+        _pretrain(recipe, invocation, None, broken_rules)
         return
     with run_lock(folder):
         if refuse_finished_run(invocation):
@@ -56,20 +54,34 @@ def main(
             say(f"--resume: no run in {folder} to resume, a new one begins")
         clock = begin(recipe, invocation)
         with _free_name_unless_trained(folder, clock, is_new):
-            from cramming import pretrain
-
-            pretrain.main(recipe, invocation, clock, broken_rules)
+            _pretrain(recipe, invocation, clock, broken_rules)
         write_record(folder)
+
+
+def _pretrain(
+    recipe: Mapping[str, Any],
+    invocation: Invocation,
+    clock: BudgetClock | None,
+    broken_rules: BrokenRules,
+) -> None:
+    """Build the typed configuration and train: from here on nobody sees the recipe."""
+    from cramming import pretrain
+    from cramming.recipe import Config
+
+    corpus = corpus_folder(recipe, invocation.corpora)
+    pretrain.main(Config.of(recipe), corpus, invocation, clock, broken_rules)
 
 
 def check(recipe: dict[str, Any], invocation: Invocation) -> list[str]:
     """Return what would be trained; UserError for what can be known to be wrong. Nothing is written."""
     from cramming import pretrain, preview
+    from cramming.recipe import Config
 
     _require_trackers(invocation)
     corpus = corpus_folder(recipe, invocation.corpora)
-    config = pretrain.check(recipe, invocation.device, corpus)
-    return [f"run: {invocation.run_folder}", *preview.training_lines(config, recipe, corpus)]
+    config = pretrain.check(Config.of(recipe), corpus, invocation.device)
+    vocab_size = recipe["tokenizer"]["vocab_size"]
+    return [f"run: {invocation.run_folder}", *preview.training_lines(config, corpus, vocab_size)]
 
 
 def _require_trackers(invocation: Invocation) -> None:
@@ -91,15 +103,14 @@ def begin(recipe: Mapping[str, Any], invocation: Invocation) -> BudgetClock:
         check_resume(folder, recipe, corpus_folder(recipe, invocation.corpora), budget, training)
     clock = BudgetClock(budget, EventLog(path), training)
     if not clock.has_ended:
-        logged = training.processes[0].start.recipe if training.processes else None
-        changed = None if logged is None else all_changes(logged, recipe)
+        is_first = not training.processes
         sha256 = clock.start(
             invocation.name,
             recipe["division"],
-            recipe=recipe if logged is None else None,
-            changed=changed,
+            recipe=recipe if is_first else None,
+            changed=None if is_first else all_changes(training.recipe, recipe),
         )
-        if logged is None:
+        if is_first:
             say(f"{path}: first event {sha256}")
     return clock
 

@@ -13,13 +13,13 @@ from typing import Any
 
 from cramming import device as devices
 from cramming.budget import BudgetClock
-from cramming.config import UserError, choose
+from cramming.config import UserError
 from cramming.data.manifest import MANIFEST
 from cramming.data.run_data import RunData, fit_to_corpus
 from cramming.engine import DivergedError
 from cramming.finish import finish, out_of_memory
 from cramming.invocation import Invocation
-from cramming.parallel.mesh import STRATEGIES, Mesh, data_size, launched_processes
+from cramming.parallel.mesh import Mesh, data_size, launched_processes
 from cramming.progress import say
 from cramming.recipe import Config, check_run
 from cramming.record import load_record
@@ -71,17 +71,20 @@ class StopRequest:
 
 
 def main(
-    recipe: dict[str, Any],
+    config: Config,
+    corpus: Path,
     invocation: Invocation,
     budget: BudgetClock | None,
     broken_rules: BrokenRules,
 ) -> None:
-    """Train in one process of a run. `budget` is rank 0's clock, and None on the other ranks (cramming/launch.py)."""
+    """Train in one process of a run on the corpus in a folder.
+
+    `budget` is rank 0's clock, and None on the other ranks (cramming/launch.py).
+    """
     stop = StopRequest()
-    device = devices.select(invocation.device)
-    mesh = Mesh(choose(STRATEGIES, recipe["parallel"], "parallel"), device)
-    run = build_run(recipe, invocation, mesh, budget, stop.is_set)
-    if budget and not budget.has_ended and recipe["division"] == "closed":
+    mesh = Mesh(config.parallel, devices.select(invocation.device))
+    run = build_run(config, corpus, invocation, mesh, budget, stop.is_set)
+    if budget and not budget.has_ended and config.division == "closed":
         warn_of_broken_rules(run, broken_rules)
     reason = train_and_finish(run)
     mesh.close()
@@ -95,13 +98,13 @@ def main(
     raise SystemExit(128 + int(stop.signal or signal.SIGTERM))
 
 
-def check(recipe: dict[str, Any], device: str, corpus: Path) -> Config:
-    """Return the configuration; UserError for what can be known to be wrong before training. Nothing is written."""
-    config, processes = Config.of(recipe), launched_processes()
-    if (
-        processes > 1
-    ):  # one alone may ask about a run of several, of which it does not know how many
-        data_size(config.parallel, processes)
+def check(config: Config, corpus: Path, device: str) -> Config:
+    """Return the configuration with the corpus's vocabulary, where there is the corpus.
+
+    Raises UserError for what can be known to be wrong before training. Nothing is written.
+    """
+    processes = launched_processes()
+    data_size(config.parallel, processes)
     check_run(config, devices.select(device), processes)
     if not (corpus / MANIFEST).is_file():
         return config

@@ -1,9 +1,8 @@
 """What `pretrain` would do, in words, for `--check`."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from cramming.checkpoint import KEEP
 from cramming.data.manifest import MANIFEST
@@ -14,15 +13,18 @@ from cramming.recipe import Config
 BYTES_PER_PARAMETER = 12
 
 
-def training_lines(config: Config, recipe: Mapping[str, Any], corpus: Path) -> Iterator[str]:
-    """Yield the corpus, the sizes of model and step, the budget and the disk that checkpoints take."""
+def training_lines(config: Config, corpus: Path, vocab_size: int) -> Iterator[str]:
+    """Yield the corpus, the sizes of model and step, the budget and the disk that checkpoints take.
+
+    `vocab_size` of the tokenizer counts where the corpus is not prepared yet.
+    """
     state = (
         ""
         if (corpus / MANIFEST).is_file()
         else ", not prepared yet, so what it holds was not checked"
     )
     yield f"corpus: {corpus}{state}"
-    vocabulary = config.model.vocab_size or (recipe["tokenizer"]["vocab_size"] + 63) // 64 * 64
+    vocabulary = config.model.vocab_size or (vocab_size + 63) // 64 * 64
     config = config.replace(model=replace(config.model, vocab_size=vocabulary))
     tokens = config.train.batch_size * config.train.sequence_length
     parameters = config.parameters.total

@@ -44,8 +44,7 @@ def check_resume(
 
     Nothing is read but the log, the corpus's manifest and the names of the checkpoints.
     """
-    recipe = training.processes[0].start.recipe or {}
-    for key, before, now in changed_settings(recipe, settings):
+    for key, before, now in changed_settings(training.recipe, settings):
         raise UserError(
             f"{key}={shown(now)}: the run in {folder} was started with {shown(before)}."
             f" Resume with the same settings. {_ANOTHER} to change them."

@@ -13,7 +13,6 @@ from cramming.budget import BudgetClock, Work
 from cramming.clock import Clock
 from cramming.config import UserError
 from cramming.data.batches import PINNED, tokens_per_byte
-from cramming.data.manifest import corpus_folder
 from cramming.data.run_data import RunData, fit_to_corpus
 from cramming.engine import Engine, build_engine
 from cramming.environment import environment
@@ -84,17 +83,18 @@ class Run:
 
 
 def build_run(
-    recipe: dict[str, Any],
+    config: Config,
+    corpus: Path,
     invocation: Invocation,
     mesh: Mesh,
     budget: BudgetClock | None,
     stop_requested: Callable[[], bool],
 ) -> Run:
     """Build a new run, or one that resumes from its newest checkpoint. `budget`: rank 0's clock."""
-    config, device = Config.of(recipe), mesh.device
+    device = mesh.device
     kernels, gates = check_run(config, device, mesh.world_size)
     folder = invocation.run_folder
-    corpus = corpus_folder(recipe, invocation.corpora)
+    has_auto_micro_batch = config.train.micro_batch == "auto"
     data = RunData.open(corpus, config, verify=mesh.is_main)
     config = config.replace(model=fit_to_corpus(config.model, data.corpus))
     training, saved = Training(), None
@@ -116,9 +116,9 @@ def build_run(
     if log and invocation.trackers:
         from cramming.trackers import Trackers  # only for those who ask
 
-        trackers = Trackers(folder, invocation.trackers, work.steps, recipe)
+        trackers = Trackers(folder, invocation.trackers, work.steps, training.recipe)
     run = Run.of(folder, config, data, engine, clock, Logger(config, clock, log, trackers))
-    run.has_auto_micro_batch = recipe["train"]["micro_batch"] == "auto"
+    run.has_auto_micro_batch = has_auto_micro_batch
     run.prepare_validation()
     run.logger.continue_row(training)
     run.checkpointer.changed_files |= training.changed_files

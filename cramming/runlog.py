@@ -538,6 +538,11 @@ class Training:
         return sum(process.spent_seconds for process in self.processes)
 
     @property
+    def recipe(self) -> dict[str, Any]:
+        """The recipe, which the first process logged; empty before that."""
+        return (self.processes[0].start.recipe or {}) if self.processes else {}
+
+    @property
     def setup(self) -> Setup | None:
         """The first process's setup that names the corpus."""
         return next((p.setup for p in self.processes if p.setup and p.setup.corpus), None)

@@ -6,7 +6,7 @@ setting or in a comment that goes on below it, what the setting means.
 
 import importlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ SECTIONS = {
     "data": "data_prep.sources.mix:SETTINGS",
     "tokenizer": "data_prep.tokenizer.load:TokenizerConfig",
     "model": "cramming.model.config:ModelConfig",
-    "objective": "cramming.data.masking:OBJECTIVES",
+    "objective": "cramming.objectives:OBJECTIVES",
     "optim": "cramming.optim.build:OPTIMIZERS",
     "schedule": "cramming.schedule:SCHEDULES",
     "start": "cramming.recipe:STARTS",
@@ -42,17 +42,6 @@ SECTIONS = {
     "runtime": "cramming.device:RuntimeConfig",
     "parallel": "cramming.parallel.mesh:STRATEGIES",
     "eval": "eval.finetune.config:EvalConfig",
-    "replay": "cramming.replay:ReplayConfig",
-    "plan": "cramming.plan.search:PlanConfig",
-    "bench": "cramming.bench.main:BenchConfig",
-    "study": "eval.extras.study:StudyConfig",
-    "duel": "eval.duel.main:DuelConfig",
-    "project": "eval.extras.project:ProjectConfig",
-    "report": "eval.report.main:ReportConfig",
-    "submit": "eval.submit:SubmitConfig",
-    "verify": "eval.verify:VerifyConfig",
-    "export": "eval.export:ExportConfig",
-    "inspect": "cramming.data.inspect:InspectConfig",
 }
 _SETTING = re.compile(r"^( *)([\w.]+):(?: +([^#].*?)?)?(?: +# (.*))?$")
 _CONTINUED = re.compile(r"^ +# (.*)$")
@@ -68,24 +57,32 @@ class Setting(NamedTuple):
     comment: str
 
 
-def settings_reference(section: str | None = None) -> str:
-    """Return the reference of one section or of all, as Markdown; UserError for an unknown section."""
-    if section is not None and section not in SECTIONS:
-        raise UserError(unknown_choice("settings", section, SECTIONS))
+def main(section: str | None) -> None:
+    """Print the reference of a section, or of all; UserError for a section that there is not."""
+    print(settings_reference([section] if section else SECTIONS), end="")
+
+
+def settings_reference(sections: Iterable[str]) -> str:
+    """Return the reference of these sections as Markdown, one list of settings for each."""
     from cramming.overrides import compose
 
-    settings, comments = compose(), dict(_comments())
+    defaults, comments = compose(), _comments()
     pages = []
-    for name in [section] if section else SECTIONS:
-        rows = list(settings_of(name, settings, comments))
-        pages.append(_page(name, rows))
-    return "\n\n".join(pages) + "\n"
+    for section in sections:
+        if section not in SECTIONS:
+            raise UserError(unknown_choice("settings", section, SECTIONS))
+        lines = [_line(setting) for setting in settings_of(section, defaults, comments)]
+        pages.append("\n".join([f"## {section}", "", *lines, ""]))
+    return "\n".join(pages)
 
 
 def settings_of(
-    section: str, settings: Mapping[str, Any], comments: Mapping[str, str]
+    section: str, settings: Mapping[str, Any], comments: Mapping[str, Mapping[str, str]]
 ) -> Iterator[Setting]:
-    """Yield the settings of a section. `settings`: the composed defaults; `comments`: by dotted name."""
+    """Yield the settings of a section.
+
+    `settings`: the composed defaults. `comments`: of each setting by its dotted name, and by the file's name.
+    """
     module, _, attribute = SECTIONS[section].partition(":")
     declared = getattr(importlib.import_module(module), attribute)
     table = declared if isinstance(declared, dict) else {"": declared}
@@ -101,7 +98,11 @@ def settings_of(
         key = name.removeprefix(f"{path}.")
         if len(table) > 1 and key == kind:
             expected = ", ".join(table)
-        yield Setting(name, own, expected, _default(defaults, key), comments.get(name, ""))
+        by_file = comments.get(name, {})
+        said = [by_file[choice] for choice in choices if choice in by_file]
+        said += [text for file, text in by_file.items() if file not in table]
+        comment = said[0] if said else ""
+        yield Setting(name, own, expected, _default(defaults, key), comment)
 
 
 def _leaves(root: Schema, path: str) -> Iterator[tuple[str, str]]:
@@ -129,14 +130,17 @@ def _default(settings: Any, key: str) -> str:
     return shown(settings)
 
 
-def _comments() -> Iterator[tuple[str, str]]:
-    """Yield (dotted name, comment) of all YAML files; of several comments on a setting the last counts."""
+def _comments() -> dict[str, dict[str, str]]:
+    """Return the comments of all YAML files: dotted name of the setting -> name of the file -> comment."""
     folder = config_folder()
     files = sorted(folder.glob("*/**/*.yaml"), reverse=True)
     groups = [file for file in files if file.parent.name not in ("experiment", "scale")]
-    for file in groups:
-        yield from _comments_of(file, ".".join(file.parent.relative_to(folder).parts))
-    yield from _comments_of(folder / "config.yaml", "")
+    found = dict[str, dict[str, str]]()
+    for file in [*groups, folder / "config.yaml"]:
+        section = ".".join(file.parent.relative_to(folder).parts)
+        for name, comment in _comments_of(file, section):
+            found.setdefault(name, {})[file.stem] = comment
+    return found
 
 
 def _comments_of(file: Path, path: str) -> Iterator[tuple[str, str]]:
@@ -162,13 +166,14 @@ def _comments_of(file: Path, path: str) -> Iterator[tuple[str, str]]:
         yield name, comment
 
 
-def _page(section: str, rows: list[Setting]) -> str:
-    lines = [f"## {section}", "", "| setting | value | default | meaning |", "|---|---|---|---|"]
-    for row in rows:
-        name = f"`{row.name}`"
-        if row.choices:
-            name += f" ({', '.join(row.choices)})"
-        default = f"`{row.default}`" if row.default else ""
-        cells = [name, row.expected, default, row.comment]
-        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
-    return "\n".join(lines)
+def _line(setting: Setting) -> str:
+    """Return a setting as an item of a list."""
+    name = f"`{setting.name}`"
+    if setting.choices:
+        name += f" ({', '.join(setting.choices)})"
+    sentences = [f"{name}: {setting.expected}."]
+    if setting.default:
+        sentences.append(f"Default `{setting.default}`.")
+    if setting.comment:
+        sentences.append(setting.comment[0].upper() + setting.comment[1:].rstrip(".") + ".")
+    return f"- {' '.join(sentences)}"

@@ -29,6 +29,7 @@ MODULES = {
     "glue": "eval.glue",
     "report": "eval.report.main",
     "verify": "eval.verify",
+    "settings": "cramming.settings_reference",
     "inspect": "cramming.data.inspect",
     "plan": "cramming.plan.main",
     "bench": "cramming.bench.main",
