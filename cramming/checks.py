@@ -39,6 +39,7 @@ from cramming.model.attention_kernels import FLASH_CAPABILITY
 from cramming.model.config import ModelConfig, ParameterCount, count_parameters, flops_per_token
 from cramming.optim.build import LOW_BIT, NEED_WHOLE_MATRICES, OPTIMIZERS, OptimConfig
 from cramming.parallel.apply import MemoryConfig
+from cramming.parallel.experiments import load_experiment
 from cramming.parallel.mesh import (
     STRATEGIES,
     ParallelConfig,
@@ -490,18 +491,18 @@ CHECKS: tuple[tuple[str, Callable[[Config, Place], bool], str], ...] = (
 
 
 def _has_layers(c: Config) -> bool:
-    from cramming.parallel.stages import fits
-
+    fits = load_experiment("stages").fits
     assert isinstance(c.parallel, PipelineConfig)
     return fits(c.parallel.schedule, c.parallel.pp, c.model)
 
 
 def _torch_runs_schedule(c: Config) -> bool:
     """Return whether this torch can split the backward pass of this project's autograd functions, if it has to."""
-    from cramming.parallel.stages import ORDERS
-
+    schedules = load_experiment("stages").ORDERS
     assert isinstance(c.parallel, PipelineConfig)
-    return torch.__version__ >= SPLITTING_TORCH or not ORDERS[c.parallel.schedule].splits_backward
+    return (
+        torch.__version__ >= SPLITTING_TORCH or not schedules[c.parallel.schedule].splits_backward
+    )
 
 
 def _fills_pipeline(c: Config, p: Place) -> bool:

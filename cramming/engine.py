@@ -29,7 +29,7 @@ from cramming.precision import Precision
 if TYPE_CHECKING:
     from cramming.data.token_losses import TokenLosses
     from cramming.optim.average import WeightAverage
-    from cramming.parallel.spread import Spread
+    from cramming.parallel.data_parallel import ParallelStrategy
 
 MAX_SKIPPED_IN_A_ROW = 50
 
@@ -72,7 +72,7 @@ class Engine:
         cuda_graphs: bool = False,
         average: "WeightAverage | None" = None,
         token_losses: "TokenLosses | None" = None,
-        spread: "Spread | None" = None,
+        spread: "ParallelStrategy | None" = None,
     ):
         self.model, self.optimizer, self.precision = model, optimizer, precision
         self.clip, self.mesh, self.device = clip, mesh, device

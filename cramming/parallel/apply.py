@@ -21,11 +21,12 @@ from cramming.config import Count, Natural, Share, require
 from cramming.device import RuntimeConfig, compile_arguments, forbid_fallback
 from cramming.model.encoder import Block, Encoder
 from cramming.model.heads import HeadTransform, MaskedLM, PretrainedModel
-from cramming.parallel.mesh import Mesh, ParallelConfig, PipelineConfig
+from cramming.parallel.experiments import load_experiment
+from cramming.parallel.mesh import Mesh, ParallelConfig, PipelineConfig, ReplicaConfig
 from cramming.precision import Precision
 
 if TYPE_CHECKING:
-    from cramming.parallel.spread import Spread
+    from cramming.parallel.data_parallel import ParallelStrategy
 
 
 @dataclass(frozen=True)
@@ -75,25 +76,30 @@ def apply(
     parallel: ParallelConfig,
     mesh: Mesh,
     precision: Precision,
-) -> "Spread | None":
-    """Apply the settings to a model in place; how its steps run on several processes, None on one."""
+) -> "ParallelStrategy | None":
+    """Apply the settings to a model in place; return its execution on several processes, None on one."""
     if parallel.tp > 1:
-        from cramming.parallel.tensor import cut  # only here: most runs cut no matrix
-
-        cut(model, mesh.dims["tp"], parallel.sequence)
+        load_experiment("tensor").cut(model, mesh.dims["tp"], parallel.sequence)
     if memory.offload_activations or memory.offload_weights or memory.checkpoint_every:
         for encoder in model.encoders:
             _wrap_blocks(encoder, memory)
     _compile(model, memory, runtime)
     if mesh.world_size == 1:
         return None
+    build_strategy = _strategy_class(parallel)
+    return build_strategy(model, parallel, mesh, precision, memory.offload_optimizer)
+
+
+def _strategy_class(parallel: ParallelConfig) -> Any:
+    """Return the `ParallelStrategy` that the setting names. Importing one takes time."""
     if isinstance(parallel, PipelineConfig):
-        from cramming.parallel.pipeline import Pipeline  # only here, as below
+        return load_experiment("pipeline").Pipeline
+    if parallel.tp > 1 and isinstance(parallel, ReplicaConfig):
+        return load_experiment("tensor").ReplicasOfParts
+    from cramming.parallel import data_parallel
 
-        return Pipeline(model, parallel, mesh, precision)
-    from cramming.parallel.data_parallel import spread_data  # only here: it takes time to import
-
-    return spread_data(model, parallel, mesh, memory.offload_optimizer)
+    is_copied = isinstance(parallel, ReplicaConfig)
+    return data_parallel.Replicas if is_copied else data_parallel.Shards
 
 
 def _compile(model: PretrainedModel, memory: MemoryConfig, runtime: RuntimeConfig) -> None:

@@ -6,7 +6,7 @@ sets (Geiping and Goldstein 2022, section 4), at any size and budget. Each varia
 again continues an interrupted study; a run of its names that was made with other settings ends it before any training
 (eval/extras/earlier_runs.py). `study.md` has the table, `study.svg` the runs' losses. Validation losses compare
 runs over one tokenizer and one text only: where they differ (`vocab`, `data`), scores compare variants. `pipelines` is
-no study of runs, but of update rules, and has a module of its own (eval/extras/pipelines.py).
+no study of runs but of update rules (cramming/experimental/pipeline_study.py).
 """
 
 import math
@@ -140,11 +140,12 @@ def main(settings: dict[str, Any]) -> None:
     out = config.out or runs / f"{settings['name']}-{config.what}-study"
     shared = shared_overrides(given_overrides())
     if config.what == "pipelines":
-        from eval.extras import pipelines  # it trains in this process, so it needs torch
+        from cramming.parallel.experiments import load_experiment
 
         if not (corpus_folder(settings) / MANIFEST).is_file():
             _verb("prepare", shared)
-        pipelines.main(settings, config.stages, config.seeds, out)
+        study = load_experiment("pipeline_study")  # trains in this process, so it needs torch
+        study.main(settings, config.stages, config.seeds, out, draw_losses)
         return
     variants = config.overrides_of(shared)
     folders = {
@@ -170,6 +171,12 @@ def main(settings: dict[str, Any]) -> None:
             made[variant].append(load_run(folders[variant][done]))
             write(out, config.what, {variant: found for variant, found in made.items() if found})
     say(f"{out / 'study.md'}: {len(variants)} variants with {len(config.seeds)} seeds")
+
+
+def draw_losses(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> str | None:
+    """Return an SVG of the losses under their names, or None where there are none."""
+    figure = plots.training([plots.Curve(*of_one) for of_one in rows.items()], "training loss")
+    return plots.svg(figure, "study") if figure else None
 
 
 def shared_overrides(given: Sequence[str]) -> list[str]:

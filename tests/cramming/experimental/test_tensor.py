@@ -14,8 +14,7 @@ from cramming.checks import Config, Place, check
 from cramming.config import UserError
 from cramming.model.config import ModelConfig
 from cramming.model.heads import MaskedLM
-
-from .rank_worker import assert_same, run_cases, train
+from tests.cramming.parallel.rank_worker import assert_same, run_cases, train
 
 PARTS = [
     "model.local_window=8",
