@@ -39,13 +39,13 @@ from cramming.model.attention_kernels import FLASH_CAPABILITY
 from cramming.model.config import ModelConfig, ParameterCount, count_parameters, flops_per_token
 from cramming.optim.build import LOW_BIT, NEED_WHOLE_MATRICES, OPTIMIZERS, OptimConfig
 from cramming.parallel.apply import MemoryConfig
-from cramming.parallel.experiments import load_experiment
 from cramming.parallel.mesh import (
     STRATEGIES,
     ParallelConfig,
     PipelineConfig,
     ReplicaConfig,
     ShardConfig,
+    load_experiment,
 )
 from cramming.precision import (
     DTYPES,

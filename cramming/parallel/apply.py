@@ -21,8 +21,13 @@ from cramming.config import Count, Natural, Share, require
 from cramming.device import RuntimeConfig, compile_arguments, forbid_fallback
 from cramming.model.encoder import Block, Encoder
 from cramming.model.heads import HeadTransform, MaskedLM, PretrainedModel
-from cramming.parallel.experiments import load_experiment
-from cramming.parallel.mesh import Mesh, ParallelConfig, PipelineConfig, ReplicaConfig
+from cramming.parallel.mesh import (
+    Mesh,
+    ParallelConfig,
+    PipelineConfig,
+    ReplicaConfig,
+    load_experiment,
+)
 from cramming.precision import Precision
 
 if TYPE_CHECKING:

@@ -30,8 +30,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cramming.data.batches import Batch
 from cramming.model.heads import PretrainedModel
-from cramming.parallel.experiments import load_experiment
-from cramming.parallel.mesh import Mesh, ParallelConfig, ReplicaConfig, ShardConfig
+from cramming.parallel.mesh import (
+    Mesh,
+    ParallelConfig,
+    ReplicaConfig,
+    ShardConfig,
+    load_experiment,
+)
 from cramming.precision import Precision
 
 LossAndHits = tuple[Tensor, Tensor]  # summed over one micro-batch

@@ -140,7 +140,7 @@ def main(settings: dict[str, Any]) -> None:
     out = config.out or runs / f"{settings['name']}-{config.what}-study"
     shared = shared_overrides(given_overrides())
     if config.what == "pipelines":
-        from cramming.parallel.experiments import load_experiment
+        from cramming.parallel.mesh import load_experiment
 
         if not (corpus_folder(settings) / MANIFEST).is_file():
             _verb("prepare", shared)
