@@ -310,14 +310,14 @@ def equip(model: PretrainedModel, config: Config, mesh: Mesh, device: torch.devi
     build, groups = config.optim.build, config.optim.groups(model)
     optimizer: torch.optim.Optimizer
     if memory.offload_optimizer and not (spread and spread.is_on_host):
-        from cramming.parallel.offload import CopyStream, HostOptimizer
+        from cramming.parallel.offload import CopyStream, build_on_host
 
         at_home = (
             {p for e in model.encoders for p in e.blocks.parameters()}
             if memory.offload_weights
             else set()
         )
-        optimizer = HostOptimizer(groups, build, CopyStream(device), at_home)
+        optimizer = build_on_host(groups, build, CopyStream(device), at_home)
     else:
         optimizer = build(groups)
     cuda_graphs, average, token_losses = config.runtime.cuda_graphs, None, None

@@ -34,7 +34,6 @@ from cramming.config import Count, Seed, build, file_sha256, require
 from cramming.data.batches import PINNED
 from cramming.finish import export, take_average, validate_fully
 from cramming.parallel.mesh import Mesh
-from cramming.parallel.offload import HostOptimizer
 from cramming.pretrain import train
 from cramming.progress import say, show_table, use_stderr
 from cramming.record import derive, finite, read_run, run_folder
@@ -436,8 +435,6 @@ class Replay:
         if twin:
             assert self.rounding is not None
             perturb(engine.parameters, self.rounding, twin)
-            if isinstance(engine.optimizer, HostOptimizer):
-                engine.optimizer.take_weights()
         clock = RecordedClock(config.budget, work, self.run.steps)
         log = MemoryLog()
         state = TrainState(

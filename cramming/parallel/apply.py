@@ -130,15 +130,13 @@ def _compile_parts(model: PretrainedModel, arguments: dict[str, Any]) -> None:
 
 
 def _wrap_blocks(encoder: Encoder, config: MemoryConfig) -> None:
-    from cramming.parallel.offload import CopyStream, linked
-    from cramming.parallel.offload_activations import (
-        Activations,
-    )  # only here: most runs keep all on the device
+    # Only here: most runs keep all on the device.
+    from cramming.parallel.offload import Activations, CopyStream, host_weights
 
     blocks = list(encoder.blocks)
     copy_stream = CopyStream(encoder.embeddings.tokens.weight.device)
     activations = Activations(copy_stream, len(blocks)) if config.offload_activations else None
-    fetched = linked(blocks, copy_stream) if config.offload_weights else None
+    fetched = host_weights(blocks, copy_stream) if config.offload_weights else None
     kept = _PRODUCTS if encoder.config.attention_dropout else _PRODUCTS | _ATTENTION
     selective: dict[str, Any] = {"context_fn": partial(_selective_contexts, kept)}
     for index, block in enumerate(blocks):
