@@ -29,9 +29,7 @@ from cramming.parallel.data_parallel import (
     OnePass,
     ParallelStrategy,
     State,
-    name_parameters,
     norm_of_parts,
-    number_parameters,
 )
 from cramming.parallel.mesh import Mesh, PipelineConfig
 from cramming.precision import Precision
@@ -180,7 +178,7 @@ class Pipeline(ParallelStrategy):
     def state(self, optimizer: torch.optim.Optimizer) -> State:
         """Every rank's parameters and their state, gathered as objects; the names say where they belong."""
         groups = self._groups(optimizer)
-        own = name_parameters(optimizer.state_dict(), self.names_of(optimizer))
+        own = name_parameters(optimizer.state_dict(), self._names_of(optimizer))
         part = tree_map_only(Tensor, Tensor.cpu, (self.model.state_dict(), own["state"]))
         parts: list[Any] | None = [None] * self.ranks if self.rank == 0 else None
         dist.gather_object(part, parts, group=self.group, group_dst=0)
@@ -206,7 +204,7 @@ class Pipeline(ParallelStrategy):
             self.mesh.object_from_main(state[1]), list(self._groups(optimizer).values())
         )
         names, settings = (
-            self.names_of(optimizer),
+            self._names_of(optimizer),
             {group["name"]: group for group in whole["param_groups"]},
         )
         own = {
@@ -228,7 +226,7 @@ class Pipeline(ParallelStrategy):
         """Names of the whole model's parameters in each of the optimizer's groups, as one process has them."""
         mine = {
             group["name"]: names
-            for group, names in zip(optimizer.param_groups, self.names_of(optimizer))
+            for group, names in zip(optimizer.param_groups, self._names_of(optimizer))
         }
         every: list[Any] = [None] * self.ranks
         dist.all_gather_object(every, mine, group=self.group)
@@ -237,6 +235,11 @@ class Pipeline(ParallelStrategy):
             for group, own in part.items():
                 found.setdefault(group, set()).update(own)
         return {group: [name for name in self.names if name in own] for group, own in found.items()}
+
+    def _names_of(self, optimizer: torch.optim.Optimizer) -> list[list[str]]:
+        """Return the names of this rank's parameters in each group of the optimizer."""
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        return [[names[p] for p in group["params"]] for group in optimizer.param_groups]
 
     def _evaluate(self, *inputs: Any) -> LossAndHits:
         """The model's forward pass, on all ranks of the pipeline: summed loss and hits.
@@ -305,6 +308,30 @@ class Pipeline(ParallelStrategy):
         for work in dist.batch_isend_irecv(both):
             work.wait()
         parameter.grad += other
+
+
+def number_parameters(state: dict[str, Any]) -> dict[str, Any]:
+    """Return an optimizer's state of named parameters with numbers in their place, as torch has it."""
+    numbers: dict[str, int] = {}
+    groups = []
+    for group in state.get("param_groups", []):
+        for name in group["params"]:
+            numbers[name] = len(numbers)
+        groups.append({**group, "params": [numbers[name] for name in group["params"]]})
+    tensors = {numbers[name]: of_one for name, of_one in state.get("state", {}).items()}
+    return {"state": tensors, "param_groups": groups} if state else {}
+
+
+def name_parameters(state: dict[str, Any], names: list[list[str]]) -> dict[str, Any]:
+    """Return an optimizer's state with its numbered parameters named; `names` of those in each group."""
+    if not state:
+        return {}
+    flat_names = list(chain.from_iterable(names))
+    groups = []
+    for group, own_names in zip(state["param_groups"], names, strict=True):
+        groups.append({**group, "params": own_names})
+    tensors = {flat_names[number]: of_one for number, of_one in state["state"].items()}
+    return {"state": tensors, "param_groups": groups}
 
 
 def make_schedule(schedule: str, stages: Sequence[Any], micro_batches: int) -> Any:

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.checkpoint import state_dict as dcp
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -103,45 +102,37 @@ class ParallelStrategy:
 
     def state(self, optimizer: torch.optim.Optimizer) -> State:
         """Return the state of model and optimizer in main memory of rank 0, empty dictionaries on the others."""
-        weights = self._gather(dcp.get_model_state_dict(self.model))
-        if not optimizer.state:  # torch would make a step to have some
-            return weights, optimizer.state_dict() if self.mesh.is_main else {}
-        by_name: dict[str, Any] = dcp.get_optimizer_state_dict(self.model, optimizer)
-        for name, tensors in by_name["state"].items():
-            by_name["state"][name] = self._gather(tensors)
-        return weights, number_parameters(by_name) if self.mesh.is_main else {}
+        weights = self._gather(self.model.state_dict())
+        saved = optimizer.state_dict()
+        saved["state"] = {number: self._gather(of_one) for number, of_one in saved["state"].items()}
+        return weights, saved if self.mesh.is_main else {}
 
     def load_state(self, optimizer: torch.optim.Optimizer, state: State) -> None:
         """Load the state that rank 0 has; that of the others is not read."""
-        self.load_weights(state[0])
-        saved = {number: dict(tensors) for number, tensors in state[1].get("state", {}).items()}
-        has_state = self.mesh.from_main(bool(saved))
-        if not has_state:  # before the first update; torch would make one to have some
-            return
-        by_name = name_parameters(state[1], self.names_of(optimizer))
-        options = dcp.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-        dcp.set_optimizer_state_dict(self.model, optimizer, by_name, options=options)
-        parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
-        for number, parameter in enumerate(parameters):
-            for name, tensor in optimizer.state[parameter].items():
-                # torch's loader (2.13) takes a part of each of several matrices side by side for one range of rows.
-                if isinstance(tensor, DTensor) and _is_side_by_side(tensor):
-                    _fill(tensor, saved.get(number, {}).get(name))
+        weights, saved = state
+        self.load_weights(weights)
+        tensors = saved.get("state", {})
+        parameters = list(chain.from_iterable(group["params"] for group in optimizer.param_groups))
+        groups = saved.get("param_groups")
+        # Scalars are sent together. What is cut as its parameter is follows, one by one; here stands its type.
+        small: dict[int, dict[str, Any]] = {}
+        for number, of_one in tensors.items():
+            small[number] = {name: t.dtype if t.dim() else t for name, t in of_one.items()}
+        small, groups = self.mesh.object_from_main((small, groups))
+        for number, of_one in small.items():
+            for name, value in of_one.items():
+                if isinstance(value, torch.dtype):
+                    part: Any = torch.empty_like(parameters[number].detach(), dtype=value)
+                    _fill(part, tensors[number][name] if self.mesh.is_main else None)
+                    of_one[name] = part
+        optimizer.load_state_dict({"state": small, "param_groups": groups})
 
     def load_weights(self, weights: dict[str, Any]) -> None:
-        """Load the weights that rank 0 has.
-
-        torch's loader (2.13) cannot: it has one name for a parameter that the model has under two.
-        """
+        """Load the weights that rank 0 has."""
         own_tensors = self.model.state_dict()
         assert weights.keys() == own_tensors.keys() or not self.mesh.is_main
         for name, tensor in own_tensors.items():
             _fill(tensor, weights.get(name))
-
-    def names_of(self, optimizer: torch.optim.Optimizer) -> list[list[str]]:
-        """Return the names of this process's parameters in each group of the optimizer."""
-        names = {parameter: name for name, parameter in self.model.named_parameters()}
-        return [[names[p] for p in group["params"]] for group in optimizer.param_groups]
 
     def _gather(self, tensors: dict[str, Any]) -> dict[str, Any]:
         """Return the whole tensors in main memory of rank 0, an empty dictionary on the others."""
@@ -294,35 +285,6 @@ def norm_of_parts(gradients: Iterable[Tensor]) -> Tensor:
     if len(norms) == 1:
         return norms[0]
     return torch.linalg.vector_norm(torch.stack(norms))
-
-
-def number_parameters(state: dict[str, Any]) -> dict[str, Any]:
-    """Return an optimizer's state with numbered parameters, which torch.distributed.checkpoint names."""
-    numbers: dict[str, int] = {}
-    groups = []
-    for group in state.get("param_groups", []):
-        for name in group["params"]:
-            numbers[name] = len(numbers)
-        groups.append({**group, "params": [numbers[name] for name in group["params"]]})
-    tensors = {numbers[name]: of_one for name, of_one in state.get("state", {}).items()}
-    return {"state": tensors, "param_groups": groups} if state else {}
-
-
-def name_parameters(state: dict[str, Any], names: list[list[str]]) -> dict[str, Any]:
-    """Return an optimizer's state with its numbered parameters named; `names` of those in each group."""
-    if not state:
-        return {}
-    flat_names = list(chain.from_iterable(names))
-    groups = []
-    for group, own_names in zip(state["param_groups"], names, strict=True):
-        groups.append({**group, "params": own_names})
-    tensors = {flat_names[number]: of_one for number, of_one in state["state"].items()}
-    return {"state": tensors, "param_groups": groups}
-
-
-def _is_side_by_side(tensor: DTensor) -> bool:
-    """Return whether the tensor is several matrices side by side, of each of which a process has a part."""
-    return any(isinstance(placement, _StridedShard) for placement in tensor.placements)
 
 
 def _dimension_to_cut(parameter: nn.Parameter) -> Shard | None:

@@ -323,7 +323,7 @@ def test_a_killed_rank_is_restarted_and_the_run_ends_with_the_right_weights(
     assert all(found[name].equal(weight) for name, weight in expected.items())
     assert_is_the_same_run(runs / killed, runs / f"alone-{agents}", 2)
     entries = read_log(runs / killed / RUN_LOG)
-    saved = [entry.event.steps for entry in entries if isinstance(entry.event, Checkpoint)]
+    saved = [entry.event.step for entry in entries if isinstance(entry.event, Checkpoint)]
     assert max(saved) >= 15
     first, second = training_of(entries).processes
     assert first.ended == "killed" and second.ended == "finished"
