@@ -326,7 +326,7 @@ def test_a_killed_rank_is_restarted_and_the_run_ends_with_the_right_weights(
     saved = [entry.event.step for entry in entries if isinstance(entry.event, Checkpoint)]
     assert max(saved) >= 15
     first, second = training_of(entries).processes
-    assert first.ended == "killed" and second.ended == "finished"
+    assert first.ended in ("failed", "killed") and second.ended == "finished"
     spent = load_record(runs / killed)["pretrain"]["budget"]["spent_seconds"]
     assert spent > first.spent_seconds
 
