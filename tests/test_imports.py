@@ -104,9 +104,9 @@ def test_only_the_table_of_verbs_names_entry_modules() -> None:
         if module == "eval.verify":  # of a folder that is no run's: one verb for both
             others -= {"cramming.data.inspect"}
         assert not others & own(module), f"{module} imports an entry module"
-        if module != "cramming.cli":
+        if module != "cramming.verbs":
             text = MODULES[module].read_text(encoding="utf-8")
-            assert not [e for e in entries | trains if f'"{e}:main"' in text], module
+            assert not [e for e in entries | trains if f'"{e}"' in text], module
 
 
 def test_no_circles() -> None:
@@ -214,7 +214,7 @@ counted = [count for count in nodes if count > 1]  # a package's docstring is no
 print(len(counted), sum(counted))
 """
 # What a newcomer must read before the first training step, in files and syntax nodes.
-MOST_FILES, MOST_NODES = 51, 40_000
+MOST_FILES, MOST_NODES = 51, 40_200
 
 
 def test_little_is_read_before_the_first_training_step(
