@@ -4,8 +4,8 @@
 
 Each host is a network namespace with one end of a veth pair, the other end in a namespace that routes; each runs one
 process, which counts what its interface sent (`/sys/class/net/*/statistics`) from the end of the 12th step on, frames
-and all. Theory is what `cramming/parallel/compression.py` and `data_parallel.py` say of the payload alone, but that a
-reduce-scatter of gloo counts as the all-reduce that it is.
+and all. Theory is what `cramming/experimental/compression.py` and `cramming/parallel/data_parallel.py` say of the
+payload alone, but that a reduce-scatter of gloo counts as the all-reduce that it is.
 """
 
 import argparse

@@ -28,7 +28,7 @@ from cramming.precision import Precision
 from cramming.recipe import Config, Hardware, check
 
 if TYPE_CHECKING:
-    from cramming.parallel.spread import Spread
+    from cramming.parallel.data_parallel import ParallelStrategy
 
 MAX_SKIPPED_IN_A_ROW = 50
 
@@ -75,7 +75,7 @@ class Engine:
         device: torch.device,
         cuda_graphs: bool = False,
         hooks: Sequence[Hook] = (),
-        spread: "Spread | None" = None,
+        spread: "ParallelStrategy | None" = None,
     ):
         self.model, self.optimizer, self.precision = model, optimizer, precision
         self.clip, self.mesh, self.device = clip, mesh, device
@@ -308,14 +308,14 @@ def equip(model: PretrainedModel, config: Config, mesh: Mesh, device: torch.devi
     build, groups = config.optim.build, config.optim.groups(model)
     optimizer: torch.optim.Optimizer
     if memory.offload_optimizer and not (spread and spread.is_on_host):
-        from cramming.parallel.offload import CopyStream, HostOptimizer
+        from cramming.parallel.offload import CopyStream, build_on_host
 
         at_home = (
             {p for e in model.encoders for p in e.blocks.parameters()}
             if memory.offload_weights
             else set()
         )
-        optimizer = HostOptimizer(groups, build, CopyStream(device), at_home)
+        optimizer = build_on_host(groups, build, CopyStream(device), at_home)
     else:
         optimizer = build(groups)
     return Engine(
@@ -334,7 +334,7 @@ def equip(model: PretrainedModel, config: Config, mesh: Mesh, device: torch.devi
 class StrategySeeds(Hook):
     """Seeds of what a parallel strategy draws in each step."""
 
-    def __init__(self, spread: "Spread", seed: int) -> None:
+    def __init__(self, spread: "ParallelStrategy", seed: int) -> None:
         self.spread, self.seed = spread, seed
 
     def before_step(self, plan: StepPlan) -> None:
@@ -343,7 +343,7 @@ class StrategySeeds(Hook):
 
 
 def build_hooks(
-    config: Config, model: PretrainedModel, mesh: Mesh, spread: "Spread | None"
+    config: Config, model: PretrainedModel, mesh: Mesh, spread: "ParallelStrategy | None"
 ) -> list[Hook]:
     """Return what the configuration does around training steps."""
     vocab_size = model.encoder.embeddings.tokens.num_embeddings

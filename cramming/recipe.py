@@ -51,6 +51,7 @@ from cramming.parallel.mesh import (
     PipelineConfig,
     ReplicaConfig,
     ShardConfig,
+    load_experiment,
 )
 from cramming.precision import (
     DTYPES,
@@ -430,8 +431,7 @@ def _mesh_problems(config: Config, hardware: Hardware) -> Iterator[Problem]:
 def _pipeline_problems(
     config: Config, parallel: PipelineConfig, hardware: Hardware
 ) -> Iterator[Problem]:
-    from cramming.parallel import stages  # only here: few runs have any
-
+    stages = load_experiment("stages")
     model, train = config.model, config.train
     if not stages.fits(parallel.schedule, parallel.pp, model):
         yield (

@@ -35,7 +35,6 @@ from cramming.data.run_data import RunData, fit_to_corpus
 from cramming.finish import export, finish_hooks, validate_fully
 from cramming.invocation import Invocation
 from cramming.parallel.mesh import Mesh
-from cramming.parallel.offload import HostOptimizer
 from cramming.pretrain import train
 from cramming.progress import say, show_table, use_stderr
 from cramming.recipe import Config
@@ -429,8 +428,6 @@ class Replay:
         if twin:
             assert self.rounding is not None
             perturb(engine.parameters, self.rounding, twin)
-            if isinstance(engine.optimizer, HostOptimizer):
-                engine.optimizer.take_weights()
         recorded = RecordedClock(config.budget, work, self.run.steps)
         clock, log = Clock(recorded, config, mesh, work, _never), MemoryLog()
         run = Run.of(folder, config, self.data, engine, clock, Logger(config, clock, log, None))

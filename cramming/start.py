@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from cramming.data.corpus import Corpus, TokenStream
 from cramming.engine import Engine
 from cramming.model.heads import MaskedLM, PretrainedModel
-from cramming.parallel.offload import HostOptimizer
 from cramming.precision import float32_products
 from cramming.recipe import Config, CooccurrenceStart
 
@@ -48,8 +47,6 @@ def start_engine_from_text(
         torch.cuda.reset_peak_memory_stats(engine.device)  # the record's peak is the training's
     if engine.spread:
         engine.spread.load_weights(model.state_dict() if model else {})
-    if isinstance(engine.optimizer, HostOptimizer):
-        engine.optimizer.take_weights()
 
 
 def start_from_text(

@@ -1,4 +1,4 @@
-"""Imports point down only; what must not need torch does not.
+"""Imports beyond the contracts of pyproject.toml: no circles, and what runs without torch or before the first step.
 
 The source is read, not run: an import inside a function counts as well. `cramming/verbs.py` names the entry modules as
 text, in its table of verbs, and is the only module that may.
@@ -18,34 +18,6 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("cramming", "data_prep", "eval")
 
-# Modules of cramming by level: the higher may import the lower, and its own level where no circle arises.
-LEVELS = {
-    f"cramming.{name}".removesuffix(".cramming"): level
-    for level, names in {
-        0: """
-            cramming config files hub progress budget runlog scores schedule record record_schema environment device
-            plan.cards data data.manifest data.corpus data.task_files data.suites data.inspect children
-            hooks objectives.masking
-            process_pool bench.tricks overrides trackers
-            invocation settings_reference
-        """,
-        1: """
-            objectives bench.gate precision model
-        """,
-        2: """
-            parallel engine checkpoint optim data.batches plan.tracker recipe
-        """,
-        3: """
-            plan plan.roofline plan.memory plan.micro_batch start resume launch clock train_parts data.run_data
-            run finish plan.search
-            plan.main pretrain preview verbs cli __main__
-        """,
-        4: """
-            bench replay
-        """,
-    }.items()
-    for name in names.split()
-}
 TORCH_FREE = """
     cramming.config cramming.files cramming.record cramming.record_schema cramming.environment
     cramming.plan.cards cramming.budget cramming.runlog cramming.scores cramming.resume
@@ -107,129 +79,6 @@ def own(module: str) -> set[str]:
     return {name for name in imports_of(module) if name.split(".")[0] in PACKAGES}
 
 
-def is_within(name: str, package: str) -> bool:
-    return name == package or name.startswith(package + ".")
-
-
-def level(module: str) -> int:
-    while module not in LEVELS:
-        assert "." in module, f"{module} is not in the table of levels"
-        module = module.rpartition(".")[0]
-    return LEVELS[module]
-
-
-def test_every_module_of_cramming_has_a_level() -> None:
-    top = {name for name in MODULES if name.count(".") == 1 and is_within(name, "cramming")}
-    assert top <= LEVELS.keys(), "a new module: give it its level here"
-    assert LEVELS.keys() <= MODULES.keys(), "a module that no longer exists"
-
-
-@pytest.mark.parametrize("module", [m for m in MODULES if is_within(m, "cramming")])
-def test_cramming_imports_point_down(module: str) -> None:
-    for name in own(module):
-        assert is_within(name, "cramming"), (
-            f"{module} imports {name}: cramming never imports data_prep or eval"
-        )
-        assert level(name) <= level(module), (
-            f"{module} (level {level(module)}) imports {name} (level {level(name)})"
-        )
-
-
-@pytest.mark.parametrize("module", [m for m in MODULES if is_within(m, "cramming.model")])
-def test_the_model_is_mathematics_only(module: str) -> None:
-    allowed = (
-        "cramming.model",
-        "cramming.config",
-        "cramming.files",
-        "cramming.progress",
-        "cramming.record",
-        "cramming",
-    )
-    for name in own(module):
-        assert any(name == a or (a != "cramming" and is_within(name, a)) for a in allowed), (
-            f"{module} imports {name}"
-        )
-
-
-@pytest.mark.parametrize("module", [m for m in MODULES if is_within(m, "data_prep")])
-def test_data_prep_needs_only_the_format_and_the_settings(module: str) -> None:
-    allowed = {
-        "cramming",
-        "cramming.config",
-        "cramming.data",
-        "cramming.data.manifest",
-        "cramming.data.corpus",
-    }
-    allowed |= {"cramming.files", "cramming.progress", "cramming.hub", "cramming.process_pool"}
-    allowed |= {"cramming.data.task_files", "cramming.invocation"}
-    for name in own(module):
-        assert name in allowed or is_within(name, "data_prep"), f"{module} imports {name}"
-    for name in imports_of(module):
-        assert name.split(".")[0] not in ("torch", "transformers"), f"{module} imports {name}"
-
-
-def closure(module: str, package: str) -> set[str]:
-    """`module` and what it imports of `package`, directly or not."""
-    found, waiting = set(), [module]
-    while waiting:
-        name = waiting.pop()
-        if name in MODULES and name not in found:
-            found.add(name)
-            waiting += [n for n in own(name) if is_within(n, package)]
-    return found
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
-        "eval.rules.table",
-        "eval.report.main",
-        "eval.report.render",
-        "eval.report.submission",
-        "eval.report.plots",
-        "eval.report.references",
-        "eval.report.model_card",
-        "eval.submit",
-    ],
-)
-def test_rules_and_report_read_records_only(entry: str) -> None:
-    allowed = {
-        "cramming",
-        "cramming.config",
-        "cramming.files",
-        "cramming.record",
-        "cramming.progress",
-    }
-    allowed |= {
-        "cramming.record_schema",
-        "cramming.runlog",
-        "cramming.data.task_files",
-        "cramming.data.suites",
-        "cramming.scores",
-        "cramming.budget",
-        "cramming.data.manifest",
-        "cramming.plan.cards",
-    }
-    allowed |= {
-        "cramming.schedule",
-        "cramming.model.config",
-        "cramming.objectives",
-        "cramming.objectives.masking",
-    }  # what settings mean, for the plausibility rules
-    allowed |= {"cramming.process_pool"}  # many runs are read by several processes
-    # The log, scores computed from it, the version of the rules, and the manifest that an archive holds.
-    allowed |= {"cramming.runlog", "cramming.scores", "cramming.budget", "cramming.data.manifest"}
-    allowed |= {"cramming.data.suites"}
-    for module in closure(entry, "eval"):
-        for name in own(module):
-            assert name in allowed or is_within(name, "eval"), f"{entry} -> {module} imports {name}"
-
-
-@pytest.mark.parametrize("module", [m for m in MODULES if is_within(m, "eval")])
-def test_eval_does_not_import_data_prep(module: str) -> None:
-    assert not {name for name in own(module) if is_within(name, "data_prep")}
-
-
 def test_only_the_table_of_verbs_names_entry_modules() -> None:
     entries = {
         "cramming.plan.main",
@@ -255,9 +104,9 @@ def test_only_the_table_of_verbs_names_entry_modules() -> None:
         if module == "eval.verify":  # of a folder that is no run's: one verb for both
             others -= {"cramming.data.inspect"}
         assert not others & own(module), f"{module} imports an entry module"
-        if module != "cramming.cli":
+        if module != "cramming.verbs":
             text = MODULES[module].read_text(encoding="utf-8")
-            assert not [e for e in entries | trains if f'"{e}:main"' in text], module
+            assert not [e for e in entries | trains if f'"{e}"' in text], module
 
 
 def test_no_circles() -> None:
@@ -284,7 +133,7 @@ def test_only_the_mesh_reads_the_launchers_variables() -> None:
 
 def test_the_torch_free_modules_import_without_torch() -> None:
     """In a process where importing torch or transformers fails; all of data_prep too."""
-    names = [*TORCH_FREE, *(m for m in MODULES if is_within(m, "data_prep"))]
+    names = [*TORCH_FREE, *(m for m in MODULES if m.startswith("data_prep"))]
     code = f"""
 import sys
 class Blocked:
@@ -365,7 +214,7 @@ counted = [count for count in nodes if count > 1]  # a package's docstring is no
 print(len(counted), sum(counted))
 """
 # What a newcomer must read before the first training step, in files and syntax nodes.
-MOST_FILES, MOST_NODES = 51, 40_000
+MOST_FILES, MOST_NODES = 51, 40_200
 
 
 def test_little_is_read_before_the_first_training_step(

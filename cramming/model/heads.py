@@ -43,7 +43,7 @@ def cuda_chunks(memory_bytes: float) -> str:
 
 class Vocabulary:
     """The entries that a decoder's rows stand for: all of them here, in order. A part of a vocabulary that is cut
-    (cramming/parallel/tensor.py) begins at `first` and gives what all parts together come to."""
+    (cramming/experimental/tensor.py) begins at `first` and gives what all parts together come to."""
 
     first = 0
 

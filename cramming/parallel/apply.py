@@ -21,11 +21,17 @@ from cramming.config import Count, Natural, Section, Share
 from cramming.device import RuntimeConfig, compile_arguments, forbid_fallback
 from cramming.model.encoder import Block, Encoder
 from cramming.model.heads import HeadTransform, MaskedLM, PretrainedModel
-from cramming.parallel.mesh import Mesh, ParallelConfig, PipelineConfig
+from cramming.parallel.mesh import (
+    Mesh,
+    ParallelConfig,
+    PipelineConfig,
+    ReplicaConfig,
+    load_experiment,
+)
 from cramming.precision import Precision
 
 if TYPE_CHECKING:
-    from cramming.parallel.spread import Spread
+    from cramming.parallel.data_parallel import ParallelStrategy
 
 
 class MemoryConfig(Section):
@@ -77,25 +83,30 @@ def apply(
     parallel: ParallelConfig,
     mesh: Mesh,
     precision: Precision,
-) -> "Spread | None":
-    """Apply the settings to a model in place; how its steps run on several processes, None on one."""
+) -> "ParallelStrategy | None":
+    """Apply the settings to a model in place; return its execution on several processes, None on one."""
     if parallel.tp > 1:
-        from cramming.parallel.tensor import cut  # only here: most runs cut no matrix
-
-        cut(model, mesh.dims["tp"], parallel.sequence)
+        load_experiment("tensor").cut(model, mesh.dims["tp"], parallel.sequence)
     if memory.offload_activations or memory.offload_weights or memory.checkpoint_every:
         for encoder in model.encoders:
             _wrap_blocks(encoder, memory)
     _compile(model, memory, runtime)
     if mesh.world_size == 1:
         return None
+    build_strategy = _strategy_class(parallel)
+    return build_strategy(model, parallel, mesh, precision, memory.offload_optimizer)
+
+
+def _strategy_class(parallel: ParallelConfig) -> Any:
+    """Return the `ParallelStrategy` that the setting names. Importing one takes time."""
     if isinstance(parallel, PipelineConfig):
-        from cramming.parallel.pipeline import Pipeline  # only here, as below
+        return load_experiment("pipeline").Pipeline
+    if parallel.tp > 1 and isinstance(parallel, ReplicaConfig):
+        return load_experiment("tensor").ReplicasOfParts
+    from cramming.parallel import data_parallel
 
-        return Pipeline(model, parallel, mesh, precision)
-    from cramming.parallel.data_parallel import spread_data  # only here: it takes time to import
-
-    return spread_data(model, parallel, mesh, memory.offload_optimizer)
+    is_copied = isinstance(parallel, ReplicaConfig)
+    return data_parallel.Replicas if is_copied else data_parallel.Shards
 
 
 def _compile(model: PretrainedModel, memory: MemoryConfig, runtime: RuntimeConfig) -> None:
@@ -121,15 +132,13 @@ def _compile_parts(model: PretrainedModel, arguments: dict[str, Any]) -> None:
 
 
 def _wrap_blocks(encoder: Encoder, config: MemoryConfig) -> None:
-    from cramming.parallel.offload import CopyStream, linked
-    from cramming.parallel.offload_activations import (
-        Activations,
-    )  # only here: most runs keep all on the device
+    # Only here: most runs keep all on the device.
+    from cramming.parallel.offload import Activations, CopyStream, host_weights
 
     blocks = list(encoder.blocks)
     copy_stream = CopyStream(encoder.embeddings.tokens.weight.device)
     activations = Activations(copy_stream, len(blocks)) if config.offload_activations else None
-    fetched = linked(blocks, copy_stream) if config.offload_weights else None
+    fetched = host_weights(blocks, copy_stream) if config.offload_weights else None
     kept = _PRODUCTS if encoder.config.attention_dropout else _PRODUCTS | _ATTENTION
     selective: dict[str, Any] = {"context_fn": partial(_selective_contexts, kept)}
     for index, block in enumerate(blocks):

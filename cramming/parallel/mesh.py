@@ -5,12 +5,16 @@ are on one machine). Along `dp` processes differ in the samples that they comput
 are this one's, and the sample stream is a pure function of these two. Along `tp` and `pp` they have the same samples
 and different parts of the model. So what is counted per sample (targets, losses) is summed over `dp`; numbers that
 steer the run come from rank 0, which alone reads the clock and writes files, so that replicas cannot drift apart (but
-any rank can ask to stop); parameters are reduced as `parallel/apply.py` has placed them. Without torchrun a Mesh is one
-process and each of its methods is free.
+any rank can ask to stop). Without torchrun a Mesh is one process and each of its methods is free.
 """
 
 import os
+import time
+import uuid
 from collections.abc import Callable
+from datetime import timedelta
+from importlib import import_module
+from types import ModuleType
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import torch
@@ -21,6 +25,10 @@ from torch import Tensor
 from cramming.config import Choice, Count, Section, UserError, require
 
 T = TypeVar("T")
+JOIN_SECONDS = 1800  # wait for the other processes to join
+REPLY_TIMEOUT = timedelta(
+    hours=2
+)  # rank 0 alone hashes the corpus and writes; the others wait for it
 
 
 class ParallelConfig(Section):
@@ -49,7 +57,7 @@ class ParallelConfig(Section):
 
 
 class CompressionConfig(Section):
-    """What is sent of the gradients in place of themselves (cramming/parallel/compression.py)."""
+    """What is sent of the gradients in place of themselves (cramming/experimental/compression.py)."""
 
     name: str
 
@@ -91,7 +99,8 @@ class ShardConfig(ParallelConfig):
 
 class PipelineConfig(ParallelConfig):
     """Processes share the layers, `pp` stages of them, or two in each with the schedules that interleave; whole
-    pipelines are copied along `dp`. `schedule`: the order of the micro-batches' passes (parallel/pipeline.py)."""
+    pipelines are copied along `dp`. `schedule`: the order of the micro-batches
+    (cramming/experimental/stages.py)."""
 
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"]
 
@@ -105,44 +114,47 @@ STRATEGIES: dict[str, type[ParallelConfig]] = {
     "pp": PipelineConfig,
 }
 
+# The one place that knows cramming/experimental: its modules by name, imported when a setting selects one.
+EXPERIMENTS = {
+    "compression": "cramming.experimental.compression",  # parallel.compression, but for none
+    "pipeline": "cramming.experimental.pipeline",  # parallel=pp
+    "pipeline_study": "cramming.experimental.pipeline_study",  # the study of pipelines
+    "stages": "cramming.experimental.stages",  # what parallel=pp can cut
+    "tensor": "cramming.experimental.tensor",  # parallel.tp above 1
+}
+
+
+def load_experiment(name: str) -> ModuleType:
+    """Return the module of an experiment of the table."""
+    return import_module(EXPERIMENTS[name])
+
 
 class Mesh:
-    """This process's place among the run's processes. `dims`: torch's DeviceMesh of pp, dp and tp; None where this
-    process is the only one."""
+    """This process's position among the run's processes.
+
+    `dims` is torch's DeviceMesh of pp, dp and tp, None where this process is the only one. Ranks with the same
+    `random_stream` draw the same random numbers: those that hold parts of the same layers.
+    """
 
     def __init__(self, config: ParallelConfig, device: torch.device):
+        """Join the other processes of the run, if the launcher has started some."""
         self.rank = int(os.environ.get("RANK", "0"))
         self.world_size = launched_processes()
-        self.data_size, self.data_rank = data_size(config, self.world_size), 0
+        self.data_size = data_size(config, self.world_size)
+        self.data_rank = 0
+        self.random_stream = self.rank // config.tp
         self.dims: Any = None
-        if self.world_size > 1:
-            from torch.distributed.device_mesh import (
-                init_device_mesh,
-            )  # only here: it takes time to import
-
-            from cramming.parallel.rendezvous import join
-
-            if device.type == "cuda":
-                local, there = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
-                require(
-                    local < there,
-                    f"torchrun: more processes than {there} visible GPUs; lower --nproc-per-node",
-                )
-                device = torch.device("cuda", local)
-                torch.cuda.set_device(device)
-            automatic = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-            join(automatic if config.backend == "auto" else config.backend)
-            sizes = (config.pp, self.data_size, config.tp)
-            self.dims = init_device_mesh(device.type, sizes, mesh_dim_names=("pp", "dp", "tp"))
-            self.data_rank = self.dims.get_local_rank("dp")
         self.device = device
+        if self.world_size > 1:
+            self._join(config)
 
     @classmethod
     def solo(cls, device: torch.device) -> "Mesh":
-        """This process on its own, whatever the launcher says: for a probe, which must not wait for others."""
+        """Return a mesh of this process alone, whatever the launcher says: a probe must not wait for others."""
         mesh = cls.__new__(cls)
-        mesh.rank, mesh.world_size, mesh.device = 0, 1, device
-        mesh.data_rank, mesh.data_size, mesh.dims = 0, 1, None
+        mesh.rank = mesh.data_rank = mesh.random_stream = 0
+        mesh.world_size = mesh.data_size = 1
+        mesh.device, mesh.dims = device, None
         return mesh
 
     @property
@@ -150,18 +162,9 @@ class Mesh:
         """Whether this is rank 0, the one that reads the clock and writes files."""
         return self.rank == 0
 
-    def _exchanged(
-        self, values: tuple[float, ...], collective: Callable[[Tensor], object]
-    ) -> list[float]:
-        if self.world_size == 1:
-            return list(values)
-        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
-        collective(tensor)
-        return tensor.tolist()
-
     def sums(self, *values: float) -> list[float]:
-        """The sum of each of the `values`, at once, over the processes with other samples."""
-        return self._exchanged(values, self.sum_tensor)
+        """Return the sum of each of the `values` over the processes with other samples."""
+        return self._exchange(values, self.sum_tensor)
 
     def sum_tensor(self, tensor: Tensor) -> None:
         """Sum a tensor over the processes with other samples, in place."""
@@ -169,19 +172,19 @@ class Mesh:
             dist.all_reduce(tensor, group=self.dims.get_group("dp"))
 
     def max(self, *values: float) -> list[float]:
-        """The largest of each of the `values`, of all ranks."""
-        return self._exchanged(values, lambda tensor: dist.all_reduce(tensor, dist.ReduceOp.MAX))
+        """Return the largest of each of the `values` over all ranks."""
+        return self._exchange(values, lambda tensor: dist.all_reduce(tensor, dist.ReduceOp.MAX))
 
     def from_main(self, value: float) -> float:
-        """Rank 0's `value`, on every rank."""
-        return self._exchanged((value,), lambda tensor: dist.broadcast(tensor, src=0))[0]
+        """Return rank 0's `value`."""
+        return self._exchange((value,), lambda tensor: dist.broadcast(tensor, src=0))[0]
 
     def object_from_main(self, value: T) -> T:
-        """Rank 0's `value`, which can be pickled, on every rank."""
-        found = [value]
+        """Return rank 0's `value`, which can be pickled."""
+        values = [value]
         if self.world_size > 1:
-            dist.broadcast_object_list(found, src=0)
-        return found[0]
+            dist.broadcast_object_list(values, src=0)
+        return values[0]
 
     def barrier(self) -> None:
         """Wait for every rank."""
@@ -193,25 +196,107 @@ class Mesh:
         if self.world_size > 1:
             dist.destroy_process_group()
 
+    def _join(self, config: ParallelConfig) -> None:
+        from torch.distributed.device_mesh import init_device_mesh  # slow to import
+
+        backend = "gloo"
+        if self.device.type == "cuda":
+            self.device = _local_gpu()
+            torch.cuda.set_device(self.device)
+            backend = "cpu:gloo,cuda:nccl"
+        _join_process_group(backend if config.backend == "auto" else config.backend)
+        sizes = (config.pp, self.data_size, config.tp)
+        names = ("pp", "dp", "tp")
+        self.dims = init_device_mesh(self.device.type, sizes, mesh_dim_names=names)
+        self.data_rank = self.dims.get_local_rank("dp")
+
+    def _exchange(
+        self, values: tuple[float, ...], collective: Callable[[Tensor], object]
+    ) -> list[float]:
+        if self.world_size == 1:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        collective(tensor)
+        return tensor.tolist()
+
 
 def launched_processes() -> int:
-    """How many the launcher has started; 1 without one."""
+    """Return how many processes the launcher has started; 1 without one."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def data_size(config: ParallelConfig, world_size: int) -> int:
-    """Along how many processes the samples of a step are spread; UserError where the mesh is not all processes."""
+    """Return over how many processes a step's samples are split; UserError where the mesh is not all processes."""
     parts = config.tp * config.pp
-    found = config.dp or max(1, world_size // parts)
-    if found * parts != world_size:
+    replicas = config.dp or max(1, world_size // parts)
+    if replicas * parts != world_size:
         raise UserError(
-            f"parallel.dp={config.dp or 'null'} parallel.tp={config.tp} parallel.pp={config.pp}: a mesh of {found} x"
-            f" {config.tp} x {config.pp} = {found * parts} processes, and there are {world_size}; start as many with"
-            f" torchrun --nproc-per-node {found * parts} -m cramming ..., or change a size"
+            f"parallel.dp={config.dp or 'null'} parallel.tp={config.tp} parallel.pp={config.pp}: a mesh of {replicas} x"
+            f" {config.tp} x {config.pp} = {replicas * parts} processes, and there are {world_size}; start as many with"
+            f" torchrun --nproc-per-node {replicas * parts} -m cramming ..., or change a size"
         )
-    if isinstance(config, ShardConfig) and config.shards and found % config.shards:
-        reason = f"samples are spread over {found} process(es), which that does not divide"
+    if isinstance(config, ShardConfig) and config.shards and replicas % config.shards:
         raise UserError(
-            f"parallel.shards={config.shards}: {reason}; take another number, or null: all share one copy"
+            f"parallel.shards={config.shards}: does not divide the {replicas} process(es) that share the samples."
+            " Take another number, or null: all share one copy."
         )
-    return found
+    return replicas
+
+
+def _local_gpu() -> torch.device:
+    local = int(os.environ["LOCAL_RANK"])
+    visible = torch.cuda.device_count()
+    require(
+        local < visible,
+        f"torchrun: more processes than {visible} visible GPUs; lower --nproc-per-node",
+    )
+    return torch.device("cuda", local)
+
+
+def _join_process_group(backend: str) -> None:
+    """Join the group of all processes through the launcher's store, under a name that all of them know.
+
+    torchrun (2.13) keeps one store over all restarts, with the addresses of processes that have ended, so the name of a
+    group must be new. The number of restarts does not serve: each node counts those that its own processes caused.
+    """
+    store, rank, size = next(iter(dist.rendezvous("env://")))
+    agree = _name_group if rank == 0 else _ask_group_name
+    name = agree(store, rank, size, uuid.uuid4().hex)
+    dist.init_process_group(
+        backend,
+        store=dist.PrefixStore(name, store),
+        rank=rank,
+        world_size=size,
+        timeout=REPLY_TIMEOUT,
+    )
+
+
+def _ask_group_name(store: Any, rank: int, size: int, own_name: str) -> str:
+    """Ask rank 0 by a new name, under which the store has no answer from before a restart."""
+    store.set(f"asks {rank}", own_name)
+    name: str = store.get(f"answer {own_name}").decode()
+    store.set(f"knows {name} {rank}", "")
+    return name
+
+
+def _name_group(store: Any, rank: int, size: int, name: str) -> str:
+    """Answer every other rank with `name`, until all know it.
+
+    torchrun ends all processes before it restarts them, so none from before a restart can still ask.
+    """
+    deadline = time.monotonic() + JOIN_SECONDS
+    waiting = set(range(1, size))
+    while waiting:
+        for other in sorted(waiting):
+            if store.check([f"knows {name} {other}"]):
+                waiting.remove(other)
+            elif store.check([f"asks {other}"]):
+                asked_by = store.get(f"asks {other}").decode()
+                store.set(f"answer {asked_by}", name)
+        require(
+            time.monotonic() < deadline,
+            f"torchrun: of {size} processes those of rank {', '.join(map(str, sorted(waiting)))} did not answer within"
+            f" {JOIN_SECONDS // 60} minutes; see why they ended, and start all of them again",
+        )
+        time.sleep(0.01)
+    return name

@@ -1,35 +1,43 @@
-"""Offloading to host memory: blocks' weights and the optimizer's state (activations: offload_activations.py).
+"""Offloading to host memory: blocks' weights, activations, and the optimizer's state (Ren et al. 2021, ZeRO-Offload).
 
 On a GPU the host memory is pinned, copies run on a stream of their own, and while one block is computed the next one's
 tensors are on their way. On a CPU the same code makes plain copies. Whole storages move and the views on them are made
-again, so losses and gradients are those of the plain run.
+again, so losses and gradients are those of the plain run, bit for bit; those of torch's FSDP2 with CPUOffloadPolicy and
+of its save_on_cpu are not (docs/log.md, 2026-11-28).
 """
 
-from collections.abc import Callable, Collection, Sequence
+import weakref
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils import _pytree as pytree
+
+SMALLEST = 1024  # elements: below, a copy costs more than the memory it frees
+BLOCKS_IN_FLIGHT = 2  # whose activations are still on the device while they are copied out
 
 Forward = Callable[..., Tensor]
 Packed = Tensor | Callable[[], Tensor]
 Event = torch.cuda.Event | None
+Groups = list[dict[str, Any]]
 
 
 class CopyStream:
-    """The way between `device` and host memory: copies on a stream of their own, or plain ones on a CPU."""
+    """Copies between `device` and host memory: on a stream of their own, or plain ones on a CPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def host_empty(self, like: Tensor) -> Tensor:
-        """An empty tensor like `like` in host memory, pinned where there is a GPU to copy from it."""
-        return torch.empty(
-            like.shape, dtype=like.dtype, device="cpu", pin_memory=self.stream is not None
-        )
+        """Return an empty tensor like `like` in host memory, pinned where there is a GPU to copy from it."""
+        is_pinned = self.stream is not None
+        return torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=is_pinned)
 
     def copy(self, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> Event:
         """Begin to copy each source into its target, after all that is queued now; the event is their arrival."""
@@ -48,98 +56,99 @@ class CopyStream:
         if event is not None:
             torch.cuda.current_stream(self.device).wait_event(event)
 
-    def to_host(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """fp32 copies in host memory, complete on return."""
-        present = [None if t is None else t.detach().float() for t in tensors]
-        copies = [None if t is None else self.host_empty(t) for t in present]
-        event = self.copy(
-            [t for t in copies if t is not None], [t for t in present if t is not None]
-        )
+    def to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return fp32 copies in host memory, complete on return."""
+        sources = [tensor.detach().float() for tensor in tensors]
+        copies = [self.host_empty(source) for source in sources]
+        event = self.copy(copies, sources)
         if event is not None:
             event.synchronize()
         return copies
 
 
 def unpack(packed: Packed) -> Tensor:
-    """The other half of every `pack`."""
+    """Return a saved tensor: the counterpart of every `pack`."""
     return packed if isinstance(packed, Tensor) else packed()
 
 
-def storage_of(tensor: Tensor) -> int:
-    """What tells two memories apart: the storage itself. In a simulation all addresses are 0."""
+def storage_id(tensor: Tensor) -> int:
+    """Return what tells two storages apart. In a simulation all addresses are 0."""
     return int(tensor.untyped_storage()._cdata)
 
 
+# Weights -------------------------------------------------------------------------------------------------------------
+
+
 class HostWeights:
-    """The parameters of one block, at home in host memory, and their copies on the way to the device."""
+    """Parameters of one block in host memory, and their copies on the way to the device."""
 
     def __init__(self, block: nn.Module, copy_stream: CopyStream) -> None:
         self.copy_stream = copy_stream
-        found = [
-            (m, name, p)
-            for m in block.modules()
-            for name, p in m._parameters.items()
-            if p is not None
-        ]
-        self.places = [(module, name) for module, name, _ in found]
-        self.parameters: list[Tensor] = [p for _, _, p in found]
+        self.owners: list[tuple[nn.Module, str]] = []
+        self.parameters: list[Tensor] = []
+        for module in block.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    self.owners.append((module, name))
+                    self.parameters.append(parameter)
         # What autocast would lower in each use is lowered once on arrival: the same rounding, and what the linear layer
         # saves for backward is then a tensor of ours, which need not stay. Float8 layers take their weights whole.
-        self.lowered = [type(module) is nn.Linear for module, _ in self.places]
+        self.is_lowered = [type(module) is nn.Linear for module, _ in self.owners]
         self.before: HostWeights | None = None
         self.after: HostWeights | None = None
-        self._coming: tuple[list[int], list[Tensor], Event] | None = None
+        self._arriving: tuple[list[int], list[Tensor], Event] | None = None
 
     def prefetch(self) -> None:
         """Begin to copy, unless the present values are already under way."""
-        versions = [p._version for p in self.parameters]
-        if self._coming is None or self._coming[0] != versions:
-            if self._coming is not None:
-                self.copy_stream.wait(
-                    self._coming[2]
-                )  # or it arrives in memory that is others' by then
-            copies = [
-                torch.empty_like(p, device=self.copy_stream.device, requires_grad=False)
-                for p in self.parameters
-            ]
-            self._coming = (
-                versions,
-                copies,
-                self.copy_stream.copy(copies, [p.detach() for p in self.parameters]),
-            )
+        versions = [parameter._version for parameter in self.parameters]
+        if self._arriving is not None:
+            if self._arriving[0] == versions:
+                return
+            self.copy_stream.wait(self._arriving[2])  # else it arrives in memory that is reused
+        sources = [parameter.detach() for parameter in self.parameters]
+        copies = [torch.empty_like(source, device=self.copy_stream.device) for source in sources]
+        self._arriving = versions, copies, self.copy_stream.copy(copies, sources)
 
     @torch.no_grad()
     def fetch(self, dtype: torch.dtype | None) -> list[Tensor]:
-        """The weights on the device, linear layers' in `dtype`; the next block's begin to follow."""
+        """Return the weights on the device, linear layers' in `dtype`; begin to copy those of the next block."""
         self.prefetch()
-        assert self._coming is not None
-        _, copies, event = self._coming
-        self._coming = None
+        assert self._arriving is not None
+        _, copies, event = self._arriving
+        self._arriving = None
         self.copy_stream.wait(event)
-        in_backward = (
-            torch._C._current_graph_task_id() != -1
-        )  # a recomputed forward pass runs backwards too
-        neighbour = self.before if in_backward else self.after
+        # A forward that is recomputed runs backwards too.
+        is_in_backward = torch._C._current_graph_task_id() != -1
+        neighbour = self.before if is_in_backward else self.after
         if neighbour is not None:
             neighbour.prefetch()
-        return [c.to(dtype) if dtype and low else c for c, low in zip(copies, self.lowered)]
+        if dtype is None:
+            return copies
+        weights = []
+        for copy, is_lowered in zip(copies, self.is_lowered, strict=True):
+            weights.append(copy.to(dtype) if is_lowered else copy)
+        return weights
 
     def install(self, tensors: Sequence[Tensor]) -> None:
         """Let the block's modules compute with `tensors`."""
-        for (module, name), tensor in zip(self.places, tensors, strict=True):
+        for (module, name), tensor in zip(self.owners, tensors, strict=True):
             module._parameters[name] = tensor  # type: ignore[assignment]
 
-    def wrap(self, forward: Forward, rest: Callable[[Tensor], Packed] | None) -> Forward:
-        """`forward` with weights fetched for it. `rest` packs what else is saved; None inside a checkpoint, which saves
-        nothing and runs all of this a second time."""
+    def wrap(self, forward: Forward, pack_rest: Callable[[Tensor], Packed] | None) -> Forward:
+        """Return `forward` with weights fetched for it.
+
+        `pack_rest` packs what else is saved. It is None inside a checkpoint, which saves nothing and runs all of this a
+        second time.
+        """
 
         def run(*arguments: Any) -> Tensor:
-            visit = _Visit(self)
-            self.install(_Fetch.apply(visit, *self.parameters))
+            visit = WeightVisit(self)
+            self.install(FetchWeights.apply(visit, *self.parameters))
             try:
-                if rest is None or not torch.is_grad_enabled():
+                if pack_rest is None or not torch.is_grad_enabled():
                     return forward(*arguments)
-                with saved_tensors_hooks(lambda tensor: visit.pack(tensor, rest), unpack):
+                pack = partial(visit.pack, pack_rest=pack_rest)
+                with saved_tensors_hooks(pack, unpack):
                     return forward(*arguments)
             finally:
                 self.install(self.parameters)
@@ -148,8 +157,8 @@ class HostWeights:
         return run
 
 
-class _Visit:
-    """The weights of one block on the device for one forward pass, and again for its backward pass."""
+class WeightVisit:
+    """Weights of one block on the device: for one forward, and again for its backward."""
 
     def __init__(self, weights: HostWeights) -> None:
         self.weights = weights
@@ -159,127 +168,267 @@ class _Visit:
         self.index: dict[int, int] = {}
 
     def arrive(self) -> list[Tensor]:
+        """Return the weights on the device, fetched unless they are there."""
         if self.tensors is None:
             self.tensors = self.weights.fetch(self.dtype)
-            self.index = {storage_of(tensor): i for i, tensor in enumerate(self.tensors)}
+            self.index = {storage_id(tensor): i for i, tensor in enumerate(self.tensors)}
         return self.tensors
 
     def leave(self) -> None:
+        """Free the weights on the device."""
         self.tensors = None
 
-    def pack(self, tensor: Tensor, rest: Callable[[Tensor], Packed]) -> Packed:
-        found = self.index.get(storage_of(tensor))
-        if found is None:
-            return rest(tensor)
+    def pack(self, tensor: Tensor, pack_rest: Callable[[Tensor], Packed]) -> Packed:
+        """Pack a saved tensor: a weight is fetched again when it is needed."""
+        number = self.index.get(storage_id(tensor))
+        if number is None:
+            return pack_rest(tensor)
         shape, stride, offset = tensor.shape, tensor.stride(), int(tensor.storage_offset())
-        return lambda: self.arrive()[found].as_strided(shape, stride, offset)
+        return lambda: self.arrive()[number].as_strided(shape, stride, offset)
 
 
-class _Fetch(torch.autograd.Function):
+class FetchWeights(torch.autograd.Function):
     """Host parameters to the device; their gradients back to the host, where autograd adds them up."""
 
     @staticmethod
-    def forward(ctx: Any, visit: _Visit, *parameters: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, visit: WeightVisit, *parameters: Tensor) -> tuple[Tensor, ...]:
+        """Return the weights on the device."""
         ctx.visit = visit
         ctx.set_materialize_grads(False)
         return tuple(visit.arrive())
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        # The last node of the block's backward pass. The host waits here for the block's gradients, then adds them to
-        # its own in another thread than the one that goes on with the block before.
+        """Return the gradients in host memory.
+
+        This is the last node of the block's backward. The host waits here for the block's gradients, then adds them to
+        its own in another thread than the one that goes on with the block before.
+        """
         ctx.visit.leave()
-        return None, *ctx.visit.weights.copy_stream.to_host(gradients)
+        present = [gradient for gradient in gradients if gradient is not None]
+        on_host = iter(ctx.visit.weights.copy_stream.to_host(present))
+        return None, *(None if gradient is None else next(on_host) for gradient in gradients)
 
 
-def linked(blocks: Sequence[nn.Module], copy_stream: CopyStream) -> list[HostWeights]:
-    """The blocks' weights, each knowing its neighbours."""
+def host_weights(blocks: Sequence[nn.Module], copy_stream: CopyStream) -> list[HostWeights]:
+    """Return the blocks' weights, each linked with its neighbours."""
     weights = [HostWeights(block, copy_stream) for block in blocks]
     for before, after in pairwise(weights):
         before.after, after.before = after, before
     return weights
 
 
-Groups = list[dict[str, Any]]
+# Activations ---------------------------------------------------------------------------------------------------------
 
 
-class HostOptimizer(torch.optim.Optimizer):
-    """The optimizer's state in main memory, updated by the CPU (Ren et al. 2021, ZeRO-Offload).
+class SavedStorage:
+    """Storage of activations: its copies on the host and, at times, on the device. `uses` are unpacks to come."""
 
-    Runs `build(groups)` on fp32 host copies; outside it looks like that optimizer over the device's parameters. Those
-    `at_home` are on the host already. Weights are the model's to save, and are loaded before this optimizer's state.
+    def __init__(self, device: Tensor, host: Tensor, event: Event) -> None:
+        self.device: Tensor | None = device
+        self.host: Tensor | None = host
+        self.event = event
+        self.uses = 0
+
+
+class BlockActivations:
+    """Activations that one forward of one block saved. `previous` is the block before, whose turn in backward is next.
+
+    A block that `stays` copies nothing, but its backward calls for those of the one before all the same. Storages in
+    `keep` are not moved.
     """
 
     def __init__(
         self,
-        groups: Groups,
-        build: Callable[[Groups], torch.optim.Optimizer],
         copy_stream: CopyStream,
-        at_home: Collection[nn.Parameter] = frozenset(),
+        previous: "BlockActivations | None",
+        keep: set[int],
+        stays: bool,
     ) -> None:
-        self._copy_stream = copy_stream
-        self._parameters: list[list[nn.Parameter]] = [group["params"] for group in groups]
-        self._masters = {p: p for parameters in self._parameters for p in parameters}
-        for p in self._masters.keys() - set(at_home):
-            self._masters[p] = nn.Parameter(copy_stream.host_empty(p).copy_(p.detach()))
-        self._gradients: dict[nn.Parameter, Tensor] = {}
-        self._inner = build(
-            [{**group, "params": [self._masters[p] for p in group["params"]]} for group in groups]
-        )
-        super().__init__(self._outer_groups(), {"fused": self._inner.defaults.get("fused")})
-        self.state = self._inner.state
+        self.copy_stream, self.previous, self.keep, self.stays = copy_stream, previous, keep, stays
+        self.saved: dict[tuple[Any, ...], SavedStorage] = {}
+        self.is_restored = False
+
+    def pack(self, tensor: Tensor) -> Packed:
+        """Begin to copy a saved tensor to the host.
+
+        The whole storage moves, once: queries, keys and values are views of one, and a view that came back as a tensor
+        of its own would have other strides, in whose order kernels may sum otherwise. The storage lives on at least
+        until `release`, so no other has its key.
+        """
+        storage = storage_id(tensor)
+        if tensor.numel() < SMALLEST or storage in self.keep:
+            return tensor
+        if self.stays:
+            return partial(self._present, tensor)
+        key = (storage, tensor.dtype, tensor._version)
+        if key not in self.saved:
+            length = tensor.untyped_storage().nbytes() // tensor.itemsize
+            whole = tensor.as_strided((length,), (1,), 0)
+            host = self.copy_stream.host_empty(whole)
+            event = self.copy_stream.copy([host], [whole])
+            self.saved[key] = SavedStorage(whole, host, event)
+        self.saved[key].uses += 1
+        view = (tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+        return partial(self._back, self.saved[key], *view)
+
+    def release(self) -> None:
+        """Give up the device's copies; the memory is free for what is queued from now on."""
+        for saved in self.saved.values():
+            self.copy_stream.wait(saved.event)
+            saved.device = None
+
+    def restore(self) -> None:
+        """Begin to fetch what was released."""
+        if self.is_restored:
+            return
+        self.is_restored = True
+        for saved in self.saved.values():
+            if saved.device is None and saved.host is not None:
+                saved.device = torch.empty_like(saved.host, device=self.copy_stream.device)
+                saved.event = self.copy_stream.copy([saved.device], [saved.host])
+
+    def __del__(self) -> None:
+        """Wait for copies that no backward took: they must not arrive in memory that is reused."""
+        for saved in self.saved.values():
+            if saved.device is not None:
+                self.copy_stream.wait(saved.event)
+
+    def _present(self, tensor: Tensor) -> Tensor:
+        if self.previous is not None:
+            self.previous.restore()
+        return tensor
+
+    def _back(
+        self, saved: SavedStorage, shape: torch.Size, stride: tuple[int, ...], offset: int
+    ) -> Tensor:
+        self.restore()
+        if self.previous is not None:
+            self.previous.restore()
+        whole = saved.device
+        assert whole is not None, "the backward pass runs once"
+        self.copy_stream.wait(saved.event)
+        saved.uses -= 1
+        if saved.uses == 0:
+            saved.device = saved.host = None
+        return whole.as_strided(shape, stride, offset)
+
+
+class Activations:
+    """Moves what the blocks save to the host and back. The last two blocks' stays: backward asks for it first."""
+
+    def __init__(self, copy_stream: CopyStream, blocks: int) -> None:
+        self.copy_stream, self.blocks = copy_stream, blocks
+        self.current: BlockActivations | None = None
+        # Weak: the autograd graph owns a block's activations, and with them their memory.
+        self._in_flight: deque[weakref.ref[BlockActivations]] = deque()
+
+    def pack(self, tensor: Tensor) -> Packed:
+        """Pack a tensor that the block under way saves."""
+        return tensor if self.current is None else self.current.pack(tensor)
+
+    def wrap(self, forward: Forward, index: int, parameters: Iterable[nn.Parameter]) -> Forward:
+        """Return `forward` of block number `index`; all blocks share its arguments but the first."""
+        parameters = list(parameters)
+
+        def run(hidden_TD: Tensor, *shared: Any) -> Tensor:
+            if not torch.is_grad_enabled():
+                return forward(hidden_TD, *shared)
+            leaves = [leaf for leaf in pytree.tree_leaves(shared) if isinstance(leaf, Tensor)]
+            self._begin(index, {storage_id(tensor) for tensor in (*parameters, *leaves)})
+            try:
+                with saved_tensors_hooks(self.pack, unpack):
+                    return forward(hidden_TD, *shared)
+            finally:
+                if index == self.blocks - 1:
+                    self.current = None
+
+        return run
+
+    def _begin(self, index: int, keep: set[int]) -> None:
+        if index == 0:
+            self.current = None
+            self._in_flight.clear()
+        elif len(self._in_flight) == BLOCKS_IN_FLIGHT:
+            oldest = self._in_flight.popleft()()
+            if oldest is not None:
+                oldest.release()
+        stays = index >= self.blocks - BLOCKS_IN_FLIGHT
+        self.current = BlockActivations(self.copy_stream, self.current, keep, stays)
+        self._in_flight.append(weakref.ref(self.current))
+
+
+# Optimizer -----------------------------------------------------------------------------------------------------------
+
+
+class HostCopies:
+    """Copies of weights in host memory, which an optimizer there updates in their place.
+
+    `by_weight` maps each weight on the device to its copy. A weight that was set from outside since the last update is
+    copied before the next: its version tells. Both methods may run twice in a step, as some optimizers call that of
+    another class.
+    """
+
+    def __init__(self, by_weight: dict[nn.Parameter, nn.Parameter], copy_stream: CopyStream):
+        self.by_weight, self.copy_stream = by_weight, copy_stream
+        self._buffers: dict[nn.Parameter, Tensor] = {}
+        self._versions = {weight: weight._version for weight in by_weight}
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Gradients to the host, one step there, weights back. The host waits for the gradients only."""
-        assert closure is None, "the engine computes the gradients"
-        away = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        away = [p for p in away if self._masters[p] is not p]
-        for p in away:
-            if p not in self._gradients:
-                self._gradients[p] = self._copy_stream.host_empty(p)
-        buffers = [self._gradients[p] for p in away]
-        arrived = self._copy_stream.copy(buffers, [p.grad for p in away])
-        if arrived is not None:
-            arrived.synchronize()
-        for p, buffer in zip(away, buffers):
-            self._masters[p].grad = buffer
-        self._pass_settings()
-        factor = getattr(
-            self, "grad_scale", None
-        )  # of clipping, if fused; `cpu` waits until it is there
-        self._inner.grad_scale = None if factor is None else factor.cpu()  # type: ignore[attr-defined]
-        self._inner.step()
-        for p in away:
-            p.copy_(self._masters[p], non_blocking=True)
-            self._masters[p].grad = None
-
-    def state_dict(self) -> dict[str, Any]:
-        """As the optimizer inside would have it."""
-        self._pass_settings()
-        return self._inner.state_dict()
+    def before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Copy gradients to the host, which waits for them."""
+        buffers, gradients = [], []
+        for weight, copy in self.by_weight.items():
+            if weight._version != self._versions[weight]:
+                copy.copy_(weight)
+                self._versions[weight] = weight._version
+            copy.grad = None
+            if weight.grad is not None:
+                if weight not in self._buffers:
+                    self._buffers[weight] = self.copy_stream.host_empty(weight)
+                copy.grad = self._buffers[weight]
+                buffers.append(copy.grad)
+                gradients.append(weight.grad)
+        event = self.copy_stream.copy(buffers, gradients)
+        if event is not None:
+            event.synchronize()
+        factor = getattr(optimizer, "grad_scale", None)  # of clipping, by a fused optimizer
+        if factor is not None:
+            optimizer.grad_scale = factor.cpu()  # type: ignore[attr-defined]
 
     @torch.no_grad()
-    def take_weights(self) -> None:
-        """The model's weights were set from outside: go on from those that it has now."""
-        for p, master in self._masters.items():
-            if master is not p:
-                master.copy_(p)
+    def after_step(self, *_: Any) -> None:
+        """Copy the new weights to the device; the host does not wait."""
+        for weight, copy in self.by_weight.items():
+            weight.copy_(copy, non_blocking=True)
+            self._versions[weight] = weight._version
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the state, and the weights that the model has now."""
-        self.take_weights()
-        self._inner.load_state_dict(state_dict)
-        self.param_groups = self._outer_groups()
-        self.state = self._inner.state
 
-    def _pass_settings(self) -> None:
-        """Let the optimizer inside have what was set on this one: rates change."""
-        for inner, outer in zip(self._inner.param_groups, self.param_groups, strict=True):
-            inner.update({key: value for key, value in outer.items() if key != "params"})
+def build_on_host(
+    groups: Groups,
+    build: Callable[[Groups], torch.optim.Optimizer],
+    copy_stream: CopyStream,
+    at_home: Collection[nn.Parameter] = frozenset(),
+) -> torch.optim.Optimizer:
+    """Build an optimizer whose state lies in host memory, where it updates copies of the weights.
 
-    def _outer_groups(self) -> Groups:
-        return [
-            {**inner, "params": own}
-            for inner, own in zip(self._inner.param_groups, self._parameters, strict=True)
-        ]
+    Weights `at_home` are on the host already. Weights are the model's to save.
+    """
+    by_weight: dict[nn.Parameter, nn.Parameter] = {}
+    host_groups = []
+    for group in groups:
+        on_host = []
+        for weight in group["params"]:
+            copy = weight
+            if weight not in at_home:
+                copy = nn.Parameter(copy_stream.host_empty(weight).copy_(weight.detach()))
+                by_weight[weight] = copy
+            on_host.append(copy)
+        host_groups.append({**group, "params": on_host})
+    optimizer = build(host_groups)
+    copies = HostCopies(by_weight, copy_stream)
+    optimizer.register_step_pre_hook(copies.before_step)
+    optimizer.register_step_post_hook(copies.after_step)
+    weights = [weight for group in groups for weight in group["params"]]
+    optimizer.zero_grad = torch.optim.SGD(weights).zero_grad  # type: ignore[method-assign]
+    return optimizer

@@ -6,7 +6,7 @@ sets (Geiping and Goldstein 2022, section 4), at any size and budget. Each varia
 again continues an interrupted study; a run of its names that was made with other settings ends it before any training
 (eval/extras/earlier_runs.py). `study.md` has the table, `study.svg` the runs' losses. Validation losses compare
 runs over one tokenizer and one text only: where they differ (`vocab`, `data`), scores compare variants. `pipelines` is
-no study of runs, but of update rules, and has a module of its own (eval/extras/pipelines.py).
+no study of runs but of update rules (cramming/experimental/pipeline_study.py).
 """
 
 import math
@@ -168,11 +168,12 @@ def main(
     title = Path(what).stem
     out = out or invocation.runs / f"{invocation.name}-{title}-study"
     if what == "pipelines":
-        from eval.extras import pipelines  # it trains in this process, so it needs torch
+        from cramming.parallel.mesh import load_experiment
 
         if not (corpus_folder(recipe, invocation.corpora) / MANIFEST).is_file():
             _verb("prepare", invocation)
-        pipelines.main(recipe, invocation, stages, numbers, out)
+        pipeline_study = load_experiment("pipeline_study")  # trains in this process, with torch
+        pipeline_study.main(recipe, invocation, stages, numbers, out, draw_losses)
         return
     fine_tunes = what in ("vocab", "data") if glue is None else glue  # losses of several texts
     study = Study(title, variants_of(what, vocab_sizes), numbers, invocation, fine_tunes)
@@ -201,6 +202,13 @@ def check(study: Study, calls: Mapping[str, Sequence[Invocation]]) -> None:
             lacking |= dict.fromkeys(_missing(run.run_folder, study.fine_tunes), run)
         for verb in sorted(lacking):
             _verb(verb, lacking[verb], "--check")
+
+
+def draw_losses(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> str | None:
+    """Return an SVG of the losses under their names, or None where there are none."""
+    curves = [plots.Curve(name, curve_rows) for name, curve_rows in rows.items()]
+    figure = plots.training(curves, "training loss")
+    return plots.svg(figure, "study") if figure else None
 
 
 def _missing(folder: Path, glue: bool) -> list[str]:

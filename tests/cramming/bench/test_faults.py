@@ -20,8 +20,7 @@ from cramming.bench.worker import Candidate
 from cramming.engine import Engine
 from cramming.model import attention, attention_kernels, heads, layers, residual
 from cramming.parallel import apply
-from cramming.parallel.offload import CopyStream, HostOptimizer
-from cramming.parallel.offload_activations import _BlockPass
+from cramming.parallel.offload import BlockActivations, CopyStream, HostCopies
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -145,10 +144,10 @@ def _clipped_by_the_scaled_norm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _stale_activations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Offloaded activations that come back as they were a step before."""
-    restore, before = _BlockPass.restore, dict[int, Tensor]()
+    restore, before = BlockActivations.restore, dict[int, Tensor]()
 
-    def broken(self: _BlockPass) -> None:
-        if self.restored:
+    def broken(self: BlockActivations) -> None:
+        if self.is_restored:
             return
         restore(self)
         for place, saved in enumerate(self.saved.values()):
@@ -156,34 +155,34 @@ def _stale_activations(monkeypatch: pytest.MonkeyPatch) -> None:
             fresh, saved.device = saved.device, before.get(place, saved.device)
             before[place] = fresh
 
-    monkeypatch.setattr(_BlockPass, "restore", broken)
+    monkeypatch.setattr(BlockActivations, "restore", broken)
 
 
 def _late_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host does not wait for the gradients of its weights and adds those that came a step before."""
-    to_host, under_way = CopyStream.to_host, deque[list[Tensor | None]]()
+    to_host, under_way = CopyStream.to_host, deque[list[Tensor]]()
 
-    def broken(self: CopyStream, tensors: Any) -> list[Tensor | None]:
+    def broken(self: CopyStream, tensors: Any) -> list[Tensor]:
         under_way.append(to_host(self, tensors))
         blocks = 3
         if len(under_way) > blocks:
             return under_way.popleft()
-        return [None if t is None else torch.zeros_like(t) for t in under_way[-1]]
+        return [torch.zeros_like(t) for t in under_way[-1]]
 
     monkeypatch.setattr(CopyStream, "to_host", broken)
 
 
 def _one_weight_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the host's optimizer makes of one parameter is not copied back."""
-    step = HostOptimizer.step
+    after_step = HostCopies.after_step
 
-    def broken(self: HostOptimizer, *args: Any) -> None:
-        weight = self.param_groups[0]["params"][1]
+    def broken(self: HostCopies, *args: Any) -> None:
+        weight = list(self.by_weight)[1]
         before = weight.detach().clone()
-        step(self, *args)
+        after_step(self, *args)
         weight.data.copy_(before)
 
-    monkeypatch.setattr(HostOptimizer, "step", broken)
+    monkeypatch.setattr(HostCopies, "after_step", broken)
 
 
 def _scales_of_other_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ def main(folder: Path) -> None:
         before, seen = held(), list[int]()
         engine = build_engine(config, mesh, CPU)
         assert engine.spread
-        engine.spread.passing = noting(engine.spread.passing, seen)  # type: ignore[method-assign,assignment]
+        engine.spread.micro_batch = noting(engine.spread.micro_batch, seen)  # type: ignore[method-assign,assignment]
         for step in range(2):
             engine.step([source.batch(2 * step, 1), source.batch(2 * step + 1, 1)], 1e-3)
         if mesh.is_main:

@@ -244,7 +244,7 @@ def _masks_differ(mesh: Mesh) -> bool | None:
     """Whether two ranks of `tp` drop other things where the stream is cut, and go on with the same numbers."""
     if mesh.dims is None or mesh.dims["tp"].size() == 1:
         return None
-    from cramming.parallel.tensor import _draw_own_numbers
+    from cramming.experimental.tensor import _draw_own_numbers
 
     dropout = nn.Dropout(0.5)
     _draw_own_numbers(dropout, mesh.dims["tp"])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cramming.engine import Engine
 from cramming.hooks import StepResult
-from cramming.parallel import offload, offload_activations
+from cramming.parallel import offload
 
 Train = Callable[..., list[StepResult]]
 CPU = torch.device("cpu")
@@ -24,19 +24,19 @@ def test_no_copy_of_a_weight_outlives_its_blocks_turn(
 ) -> None:
     """At most two blocks' weights are away from home at a time, in both passes; in between none."""
     away, most = set[int](), [0]
-    original = offload.HostWeights.prefetch, offload._Visit.leave
+    original = offload.HostWeights.prefetch, offload.WeightVisit.leave
 
     def prefetch(self: offload.HostWeights) -> None:
         original[0](self)
         away.add(id(self))
         most[0] = max(most[0], len(away))
 
-    def leave(self: offload._Visit) -> None:
+    def leave(self: offload.WeightVisit) -> None:
         original[1](self)
         away.discard(id(self.weights))
 
     monkeypatch.setattr(offload.HostWeights, "prefetch", prefetch)
-    monkeypatch.setattr(offload._Visit, "leave", leave)
+    monkeypatch.setattr(offload.WeightVisit, "leave", leave)
     engine = make_engine(offload_weights=True)
     loss, _ = engine._forward(tiny_source.batch(0, 4))
     assert away == set()
@@ -47,27 +47,27 @@ def test_no_copy_of_a_weight_outlives_its_blocks_turn(
 def test_activations_leave_the_device_and_come_back_two_blocks_at_a_time(
     make_engine: Callable[..., Engine], tiny_source: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    passes: list[offload_activations._BlockPass] = []
-    original = offload_activations._BlockPass.__init__
+    passes: list[offload.BlockActivations] = []
+    original = offload.BlockActivations.__init__
 
-    def note(self: offload_activations._BlockPass, *arguments: Any) -> None:
+    def note(self: offload.BlockActivations, *arguments: Any) -> None:
         original(self, *arguments)
         passes.append(self)
 
-    monkeypatch.setattr(offload_activations._BlockPass, "__init__", note)
+    monkeypatch.setattr(offload.BlockActivations, "__init__", note)
     asked: list[tuple[int, bool]] = []
-    back, present = offload_activations._BlockPass._back, offload_activations._BlockPass._present
+    back, present = offload.BlockActivations._back, offload.BlockActivations._present
 
-    def note_back(self: offload_activations._BlockPass, *arguments: Any) -> Tensor:
-        asked.append((passes.index(self), self.restored))
+    def note_back(self: offload.BlockActivations, *arguments: Any) -> Tensor:
+        asked.append((passes.index(self), self.is_restored))
         return back(self, *arguments)
 
-    def note_present(self: offload_activations._BlockPass, tensor: Tensor) -> Tensor:
+    def note_present(self: offload.BlockActivations, tensor: Tensor) -> Tensor:
         asked.append((passes.index(self), True))
         return present(self, tensor)
 
-    monkeypatch.setattr(offload_activations._BlockPass, "_back", note_back)
-    monkeypatch.setattr(offload_activations._BlockPass, "_present", note_present)
+    monkeypatch.setattr(offload.BlockActivations, "_back", note_back)
+    monkeypatch.setattr(offload.BlockActivations, "_present", note_present)
     engine = make_engine(offload_activations=True)
     loss, _ = engine._forward(tiny_source.batch(0, 4))
     assert [len(p.saved) > 0 for p in passes] == [
@@ -117,7 +117,7 @@ def test_a_forward_pass_without_backward_leaves_nothing_stale(
 
 def test_views_come_back_as_they_were() -> None:
     """Same strides and one memory, moved once."""
-    moved = offload_activations.Activations(offload.CopyStream(CPU), 3)
+    moved = offload.Activations(offload.CopyStream(CPU), 3)
     seen: list[Tensor] = []
 
     def forward(hidden: Tensor) -> Tensor:
@@ -125,8 +125,8 @@ def test_views_come_back_as_they_were() -> None:
         q, k, _ = matrix.unbind(1)
         packed = [moved.pack(x) for x in (q, k.t(), matrix)]
         seen.extend([q, k.t(), matrix])
-        assert moved._current
-        moved._current.release()
+        assert moved.current
+        moved.current.release()
         back.extend(offload.unpack(p) for p in packed)
         return hidden
 

@@ -21,10 +21,17 @@ from torch.distributed import pipelining
 from torch.utils._pytree import tree_map_only
 
 from cramming.data.batches import Batch
+from cramming.experimental.stages import ORDERS, holders, stretch
+from cramming.experimental.tensor import sum_over_replicas
 from cramming.model.heads import MaskedLM, PretrainedModel
+from cramming.parallel.data_parallel import (
+    LossAndHits,
+    OnePass,
+    ParallelStrategy,
+    State,
+    norm_of_parts,
+)
 from cramming.parallel.mesh import Mesh, PipelineConfig
-from cramming.parallel.spread import Found, OnePass, Spread, State, named, norm_of_parts, numbered
-from cramming.parallel.stages import ORDERS, holders, stretch
 from cramming.precision import Precision
 
 
@@ -109,17 +116,23 @@ class Stage(nn.Module):
         return (hidden_MD * given_MD.grad).sum()
 
 
-class Pipeline(Spread):
+class Pipeline(ParallelStrategy):
     """The stages of this rank, and the schedules that run them. The model is cut when this is made.
 
     With replicas of a pipeline (`dp`) gradients are summed once the last micro-batch is through, in one piece.
     """
 
     def __init__(
-        self, model: PretrainedModel, config: PipelineConfig, mesh: Mesh, precision: Precision
+        self,
+        model: PretrainedModel,
+        config: PipelineConfig,
+        mesh: Mesh,
+        precision: Precision,
+        is_on_host: bool,
     ) -> None:
+        """Keep this rank's stages of the model."""
         assert isinstance(model, MaskedLM)
-        super().__init__(model, mesh)
+        super().__init__(model, config, mesh, precision, is_on_host)
         self.schedule, self.order = config.schedule, ORDERS[config.schedule]
         self.group, self.device = mesh.dims.get_group("pp"), mesh.device
         self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
@@ -140,7 +153,9 @@ class Pipeline(Spread):
         self._schedules: dict[tuple[int, int], Any] = {}
         model.forward = self._evaluate  # type: ignore[method-assign,assignment]
 
-    def accumulate(self, one_pass: OnePass, batches: Sequence[Batch], share: float) -> list[Found]:
+    def accumulate(
+        self, one_pass: OnePass, batches: Sequence[Batch], share: float
+    ) -> list[LossAndHits]:
         """A step by torch's schedule. The loss and hits of all micro-batches together, on every rank."""
         self._take(batches, share)
         index = torch.arange(len(batches))
@@ -149,12 +164,8 @@ class Pipeline(Spread):
         )
         if self.shared is not None:
             self._sum_shared(self.shared)
-        if self.mesh.data_size > 1:
-            grads: list[Tensor] = [p.grad for p in self.model.parameters() if p.grad is not None]
-            flat = torch.cat([grad.reshape(-1) for grad in grads])
-            self.mesh.sum_tensor(flat)
-            for grad, part in zip(grads, flat.split([grad.numel() for grad in grads])):
-                grad.copy_(part.view_as(grad))
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        sum_over_replicas(gradients, self.mesh)
         return [self._totals()]
 
     def norm(self, gradients: Iterable[Tensor]) -> Tensor:
@@ -167,7 +178,7 @@ class Pipeline(Spread):
     def state(self, optimizer: torch.optim.Optimizer) -> State:
         """Every rank's parameters and their state, gathered as objects; the names say where they belong."""
         groups = self._groups(optimizer)
-        own = named(optimizer.state_dict(), self.names_of(optimizer))
+        own = name_parameters(optimizer.state_dict(), self._names_of(optimizer))
         part = tree_map_only(Tensor, Tensor.cpu, (self.model.state_dict(), own["state"]))
         parts: list[Any] | None = [None] * self.ranks if self.rank == 0 else None
         dist.gather_object(part, parts, group=self.group, group_dst=0)
@@ -184,14 +195,16 @@ class Pipeline(Spread):
             },
             "param_groups": [{**known[group], "params": names} for group, names in groups.items()],
         }
-        return {name: weights[name] for name in self.names}, numbered(whole)
+        return {name: weights[name] for name in self.names}, number_parameters(whole)
 
     def load_state(self, optimizer: torch.optim.Optimizer, state: State) -> None:
         """Each rank takes its part of what rank 0 sends to all of them."""
         self.load_weights(state[0])
-        whole = named(self.mesh.object_from_main(state[1]), list(self._groups(optimizer).values()))
+        whole = name_parameters(
+            self.mesh.object_from_main(state[1]), list(self._groups(optimizer).values())
+        )
         names, settings = (
-            self.names_of(optimizer),
+            self._names_of(optimizer),
             {group["name"]: group for group in whole["param_groups"]},
         )
         own = {
@@ -203,7 +216,7 @@ class Pipeline(Spread):
                 for group, mine in zip(optimizer.param_groups, names)
             ],
         }
-        optimizer.load_state_dict(numbered(own))
+        optimizer.load_state_dict(number_parameters(own))
 
     def load_weights(self, weights: dict[str, Any]) -> None:
         whole = self.mesh.object_from_main(weights)
@@ -213,7 +226,7 @@ class Pipeline(Spread):
         """Names of the whole model's parameters in each of the optimizer's groups, as one process has them."""
         mine = {
             group["name"]: names
-            for group, names in zip(optimizer.param_groups, self.names_of(optimizer))
+            for group, names in zip(optimizer.param_groups, self._names_of(optimizer))
         }
         every: list[Any] = [None] * self.ranks
         dist.all_gather_object(every, mine, group=self.group)
@@ -223,7 +236,12 @@ class Pipeline(Spread):
                 found.setdefault(group, set()).update(own)
         return {group: [name for name in self.names if name in own] for group, own in found.items()}
 
-    def _evaluate(self, *inputs: Any) -> Found:
+    def _names_of(self, optimizer: torch.optim.Optimizer) -> list[list[str]]:
+        """Return the names of this rank's parameters in each group of the optimizer."""
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        return [[names[p] for p in group["params"]] for group in optimizer.param_groups]
+
+    def _evaluate(self, *inputs: Any) -> LossAndHits:
         """The model's forward pass, on all ranks of the pipeline: summed loss and hits.
 
         Not by torch's schedules, of which those whose stages come back up have no forward pass alone (torch 2.13).
@@ -250,7 +268,7 @@ class Pipeline(Spread):
         for stage in self.stages.values():
             stage.given, stage.share, stage.found = given, share, []
 
-    def _totals(self) -> Found:
+    def _totals(self) -> LossAndHits:
         """What the last stage found, on every rank."""
         totals = torch.zeros(2, dtype=torch.float64, device=self.device)
         if last := self.stages.get(self.num_stages - 1):
@@ -290,6 +308,30 @@ class Pipeline(Spread):
         for work in dist.batch_isend_irecv(both):
             work.wait()
         parameter.grad += other
+
+
+def number_parameters(state: dict[str, Any]) -> dict[str, Any]:
+    """Return an optimizer's state of named parameters with numbers in their place, as torch has it."""
+    numbers: dict[str, int] = {}
+    groups = []
+    for group in state.get("param_groups", []):
+        for name in group["params"]:
+            numbers[name] = len(numbers)
+        groups.append({**group, "params": [numbers[name] for name in group["params"]]})
+    tensors = {numbers[name]: of_one for name, of_one in state.get("state", {}).items()}
+    return {"state": tensors, "param_groups": groups} if state else {}
+
+
+def name_parameters(state: dict[str, Any], names: list[list[str]]) -> dict[str, Any]:
+    """Return an optimizer's state with its numbered parameters named; `names` of those in each group."""
+    if not state:
+        return {}
+    flat_names = list(chain.from_iterable(names))
+    groups = []
+    for group, own_names in zip(state["param_groups"], names, strict=True):
+        groups.append({**group, "params": own_names})
+    tensors = {flat_names[number]: of_one for number, of_one in state["state"].items()}
+    return {"state": tensors, "param_groups": groups}
 
 
 def make_schedule(schedule: str, stages: Sequence[Any], micro_batches: int) -> Any:

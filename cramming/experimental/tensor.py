@@ -5,7 +5,7 @@ of others' entries. Parameters become DTensors on the mesh's `tp`; attention and
 plain tensors, so that every kernel, number format and autograd function does what it does in one process. Between them
 the residual stream is whole on each rank, or, with `sequence`, cut by tokens (Korthikanti et al. 2022, section
 4.2.2): norms, sums and dropout are then done once, not on each rank. Late layers work on the whole stream.
-docs/tricks.md has the communication volume and the memory. Shapes: T tokens, M targets, D hidden size.
+docs/experimental.md has the communication volume and the memory. Shapes: T tokens, M targets, D hidden size.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -29,9 +29,12 @@ from torch.distributed.tensor.parallel import ParallelStyle, RowwiseParallel, pa
 # Of several matrices side by side each rank has a part of each: torch has no public name for that.
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from cramming.data.batches import Batch
 from cramming.model.config import ModelConfig
 from cramming.model.encoder import Block, Encoder
 from cramming.model.heads import MaskedLM, PretrainedModel, Vocabulary
+from cramming.parallel.data_parallel import LossAndHits, OnePass, ParallelStrategy
+from cramming.parallel.mesh import Mesh
 
 EVERYWHERE, BY_TOKENS, SUMMANDS = Replicate(), Shard(0), Partial()
 
@@ -62,6 +65,37 @@ def cut(model: PretrainedModel, mesh: DeviceMesh, sequence: bool) -> None:
         _cut_tokens(encoder, mesh, by_tokens)
     _compute_locally(model, list(encoder.convolutions) if sequence else [], rest)
     _cut_vocabulary(model, mesh)
+
+
+class ReplicasOfParts(ParallelStrategy):
+    """Replicas of a model whose matrices are cut.
+
+    DDP takes no DTensors, so the step's gradients are summed at its end, each parameter's local part, as one bucket.
+    """
+
+    def accumulate(
+        self, one_pass: OnePass, batches: Sequence[Batch], share: float
+    ) -> list[LossAndHits]:
+        """Run all micro-batches, then sum the gradients over the replicas."""
+        results = super().accumulate(one_pass, batches, share)
+        parts = []
+        for parameter in cast(Iterable[DTensor], self.model.parameters()):
+            if isinstance(parameter.grad, DTensor):  # each rank of tp may have made a part of it
+                parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
+                parts.append(parameter.grad.to_local())
+        sum_over_replicas(parts, self.mesh)
+        return results
+
+
+def sum_over_replicas(gradients: Sequence[Tensor], mesh: Mesh) -> None:
+    """Sum the gradients over the processes with other samples, in place, as one bucket."""
+    if mesh.data_size == 1:
+        return
+    bucket = torch.cat([gradient.flatten() for gradient in gradients])
+    mesh.sum_tensor(bucket)
+    totals = bucket.split([gradient.numel() for gradient in gradients])
+    for gradient, total in zip(gradients, totals, strict=True):
+        gradient.copy_(total.view_as(gradient))
 
 
 # Parameters ----------------------------------------------------------------------------------------------------------

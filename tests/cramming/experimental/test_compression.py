@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cramming.parallel.compression import LEVELS, START_POWER_SGD
+from cramming.experimental.compression import LEVELS, START_POWER_SGD
 
 STEPS, RANKS = 60, 2
 CASES: dict[str, dict[str, Any]] = {
@@ -30,7 +30,8 @@ import json, os, sys
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from cramming.config import build
-from cramming.parallel.compression import TopK, hook_of
+from cramming.experimental.compression import TopK, build_hook
+from cramming.parallel.data_parallel import GradientSum
 from cramming.parallel.mesh import COMPRESSIONS
 dist.init_process_group("gloo")
 rank, found = dist.get_rank(), {}
@@ -44,7 +45,8 @@ for name, case in cases.items():
     largest = exact.abs().amax()
     dist.all_reduce(exact)
     dist.all_reduce(largest)
-    hook = hook_of(build(COMPRESSIONS[case["name"]], case, "compression"), dist.group.WORLD)
+    config = build(COMPRESSIONS[case["name"]], case, "compression")
+    hook = GradientSum(dist.group.WORLD) if name == "none" else build_hook(config, dist.group.WORLD)
     ddp = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=0.01)  # of several buckets
     ddp.register_comm_hook(hook, lambda hook, bucket: hook(bucket))
     sums, state = [], torch.random.get_rng_state()

@@ -16,7 +16,7 @@ Stage s of p, N micro-batches a step; ages count steps.
 - `pipemare-t1`, `-t1-t2`: its section 3.1 divides the learning rate by age^(1 - k / K), K steps of annealing; its
   section 3.2 takes the weights of the backward pass back to the forward pass's by their mean velocity times the age.
 
-The loss goes back through the decoder within its forward pass, as in cramming/parallel/pipeline.py.
+The loss goes back through the decoder within its forward pass, as in cramming/experimental/pipeline.py.
 """
 
 import math
@@ -31,9 +31,9 @@ from torch import Tensor
 from cramming.config import UserError
 from cramming.data.batches import Batch
 from cramming.engine import Engine
+from cramming.experimental.stages import holders
 from cramming.hooks import StepResult
 from cramming.model.heads import MaskedLM
-from cramming.parallel.stages import holders
 
 DECAY = math.exp(-2)  # of a velocity over one age (Yang et al. 2021, section 3.2: D = 0.135)
 
@@ -105,21 +105,21 @@ class StaleTraining:
         if self.is_stale:
             engine.model.register_forward_pre_hook(self._before_forward)
             engine.model.register_forward_hook(self._before_backward)
+            engine.optimizer.register_step_pre_hook(lambda *_: self._set(self.versions[-1]))
 
     def step(self, batches: Sequence[Batch], learning_rate: float) -> StepResult:
         """One update, from all the micro-batches of a step."""
         assert len(batches) == self.stages.micro_batches, "the ages are those of as many"
         self._micro_batch = 0
-        gradients = self.engine.forward_backward(batches)
-        if self.is_stale:
-            self._set(self.versions[-1])
-        stats = self.engine.update(gradients, learning_rate)
+        result = self.engine.step(batches, learning_rate)
+        if self.is_stale and result.skipped:
+            self._set(self.versions[-1])  # as the optimizer, which begins with the newest, did not
         if self.rule.slows:
             self._slow_down()
         if self.is_stale:
             self._note_version()
         self.steps += 1
-        return stats
+        return result
 
     def _slow_down(self) -> None:
         """T1. An update is in proportion to the learning rate, so it is divided in its place."""

@@ -1,4 +1,4 @@
-"""Gradient compression: what DDP sends of each bucket in place of its sum (`parallel.compression`).
+"""Gradient compression: messages that DDP sends of each bucket in place of its sum (`parallel.compression`).
 
 Each is a communication hook: (group, bucket) -> a future of the bucket with the sum over the group, exact or nearly.
 Bytes that a process sends per step, of P parameters on N processes, with rings:
@@ -13,19 +13,20 @@ Bytes that a process sends per step, of P parameters on N processes, with rings:
 
 The last two are gathered, not reduced, so they grow with N: top-k sends less than DDP below density 1 / N, QSGD below
 N = 8. What a hook keeps (errors of feedback, PowerSGD's count of steps) is a process's own: a resume begins with none
-of it, and the errors go when a step is skipped, as they hold what was not finite. Blocks and the choice of entries
-follow DDP's buckets, which are others in the first step of a process. So the last three do not resume bit for bit.
+of it, and the errors are dropped when a step is skipped, as they hold what was not finite. Blocks and the choice of
+entries follow DDP's buckets, which are others in the first step of a process. So the last three do not resume bit for
+bit.
 """
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
+from cramming.parallel.data_parallel import GradientSum
 from cramming.parallel.mesh import CompressionConfig, PowerSgdConfig, TopKConfig
 
 BLOCK = 512  # numbers with one scale in `qsgd`
@@ -33,51 +34,19 @@ LEVELS = 127  # of int8 on each side of zero
 START_POWER_SGD = 10  # steps that are reduced whole: early gradients change fast, and torch builds its buckets anew
 
 
-class Hook(ABC):
-    """What is sent of a bucket, and what comes back: the sum over the group."""
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group = group
-        self.kept: tuple[
-            dict[int, Any], ...
-        ] = ()  # by bucket: what one step's gradients leave for the next
-        self.seed = group.rank()
-
-    @abstractmethod
-    def __call__(self, bucket: dist.GradBucket) -> Future[Tensor]:
-        """The sum of the bucket, exact or nearly."""
-
-    def begin_step(self, seed: int) -> None:
-        """What this process draws in the step follows from `seed`."""
-        self.seed = seed
-
-    def forget(self) -> None:
-        """The step is skipped: no error of its gradients may enter the next."""
-        for kept in self.kept:
-            kept.clear()
-
-
-def hook_of(config: CompressionConfig, group: dist.ProcessGroup) -> Hook:
-    """What the configuration names, on the processes of `group`."""
+def build_hook(config: CompressionConfig, group: dist.ProcessGroup) -> GradientSum:
+    """Build the hook that the configuration names, for the processes of `group`."""
     if isinstance(config, PowerSgdConfig):
         return PowerSgd(group, config.rank)
     if isinstance(config, TopKConfig):
         return TopK(group, config.density)
-    if config.name in ("bf16", "fp16"):
-        return In16Bits(group, config.name)
-    return Qsgd(group) if config.name == "qsgd" else Whole(group)
+    if config.name == "qsgd":
+        return Qsgd(group)
+    return In16Bits(group, config.name)
 
 
-class Whole(Hook):
-    """The exact sum."""
-
-    def __call__(self, bucket: dist.GradBucket) -> Future[Tensor]:
-        work = dist.all_reduce(bucket.buffer(), group=self.group, async_op=True)
-        return work.get_future().then(lambda done: done.value()[0])
-
-
-class In16Bits(Hook):
-    """Rounded, and summed in as many bits."""
+class In16Bits(GradientSum):
+    """Gradients that are rounded to 16 bits and summed in as many."""
 
     def __init__(self, group: dist.ProcessGroup, name: str) -> None:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -89,11 +58,12 @@ class In16Bits(Hook):
         }[name]
 
     def __call__(self, bucket: dist.GradBucket) -> Future[Tensor]:
+        """Begin to sum the rounded bucket."""
         return _sum_of_mean(self.rounded(self.group, bucket), self.group)
 
 
-class PowerSgd(Hook):
-    """Two thin matrices for each; their product's error is added to the next step's gradient."""
+class PowerSgd(GradientSum):
+    """Two thin matrices for each matrix; their product's error is added to the next step's gradient."""
 
     def __init__(self, group: dist.ProcessGroup, rank: int) -> None:
         from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
@@ -103,34 +73,40 @@ class PowerSgd(Hook):
         self.state = powerSGD_hook.PowerSGDState(
             group, matrix_approximation_rank=rank, start_powerSGD_iter=START_POWER_SGD
         )
-        self.kept = self.state.error_dict, self.state.p_memory_dict, self.state.q_memory_dict
 
     def __call__(self, bucket: dist.GradBucket) -> Future[Tensor]:
-        found = _sum_of_mean(self.hook(self.state, bucket), self.group)
-        if (
-            bucket.buffer().device.type == "cpu"
-        ):  # gloo's threads would start its second and third sums beside the
-            found.wait()  # next bucket's first, in another order on each process
-        return found
+        """Begin to sum the bucket, nearly."""
+        total = _sum_of_mean(self.hook(self.state, bucket), self.group)
+        # gloo's threads would start its second and third sums beside the next bucket's first, in another order on each
+        # process.
+        if bucket.buffer().device.type == "cpu":
+            total.wait()
+        return total
+
+    def forget(self) -> None:
+        """Drop the errors and matrices of a skipped step."""
+        for tensors in (self.state.error_dict, self.state.p_memory_dict, self.state.q_memory_dict):
+            tensors.clear()
 
 
 def _sum_of_mean(mean: Future[Tensor], group: dist.ProcessGroup) -> Future[Tensor]:
-    """torch's hooks divide by the number of processes."""
+    """Return the sum: torch's hooks divide by the number of processes."""
     return mean.then(lambda done: done.value().mul_(group.size()))
 
 
-class Gathered(Hook):
-    """Each process's message goes to all others, who add up what the messages mean."""
+class Gathered(GradientSum, ABC):
+    """Messages of each process to all others, which add up what the messages mean."""
 
     @abstractmethod
     def encode(self, bucket: dist.GradBucket, gradient: Tensor) -> Tensor:
-        """The message of this process for the `gradient` of a bucket."""
+        """Return the message of this process for the `gradient` of a bucket."""
 
     @abstractmethod
     def decode_into(self, total: Tensor, message: Tensor) -> None:
         """Add what one process's message means."""
 
     def __call__(self, bucket: dist.GradBucket) -> Future[Tensor]:
+        """Begin to gather the messages for the bucket and to add them up."""
         total = bucket.buffer()
         message = self.encode(bucket, total)
         messages = message.new_empty(self.group.size() * len(message))
@@ -146,18 +122,20 @@ class Gathered(Hook):
 
 
 class TopK(Gathered):
-    """The entries with the largest magnitudes, `density` of all; the others wait in `errors`, by bucket."""
+    """Entries with the largest magnitudes, `density` of all; the others wait in `errors`, by bucket."""
 
     def __init__(self, group: dist.ProcessGroup, density: float) -> None:
         super().__init__(group)
         self.density = density
         self.errors: dict[int, tuple[tuple[int, ...], Tensor]] = {}
-        self.kept = (self.errors,)
+
+    def forget(self) -> None:
+        """Drop the errors of a skipped step."""
+        self.errors.clear()
 
     def encode(self, bucket: dist.GradBucket, gradient: Tensor) -> Tensor:
-        order = tuple(
-            map(id, bucket.parameters())
-        )  # DDP orders its buckets anew after the first step
+        """Return the places and values of the largest entries."""
+        order = tuple(map(id, bucket.parameters()))  # DDP orders its buckets anew after step 1
         known, error = self.errors.get(bucket.index(), ((), gradient))
         wanted = gradient + error if known == order else gradient.clone()
         places = wanted.abs().topk(math.ceil(self.density * len(wanted)), sorted=False).indices
@@ -167,22 +145,26 @@ class TopK(Gathered):
         return torch.cat([places.int(), values.float().view(torch.int32)])
 
     def decode_into(self, total: Tensor, message: Tensor) -> None:
+        """Add the entries at their places."""
         places, values = message.chunk(2)
         total.index_add_(0, places, values.view(torch.float32).to(total.dtype))
 
 
 class Qsgd(Gathered):
-    """int8, each block of numbers scaled to its largest; the mean over the random rounding is the number itself."""
+    """Numbers in int8, each block scaled to its largest; the mean over the random rounding is the number itself."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__(group)
-        self.generator: torch.Generator | None = None  # of its own: dropout's numbers are the run's
+        self.seed = group.rank()
+        self.generator: torch.Generator | None = None  # dropout's numbers are the run's
 
     def begin_step(self, seed: int) -> None:
-        super().begin_step(seed)
+        """Seed the random rounding."""
+        self.seed = seed
         self.generator = None
 
     def encode(self, bucket: dist.GradBucket, gradient: Tensor) -> Tensor:
+        """Return the rounded numbers, and the scale of each block."""
         if self.generator is None:
             self.generator = torch.Generator(gradient.device).manual_seed(self.seed)
         padded = torch.nn.functional.pad(gradient.float(), (0, -len(gradient) % BLOCK))
@@ -194,6 +176,7 @@ class Qsgd(Gathered):
         return torch.cat([rounded_NB.view(-1), scales_N.view(torch.int8)])
 
     def decode_into(self, total: Tensor, message: Tensor) -> None:
+        """Add the rounded numbers times their scales."""
         blocks = -(-len(total) // BLOCK)
         numbers, scales = message[: blocks * BLOCK], message[blocks * BLOCK :].view(torch.float32)
         total += (numbers.view(-1, BLOCK) * scales[:, None]).view(-1)[: len(total)].to(total.dtype)

@@ -14,8 +14,7 @@ from cramming.config import UserError
 from cramming.model.config import ModelConfig
 from cramming.model.heads import MaskedLM
 from cramming.recipe import Config, Hardware, check
-
-from .rank_worker import assert_same, run_cases, train
+from tests.cramming.parallel.rank_worker import assert_same, run_cases, train
 
 PARTS = [
     "model.local_window=8",
@@ -125,7 +124,7 @@ def test_a_rank_holds_its_part_only(spread: Any, case: Any, name: str) -> None:
 
 @pytest.mark.parametrize("name", list(TWO))
 def test_what_is_exchanged_follows_the_formula(spread: Any, case: Any, name: str) -> None:
-    """docs/tricks.md has it; the few numbers of the gradient's norm are not counted."""
+    """docs/experimental.md has it; the few numbers of the gradient's norm are not counted."""
     model, sizes = whole_model(case(TWO[name][0]))
     layers, late, width, found = (
         model.num_layers,

@@ -1,7 +1,7 @@
 """The update rules of asynchronous pipelines: ages by the papers' formulas, gradients by hand."""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,22 @@ from torch import Tensor, nn
 
 from cramming.config import UserError
 from cramming.engine import Engine
+from cramming.experimental import pipeline_study
+from cramming.experimental.stale_updates import DECAY, RULES, Stages, StaleTraining
 from cramming.invocation import Invocation
 from cramming.model.config import ModelConfig
 from cramming.model.heads import MaskedLM
 from cramming.parallel.mesh import Mesh
 from cramming.precision import Precision, PrecisionConfig
-from eval.extras import pipelines
-from eval.extras.staleness import DECAY, RULES, Stages, StaleTraining
 
 CPU = torch.device("cpu")
 
 HERE = Invocation("s", device="cpu")
+
+
+def draw_losses(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    assert rows.keys() == RULES.keys()
+    return "<svg/>"
 
 
 class Chain(MaskedLM):
@@ -148,17 +153,16 @@ def test_the_study_is_written_and_continued(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settings = compose(*tiny_overrides, "budget.steps=3", "train.micro_batch=2")
-    pipelines.main(settings, HERE, 2, [0], tmp_path)
+    pipeline_study.main(settings, HERE, 2, [0], tmp_path, draw_losses)
     text = (tmp_path / "study.md").read_text(encoding="utf-8")
     assert all(f"| {name} |" in text for name in [*RULES, "gpipe", "1f1b", "zbv"])
     assert "20.0% | 20.0%" in text  # (p - 1) / (m + p - 1) with p = 2, m = 4
-    assert (tmp_path / "study.svg").exists() and "micro-batch 3" in (
-        tmp_path / "time-gpipe.svg"
-    ).read_text()
-    monkeypatch.setattr(pipelines, "_train", lambda *_: pytest.fail("is done already"))
-    pipelines.main(settings, HERE, 2, [0], tmp_path)
+    assert (tmp_path / "study.svg").exists()
+    assert "micro-batch 3" in (tmp_path / "time-gpipe.svg").read_text()
+    monkeypatch.setattr(pipeline_study, "_train", lambda *_: pytest.fail("is done already"))
+    pipeline_study.main(settings, HERE, 2, [0], tmp_path, draw_losses)
     with pytest.raises(UserError, match=r"--stages=3 is above model.num_layers=2"):
-        pipelines.main(settings, HERE, 3, [0], tmp_path)
+        pipeline_study.main(settings, HERE, 3, [0], tmp_path, draw_losses)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +182,7 @@ def test_what_is_not_simulated_is_refused(
 ) -> None:
     settings = compose(*tiny_overrides, "budget.steps=3", "train.micro_batch=2", override)
     with pytest.raises(UserError, match=rf"study pipelines: .*{problem}"):
-        pipelines.main(settings, HERE, 2, [0], tmp_path)
+        pipeline_study.main(settings, HERE, 2, [0], tmp_path, draw_losses)
 
 
 @pytest.mark.parametrize("lost", [["2bw"], ["synchronous"], ["synchronous", "2bw"]])
@@ -191,13 +195,13 @@ def test_a_run_that_diverged_says_so(
     """Its loss is not finite, and nothing is compared with it: of the same seed, of whichever rule."""
     losses = {rule: float("nan") if name in lost else 2.5 for name, rule in RULES.items()}
     monkeypatch.setattr(
-        pipelines,
+        pipeline_study,
         "_train",
         lambda _, __, rule, stages: {"rows": [], "validation_loss": losses[rule]},
     )
     settings = compose("model=tiny", "budget.steps=3", "train.micro_batch=2")
     for _ in range(2):  # the second time as stored
-        pipelines.main(settings, HERE, 2, [0, 1], tmp_path)
+        pipeline_study.main(settings, HERE, 2, [0, 1], tmp_path, draw_losses)
         rows = (
             line.strip("| ").split(" | ")
             for line in (tmp_path / "study.md").read_text().splitlines()

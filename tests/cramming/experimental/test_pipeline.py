@@ -10,11 +10,11 @@ from torch.torch_version import TorchVersion
 
 from cramming.config import UserError
 from cramming.data.batches import PINNED
+from cramming.experimental.stages import ORDERS
+from cramming.experimental.timeline import actions
 from cramming.parallel.mesh import Mesh
-from cramming.parallel.stages import ORDERS
-from cramming.parallel.timeline import actions
 from cramming.recipe import Config, Hardware, check
-from tests.cramming.parallel.pipeline_ranks import CPU, HALF, opened, start, train
+from tests.cramming.experimental.pipeline_ranks import CPU, HALF, opened, start, train
 from tests.cramming.parallel.rank_worker import launch
 
 SCRIPT = Path(__file__).with_name("pipeline_ranks.py")
