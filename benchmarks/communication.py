@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+from cramming.plan.scaling import Link, rounds_of
 from torch import Tensor
 
 from cramming.files import write_atomically
-from cramming.plan.scaling import Link, rounds_of
 
 SIZES = [4 * 4**k for k in range(2, 12)]  # bytes in all, 64 B to 16 MiB
 SECONDS_EACH = 0.6

@@ -26,6 +26,7 @@ from cramming.environment import environment
 from cramming.model.config import ModelConfig
 from cramming.model.heads import PretrainedModel
 from cramming.parallel.mesh import Mesh
+from cramming.precision import slow_products
 from cramming.progress import say
 from cramming.runlog import (
     RUN_LOG,
@@ -264,8 +265,10 @@ class TrainState:
             f" {budget.limit:g} {budget.unit}; started at step {self.work.steps}"
             f" with {self.clock.elapsed_seconds():.1f} s on the clock"
         )
-        if warning := tiny_defaults(config):
-            say(warning)
+        slow_format = slow_products(engine.precision.mode, engine.device.type)
+        for warning in (tiny_defaults(config), slow_format):
+            if warning:
+                say(warning)
 
     def log_step(
         self, recent: Sequence[tuple[float, StepStats]], progress: float, rate: float
@@ -361,7 +364,7 @@ def build_train_state(
         training = training_of(read_log(folder / RUN_LOG))
         saved = checkpoint_to_resume(folder, training)
         if mesh.world_size == 1:  # the meter would know of one card only
-            clock.measure_energy(devices.nvml_reader(device, "TotalEnergyConsumption"))
+            clock.measure_energy(devices.energy_reader(device))
     saved = mesh.object_from_main(saved)
     newest = checkpoint.path_of(folder / "checkpoints", saved) if saved and saved.steps else None
     here = environment_here(device, folder, training.has_trained)

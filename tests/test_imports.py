@@ -31,10 +31,10 @@ LEVELS = {
             bench.gate precision model
         """,
         2: """
-            parallel engine checkpoint optim data.batches plan.tracker checks
+            parallel engine checkpoint optim data.batches checks
         """,
         3: """
-            plan plan.roofline plan.memory plan.micro_batch start resume launch train_state finish plan.search
+            plan plan.speed plan.memory plan.micro_batch start resume launch train_state finish plan.search
             plan.main pretrain cli __main__
         """,
         4: """

@@ -10,12 +10,12 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
+from cramming.plan.roofline import BANDWIDTH_UTILISATION, KERNEL_SECONDS, MATMUL_UTILISATION
 from dry_run import compiled_pieces
 from fake_card import CARDS
 
 from cramming.bench.tables import replace_section
 from cramming.plan import cards
-from cramming.plan.roofline import BANDWIDTH_UTILISATION, KERNEL_SECONDS, MATMUL_UTILISATION
 
 ATTENTION_SHARE = (
     0.35  # of the peak: FlashAttention 2 and cuDNN at head size 64 and short rows; assumed
