@@ -14,19 +14,23 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
+from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cramming.checks import Config, Place
+from cramming.checks import Config
 from cramming.config import UserError, build
+from cramming.engine import build_model, equip
 from cramming.model.attention import KERNELS, Packing
 from cramming.model.classifier import SequenceClassifier
 from cramming.model.config import ModelConfig
 from cramming.model.encoder import Encoder
 from cramming.optim.build import parameter_groups
 from cramming.overrides import compose
-from cramming.plan.memory import Simulation
-from cramming.plan.search import PlanConfig, explore, find_target, planned_config
+from cramming.parallel.mesh import Mesh
+from cramming.parallel.offload import CopyStream
+from cramming.plan.memory import batch_without_data
+from cramming.plan.search import PlanConfig, choose, explore, find_target, planned_config
 from cramming.precision import Precision, PrecisionConfig
 
 VOCABULARY = 32768
@@ -57,6 +61,7 @@ OPTIMIZERS = (
     "adamw-cwd",
 )
 aten = torch.ops.aten
+CUDA = torch.device("cuda")
 
 
 def config_of(overrides: list[str], length: int, packing: Any) -> Config:
@@ -98,25 +103,29 @@ class Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class Step(Simulation):
-    """The simulation that `plan` runs, but in the number format and with the kernel that the configuration names."""
+class Step:
+    """Steps of one engine on fake `cuda` tensors, uncompiled, as the configuration names format and kernel."""
 
     def __init__(self, config: Config) -> None:
+        self.config = replace(config, runtime=replace(config.runtime, compile="off"))
         self.reads = Reads()
+        self._fake_mode = FakeTensorMode()
         self.reads.truth = False  # no random number is outside its bounds
-        super().__init__(config, Place.here(config, torch.device("cuda")))
+        with self._without_data():
+            model: Any = build_model(self.config)
         self.reads.truth = True  # gradients are finite
-        model: Any = self.engine.model
+        with self._without_data():
+            if config.memory.offload_weights:
+                for encoder in model.encoders:
+                    _move_to_host(encoder.blocks)
+            self.engine = equip(model, self.config, Mesh.solo(CUDA), CUDA)
         model.register_forward_pre_hook(lambda *_: setattr(self.reads, "in_forward", True))
         model.register_forward_hook(lambda *_: setattr(self.reads, "in_forward", False))
 
-    def _executed(self, is_fake: bool) -> Config:
-        assert not is_fake
-        return replace(self.config, runtime=replace(self.config.runtime, compile="off"))
-
     @contextmanager
-    def _simulating(self, category: str) -> Iterator[None]:
-        with super()._simulating(category), self.reads:
+    def _without_data(self) -> Iterator[None]:
+        eager = torch.compiler.set_stance("force_eager")
+        with eager, CUDA, self._fake_mode, self.reads:
             yield
 
     def outcome(self, kernel: str, packing: Any) -> str:
@@ -126,11 +135,23 @@ class Step(Simulation):
         model.encoder.kernel, self.reads.in_forward = kernel, False
         self.reads.count.clear()
         try:
-            self.step(ROWS)
+            with self._without_data():
+                batch = batch_without_data(self.config, ROWS)
+                unread = batch.packing._replace(lengths=None)
+                self.engine.step([replace(batch, packing=unread)], 0.0)
         except Exception as error:
             self.engine.optimizer.zero_grad(set_to_none=True)
             return _failed(error)
         return _passed(self.reads.count)
+
+
+def _move_to_host(blocks: nn.Module) -> None:
+    """Do what `parallel.apply.place` does, with new parameters: those without data cannot be moved."""
+    copy_stream = CopyStream(CUDA)
+    for module in blocks.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            host = copy_stream.host_empty(parameter).copy_(parameter.detach())
+            setattr(module, name, nn.Parameter(host, requires_grad=parameter.requires_grad))
 
 
 def _passed(count: Counter[str]) -> str:
@@ -265,8 +286,9 @@ def planning(model: str, mode: str, sheet: str) -> dict[str, Any]:
         tried = list(
             explore(config, find_target(build(PlanConfig, found["plan"], "plan"), "auto", config))
         )
-        best = max((o for o in tried if o.fits), key=lambda o: o.tokens_per_second)
-        outcome = f"ok, {len(tried)} options, micro-batch {best.micro_batch}: {best.tokens_per_second:.3g} tokens/s"
+        best = choose(tried, config.train.sequence_length)
+        size = best.micro_batch if best else None
+        outcome = f"ok, {len(tried)} options, micro-batch {size}"
     except Exception as error:
         outcome = _failed(error)
     row = {"part": "plan", "model": model, "mode": mode, "outcomes": {sheet: outcome}}

@@ -80,7 +80,10 @@ class Simulation:
                 self._make_gradients()
         tracker = self._tracker()
         with self._without_data(tracker=tracker):
-            self._engine.step([self._batch(rows)], 0.0)
+            batch = batch_without_data(self._executed, rows)
+            if self._is_flash:
+                batch = replace(batch, packing=batch.packing._replace(causal=False))
+            self._engine.step([batch], 0.0)
         return self._by_category(tracker, "peak")
 
     @contextmanager
@@ -121,33 +124,6 @@ class Simulation:
     def _make_gradients(self) -> None:
         for parameter in self._engine.parameters:
             parameter.grad = torch.empty_like(parameter)
-
-    def _batch(self, rows: int) -> Batch:
-        """Return a micro-batch of the objective's largest phase, its sequences equally long."""
-        config = self._executed
-        length = config.train.sequence_length
-        objective = config.objective.with_most_targets()
-        tokens = rows * length
-        targets = rows * objective.targets_per_row(length)
-        whole_rows = config.train.packing == "rows"
-        sequences = rows if whole_rows else rows + tokens // TOKENS_PER_DOCUMENT
-        packing = Packing(
-            torch.empty(sequences + 1, dtype=torch.int32),
-            row_length=length if whole_rows else None,
-            max_length=length,
-            aligned_length=length,
-            causal=objective.causal and not self._is_flash,
-            lengths=_equal_lengths(tokens, sequences),
-        )
-        return Batch(
-            ids_T=_numbers(tokens),
-            positions_T=_numbers(tokens),
-            packing=packing,
-            target_positions_M=_numbers(targets),
-            target_ids_M=_numbers(targets),
-            num_targets=targets,
-            uniform_M=torch.empty(targets) if objective.replaces_tokens else None,
-        )
 
 
 def executed_config(config: Config, place: Place, memory_bytes: float) -> Config:
@@ -196,6 +172,33 @@ def is_flash(config: Config, place: Place) -> bool:
     is_chosen = place.has_flash and place.mode != "fp32" and config.model.attention_dropout == 0.0
     by_name = kernel in ("varlen", "flex")
     return place.kind == "cuda" and (by_name or (kernel == "auto" and is_chosen))
+
+
+def batch_without_data(config: Config, rows: int) -> Batch:
+    """Return a micro-batch of the objective's largest phase without values, its sequences equally long."""
+    length = config.train.sequence_length
+    objective = config.objective.with_most_targets()
+    tokens = rows * length
+    targets = rows * objective.targets_per_row(length)
+    whole_rows = config.train.packing == "rows"
+    sequences = rows if whole_rows else rows + tokens // TOKENS_PER_DOCUMENT
+    packing = Packing(
+        torch.empty(sequences + 1, dtype=torch.int32),
+        row_length=length if whole_rows else None,
+        max_length=length,
+        aligned_length=length,
+        causal=objective.causal,
+        lengths=_equal_lengths(tokens, sequences),
+    )
+    return Batch(
+        ids_T=_numbers(tokens),
+        positions_T=_numbers(tokens),
+        packing=packing,
+        target_positions_M=_numbers(targets),
+        target_ids_M=_numbers(targets),
+        num_targets=targets,
+        uniform_M=torch.empty(targets) if objective.replaces_tokens else None,
+    )
 
 
 def largest_fitting(sizes: list[int], fits: Callable[[int], bool], start: int) -> int | None:
