@@ -15,9 +15,7 @@ from cramming.files import write_atomically
 from cramming.plan import cards
 from cramming.plan.memory import CATEGORIES
 from cramming.plan.search import (
-    CONTEXT_BYTES,
     GIB,
-    WASTE,
     Option,
     PlanConfig,
     Range,
@@ -75,17 +73,13 @@ def main(settings: dict[str, Any]) -> None:
 def description(config: Config, target: Target) -> Iterator[str]:
     """Yield lines about the configuration, the device, and what the numbers rest on."""
     train, place = config.train, target.place
-    context = "the CUDA context" if place.kind == "cuda" else "Python and torch"
     yield (
         f"model: {config.parameters.total / 1e6:.1f}M parameters, vocabulary {config.model.vocab_size};"
         f" step: {train.batch_size} sequences of {train.sequence_length}, {config.targets_per_row} targets each;"
         f" {config.optim.name}, {place.mode}"
     )
-    yield (
-        f"device: {place.name}, {target.memory_bytes / GIB:.3g} GiB, of which {target.usable_bytes / GIB:.3g} for"
-        f" tensors ({CONTEXT_BYTES[place.kind] / GIB:.2g} GiB for {context} and {WASTE[place.kind]:.0%} of waste are"
-        " assumed)"
-    )
+    usable_gib = target.usable_bytes / GIB
+    yield f"device: {place.name}, {target.memory_bytes / GIB:.3g} GiB, about {usable_gib:.3g} for tensors"
     yield f"speed: {target.speed.basis}"
     for warning in (tiny_defaults(config), slow_products(place.mode, place.kind)):
         if warning:
@@ -96,7 +90,7 @@ def description(config: Config, target: Target) -> Iterator[str]:
 def show_options(config: Config, options: list[Option], best: Option | None) -> None:
     """Print a table with one row per option."""
     settings = ["micro-batch", "checkpoint_every", "checkpoint"]
-    headers = [*settings, *CATEGORIES, "peak GiB", "fits", "tokens/s", "tokens", ""]
+    headers = [*settings, *CATEGORIES, "peak", "fits", "tokens/s", "tokens", ""]
     rows = []
     for option in options:
         memory = option.memory
@@ -116,8 +110,7 @@ def show_options(config: Config, options: list[Option], best: Option | None) -> 
                 note,
             ]
         )
-    show_table("peak memory of a step, by what it holds at that moment", headers, rows)
-    say("tried: micro-batches, and checkpointing until a large one fits")
+    show_table("peak memory of a step in GiB, by what it holds at that moment", headers, rows)
 
 
 def cost_lines(
@@ -131,40 +124,37 @@ def cost_lines(
 
     slow, fast = option.tokens_per_second
     fewest, most = option.tokens_in_budget
-    most_hours, least_hours = fewest / slow / 3600, most / fast / 3600
-    hours = _span((least_hours, most_hours))
-    yield f"training: {_span((fewest, most))} tokens in {hours} hours"
+    hours = most / fast / 3600, fewest / slow / 3600
+    yield f"training: {_span((fewest, most))} tokens in {_span(hours)} hours"
 
     token_bytes = 2 if (config.model.vocab_size or 0) <= 2**16 else 4
     disk = format_count((token_bytes + INDEX_BYTES_PER_TOKEN) * most, "B")
     yield (
-        f"preparing {_span((most, most))} tokens: {disk} of disk in addition to the text and"
+        f"preparing {_shown(most)} tokens: {disk} of disk in addition to the text and"
         f" {most / TOKENS_PER_CORE_HOUR:.2g} core hours, by measurements on Wikipedia with all filters"
         " (benchmarks/results/preparation_*)"
     )
     card = cards.find(target.place.name)
     if card:
-        kw = POWER_SHARE * card.watts / 1000
-        kwh = _span((kw * least_hours, kw * most_hours))
+        kwh = _span(hours, POWER_SHARE * card.watts / 1000)
         yield f"electricity: {kwh} kWh, {POWER_SHARE:.0%} (assumed) of {card.watts} W; the card alone"
     if price_per_hour:
-        price = _span((price_per_hour * least_hours, price_per_hour * most_hours))
-        yield f"price: {price} at plan.price_per_hour"
+        yield f"price: {_span(hours, price_per_hour)} at plan.price_per_hour"
 
 
-def _span(ends: Range) -> str:
-    """Return both ends as text, or one where they read the same."""
-    least, most = (f"{end:.3g}" if end < 1000 else format_count(end, "") for end in ends)
+def _span(ends: Range, factor: float = 1.0) -> str:
+    """Return both ends times `factor` as text, or one where they read the same."""
+    least, most = (_shown(factor * end) for end in ends)
     return least if least == most else f"{least} to {most}"
+
+
+def _shown(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else format_count(value, "")
 
 
 def _notes(config: Config, target: Target) -> Iterator[tuple[bool, str]]:
     """Yield what may apply to a plan, with whether it does."""
     place, memory = target.place, config.memory
-    yield (
-        target.heap_factor > 1,
-        f"heap: runtime.keep_heap=true lets the process grow to {target.heap_factor:g} times its tensors",
-    )
     yield (
         place.kind == "cuda" and not place.has_flash and config.attention.kernel != "padded",
         "attention: FlashAttention needs compute capability 8.0 (Ampere): here it is SDPA, which for windows and"

@@ -6,9 +6,10 @@ follows every storage: within 1 % of the peak resident set of a CPU run in eight
 of weights and states is subtracted), a GPU's dropout (a CPU's keeps more), and scratch memory inside kernels.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -33,15 +34,14 @@ CATEGORIES = {
     "activations": ("Activation",),
     "workspace": ("Temp", "Other"),
 }
-TOKENS_PER_DOCUMENT = 256  # without a corpus: one more sequence than rows per so many tokens
 CPU = torch.device("cpu")  # stands in for a GPU, too: fake CUDA tensors need a CUDA build of torch
 # Larger micro-batches are no faster: by the dry run (BERT-base, H200) a token of 65,536 costs 9 % less than one of
 # 8,192, and one of 262,144 less than 1 % less than that.
 ENOUGH_TOKENS, MOST_TOKENS = 8_192, 131_072
 FIRST_TOKENS = 16_384  # of the first size that is tried: what 11 GB hold of BERT-base
-# `runtime.keep_heap` on a CPU: freed memory stays in the process and is not always of use again. The peak resident set
-# was 1.1 to 2.3 times the predicted peak (benchmarks/results/memory_cpu_2026-11-21.md); the most with checkpointing.
-KEPT_HEAP = 2.5
+# Of a CPU's free memory: with `runtime.keep_heap` freed memory stays in the process and is not always of use again. The
+# peak resident set was 1.1 to 2.3 times the predicted peak (benchmarks/results/memory_cpu_2026-11-21.md).
+CPU_SHARE = 0.4
 
 aten = torch.ops.aten
 
@@ -135,8 +135,6 @@ def executed_config(config: Config, place: Place, memory_bytes: float) -> Config
     precision = replace(
         config.precision,
         mode="bf16" if mode == "fp8" else mode,
-        emulate_fp8=False,
-        fp8_scaling="tensorwise",
         residual=resolve_residual(config.precision.residual, mode, place.kind),
     )
     memory = replace(
@@ -161,7 +159,7 @@ def executed_config(config: Config, place: Place, memory_bytes: float) -> Config
         attention=attention,
         precision=precision,
         memory=memory,
-        runtime=replace(config.runtime, compile="off", tune="off", cuda_graphs=False),
+        runtime=replace(config.runtime, compile="off", cuda_graphs=False),
         parallel=replace(config.parallel, tp=1),
     )
 
@@ -169,26 +167,26 @@ def executed_config(config: Config, place: Place, memory_bytes: float) -> Config
 def is_flash(config: Config, place: Place) -> bool:
     """Return whether attention on this GPU makes no mask and keeps no scores."""
     kernel = config.attention.kernel
-    is_chosen = place.has_flash and place.mode != "fp32" and config.model.attention_dropout == 0.0
-    by_name = kernel in ("varlen", "flex")
-    return place.kind == "cuda" and (by_name or (kernel == "auto" and is_chosen))
+    has_flash = place.has_flash and place.mode != "fp32" and config.model.attention_dropout == 0.0
+    by_flash = has_flash and kernel in ("auto", "varlen")
+    return place.kind == "cuda" and (by_flash or kernel == "flex")
 
 
 def batch_without_data(config: Config, rows: int) -> Batch:
-    """Return a micro-batch of the objective's largest phase without values, its sequences equally long."""
+    """Return a micro-batch of the objective's largest phase without values; documents are half a row long."""
     length = config.train.sequence_length
     objective = config.objective.with_most_targets()
-    tokens = rows * length
-    targets = rows * objective.targets_per_row(length)
+    tokens, targets = rows * length, rows * objective.targets_per_row(length)
     whole_rows = config.train.packing == "rows"
-    sequences = rows if whole_rows else rows + tokens // TOKENS_PER_DOCUMENT
+    half = length // 2
+    lengths = (length,) * rows if whole_rows else (half, length - half) * rows
     packing = Packing(
-        torch.empty(sequences + 1, dtype=torch.int32),
+        torch.empty(len(lengths) + 1, dtype=torch.int32),
         row_length=length if whole_rows else None,
         max_length=length,
         aligned_length=length,
         causal=objective.causal,
-        lengths=_equal_lengths(tokens, sequences),
+        lengths=lengths,
     )
     return Batch(
         ids_T=_numbers(tokens),
@@ -207,18 +205,14 @@ def largest_fitting(sizes: list[int], fits: Callable[[int], bool], start: int) -
     The largest size of at most `start` is tried first, then larger ones while they fit; or the smallest, and then those
     in between downwards until one fits.
     """
-    first = max((size for size in sizes if size <= start), default=sizes[0])
-    largest = None
-    for size in sizes[sizes.index(first) :]:
-        if not fits(size):
-            break
-        largest = size
-    if largest is not None:
-        return largest
-    smaller = sizes[: sizes.index(first)]
-    if not smaller or not fits(smaller[0]):
+    below = [size for size in sizes if size <= start] or sizes[:1]
+    first = below.pop()
+    if fits(first):
+        larger = [size for size in sizes if size > first]
+        return [first, *takewhile(fits, larger)][-1]
+    if not below or not fits(below[0]):
         return None
-    return next((size for size in reversed(smaller[1:]) if fits(size)), smaller[0])
+    return next(filter(fits, reversed(below[1:])), below[0])
 
 
 def micro_batch_sizes(sequences: int, length: int) -> list[int]:
@@ -230,11 +224,6 @@ def micro_batch_sizes(sequences: int, length: int) -> list[int]:
     sizes = powers if powers[-1] == sequences else [*powers, sequences]
     most = max(1, MOST_TOKENS // length)
     return [size for size in sizes if size <= most]
-
-
-def heap_factor(config: Config, kind: str) -> float:
-    """Return by how much the process may outgrow its tensors."""
-    return KEPT_HEAP if kind == "cpu" and config.runtime.keep_heap else 1.0
 
 
 class _Answers(TorchDispatchMode):
@@ -252,8 +241,6 @@ class _Answers(TorchDispatchMode):
     ) -> Any:
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
             return args[0].fake_device
-        if func is aten.equal.default:
-            return False
         if func is not aten._local_scalar_dense.default:
             return func(*args, **(kwargs or {}))
         if args[0].dtype == torch.bool:
@@ -261,20 +248,15 @@ class _Answers(TorchDispatchMode):
         return 0.0 if args[0].is_floating_point() else 0
 
 
-class _WithoutModulePeaks(WeakIdKeyDictionary):  # type: ignore[misc]
+class _WithoutModulePeaks(WeakIdKeyDictionary):
     """Statistics of modules in which MemTracker finds none to update after each operation.
 
     The peaks of single modules are not needed, and updating them takes three quarters of a simulation.
     """
 
-    def values(self) -> Iterable[Any]:
+    def values(self) -> Any:
         return ()
 
 
 def _numbers(count: int) -> torch.Tensor:
     return torch.empty(count, dtype=torch.int64)
-
-
-def _equal_lengths(tokens: int, sequences: int) -> tuple[int, ...]:
-    shorter, longer_ones = divmod(tokens, sequences)
-    return (shorter + 1,) * longer_ones + (shorter,) * (sequences - longer_ones)

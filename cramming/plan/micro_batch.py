@@ -22,16 +22,15 @@ from cramming.data.batches import Batch
 from cramming.engine import Engine
 from cramming.parallel.mesh import Mesh
 from cramming.plan.memory import (
+    CPU_SHARE,
     FIRST_TOKENS,
     Simulation,
-    heap_factor,
     largest_fitting,
     micro_batch_sizes,
 )
 from cramming.progress import say
 from cramming.runlog import Log, MicroBatch, Training
 
-CPU_SHARE = 0.9  # of the free memory: other processes and the page cache want some
 # Of a GPU's memory. A try is two micro-batches without an update; a day of training cuts freed memory into pieces,
 # updates and validates. A guess, not measured.
 GPU_MARGIN = 0.06
@@ -148,12 +147,11 @@ def release(engine: Engine) -> None:
 def _prediction(engine: Engine, config: Config, sequences: int) -> Callable[[int], bool]:
     """Return whether a simulated peak fits into the memory that is free now, beside the weights that exist."""
     simulation = Simulation(config, Place.here(config, engine.device))
-    available_bytes = CPU_SHARE * devices.available_bytes() + simulation.state()["weights"]
-    free_bytes = available_bytes / heap_factor(config, engine.device.type)
+    usable_bytes = CPU_SHARE * (devices.available_bytes() + simulation.state()["weights"])
 
     def fits(rows: int) -> bool:
         peak = simulation.peak(rows, accumulates=sequences > rows)
-        return sum(peak.values()) <= free_bytes
+        return sum(peak.values()) <= usable_bytes
 
     return fits
 

@@ -6,10 +6,11 @@ a useful size fits. Offloading and low-bit optimizer states are planned where th
 
 import functools
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -19,10 +20,10 @@ from cramming.config import Positive, UserError, require
 from cramming.parallel.apply import MemoryConfig
 from cramming.plan import cards
 from cramming.plan.memory import (
+    CPU_SHARE,
     ENOUGH_TOKENS,
     FIRST_TOKENS,
     Simulation,
-    heap_factor,
     largest_fitting,
     micro_batch_sizes,
 )
@@ -33,11 +34,16 @@ GIB = 2**30
 # Outside torch's tensors: on a GPU a CUDA context with its loaded kernels and cuBLAS's workspace, by experience; on a
 # CPU Python with torch and its libraries, measured as resident set.
 CONTEXT_BYTES = {"cuda": 664 * 2**20, "cpu": 400 * 2**20}
-# Of the rest: what the allocator cannot use again, and on a GPU scratch memory inside kernels, such as fp32 sums of
-# FlashAttention's backward pass. By experience.
-WASTE = {"cuda": 0.06, "cpu": 0.04}
+# Of the rest, what tensors may take. A GPU's allocator cannot use all memory again, and kernels have scratch memory of
+# their own, such as fp32 sums of FlashAttention's backward pass: by experience.
+SHARE = {"cuda": 0.94, "cpu": CPU_SHARE}
 # Values of `memory.checkpoint_every` and `memory.checkpoint` that are tried.
-CHECKPOINTING = ((0, "full"), (1, "selective"), (2, "full"), (1, "full"))
+CHECKPOINTING: tuple[tuple[int, Literal["full", "selective"]], ...] = (
+    (0, "full"),
+    (1, "selective"),
+    (2, "full"),
+    (1, "full"),
+)
 Range = tuple[float, float]
 
 
@@ -57,19 +63,17 @@ class PlanConfig:
 
 @dataclass(frozen=True)
 class Target:
-    """Device that is planned for; `heap_factor`: by how much the process may outgrow its tensors."""
+    """Device that is planned for."""
 
     place: Place
     memory_bytes: float
     speed: Speed
-    heap_factor: float = 1.0
 
     @property
     def usable_bytes(self) -> float:
         """Bytes that the tensors of a step may take."""
         kind = self.place.kind
-        outside_context = max(0.0, self.memory_bytes - CONTEXT_BYTES[kind])
-        return outside_context * (1 - WASTE[kind]) / self.heap_factor
+        return max(0.0, self.memory_bytes - CONTEXT_BYTES[kind]) * SHARE[kind]
 
 
 @dataclass(frozen=True)
@@ -145,7 +149,8 @@ def variants(config: Config, place: Place) -> list[MemoryConfig]:
     distinct = {config.memory: None}
     for every, kind in CHECKPOINTING:
         memory = replace(config.memory, checkpoint_every=every, checkpoint=kind)
-        if _accepts(replace(config, memory=memory), place):
+        with suppress(UserError):  # what `pretrain` would refuse
+            check(replace(config, memory=memory), place)
             distinct[memory] = None
     return sorted(distinct, key=lambda memory: (forward_passes(memory), memory.checkpoint_every))
 
@@ -227,7 +232,7 @@ def _local_target(here: torch.device, config: Config) -> Target:
     torch.set_float32_matmul_precision("high" if config.precision.tf32 else "highest")
     model = config.model
     speed = measured_speed(here, place.mode, model.hidden_size, model.intermediate_size)
-    return Target(place, memory_bytes, speed, heap_factor(config, place.kind))
+    return Target(place, memory_bytes, speed)
 
 
 def _card_target(card: cards.Card, config: Config) -> Target:
@@ -242,15 +247,6 @@ def _card_target(card: cards.Card, config: Config) -> Target:
         " (Ampere) and 16 bits. Set it to auto.",
     )
     return Target(place, card.memory_bytes, speed_by_data_sheet(card, mode, config.precision.tf32))
-
-
-def _accepts(config: Config, place: Place) -> bool:
-    """Return whether `pretrain` would run this configuration there."""
-    try:
-        check(config, place)
-    except UserError:
-        return False
-    return True
 
 
 def _tokens_per_flop(config: Config) -> float:

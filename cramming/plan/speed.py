@@ -15,8 +15,8 @@ from cramming.plan.cards import Card
 from cramming.precision import DTYPES, Mode
 
 # Shares of the peak that training steps reach. GPUs, of the data sheet: published rates of crammed BERT, compiled, are
-# 65 % on a 2080 Ti and 40 % on an A6000 (README.md); 25 % for eager steps is assumed. CPUs, of a product measured in the
-# same process: `cramming bench` measured 52 to 78 % in fp32 (docs/tricks.md), and 17 % with AMX in bf16 (docs/log.md).
+# 65 % on a 2080 Ti and 40 % on an A6000 (README.md); 25 % for eager steps is assumed. CPUs, of a product measured now:
+# `cramming bench` measured 52 to 78 % in fp32 (docs/tricks.md), and a step with AMX in bf16 took 17 % (docs/log.md).
 GPU_SHARES = (0.25, 0.65)
 CPU_FP32_SHARES, CPU_16_BIT_SHARES = (0.5, 0.8), (0.15, 0.5)
 TF32_SHARE = 0.5  # of the 16-bit products, on every card that has TF32
@@ -60,12 +60,11 @@ def measured_speed(device: torch.device, mode: Mode, width: int, inner: int) -> 
         "left": torch.randn(rows, width, dtype=DTYPES[mode], device=device),
         "right": torch.randn(width, inner, dtype=DTYPES[mode], device=device),
     }
-    threads = torch.get_num_threads()
-    timer = Timer("left @ right", globals=factors, num_threads=threads)
+    timer = Timer("left @ right", globals=factors, num_threads=torch.get_num_threads())
     peak = 2 * rows * width * inner / timer.blocked_autorange(min_run_time=0.5).median
     basis = (
         f"{least_share:.0%} to {most_share:.0%} (assumed) of {peak / 1e12:.3g} TFLOP/s, measured now for"
-        f" {_counted_as(mode)} products [{rows}, {width}] x [{width}, {inner}] with {threads} CPU threads"
+        f" {_counted_as(mode)} products [{rows}, {width}] x [{width}, {inner}]"
     )
     return Speed(least_share * peak, most_share * peak, basis)
 

@@ -188,7 +188,9 @@ def test_the_plan_counts_one_momentum_for_matrices(
     compose: Callable[..., dict[str, Any]], small_model: Any, name: str, moments: int
 ) -> None:
     """Two moments and a counter for the rest; NorMuon's moments are one per row."""
-    config = replace(Config.of(compose(f"optim={name}")), model=small_model)
+    config = replace(
+        Config.of(compose(f"optim={name}", "train.sequence_length=32")), model=small_model
+    )
     cpu = torch.device("cpu")
     matrices, *others = build_engine(config, Mesh.solo(cpu), cpu).optimizer.param_groups
     rest = [p for group in others for p in group["params"]]

@@ -18,7 +18,7 @@ from cramming.engine import Engine, build_engine
 from cramming.model.config import ModelConfig
 from cramming.parallel.mesh import Mesh
 from cramming.plan import memory, micro_batch
-from cramming.plan.memory import Simulation, heap_factor
+from cramming.plan.memory import Simulation
 from cramming.precision import Precision, PrecisionConfig
 from cramming.record import load_metrics, load_record
 from cramming.runlog import MicroBatch, Training
@@ -185,12 +185,12 @@ def test_on_a_cpu_the_prediction_decides(
     weights = simulation.state()["weights"]
     needs = {rows: sum(simulation.peak(rows, rows < 16).values()) for rows in (4, 8, 16)}
     for free, expected in ((needs[16], 16), (needs[8], 8), (needs[4], 4), (needs[8] - 1, 4)):
-        available = (free * heap_factor(config, "cpu") - weights + 0.5) / micro_batch.CPU_SHARE
+        available = (free + 0.5) / memory.CPU_SHARE - weights
         monkeypatch.setattr(device, "available_bytes", lambda available=available: available)
         rows, how = micro_batch.find_micro_batch(engine, tiny_source.batch, config, 16)
         assert rows == expected
         assert how.startswith("auto, predicted on cpu: ") and f"{expected} fits" in how
-    monkeypatch.setattr(device, "available_bytes", lambda: 0)
+    monkeypatch.setattr(device, "available_bytes", lambda: -1e9)
     with pytest.raises(
         UserError, match=r"train\.micro_batch=auto: not even one sequence of 16 fits"
     ):

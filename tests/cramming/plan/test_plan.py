@@ -101,8 +101,8 @@ def test_tight_memory_takes_checkpointing(compose: Compose, tmp_path: Path) -> N
         for memory in (config.memory, full)
     }
     between = (needs[0] + needs[1]) / 2
-    usable_share = target.usable_bytes / (target.memory_bytes - search.CONTEXT_BYTES["cuda"])
-    tight = replace(target, memory_bytes=between / usable_share + search.CONTEXT_BYTES["cuda"])
+    context_bytes = search.CONTEXT_BYTES["cuda"]
+    tight = replace(target, memory_bytes=between / search.SHARE["cuda"] + context_bytes)
     options = list(search.explore(config, tight))
     best = search.choose(options, 512)
     assert best and best.fits and best.memory.checkpoint_every > 0
@@ -235,7 +235,7 @@ def test_this_machine_is_measured(compose: Compose, tmp_path: Path) -> None:
         compose, tmp_path, "plan.device=cpu", "precision.mode=fp32", "train.micro_batch=auto"
     )
     target = result["target"]
-    assert target["place"]["kind"] == "cpu" and target["heap_factor"] > 1
+    assert target["place"]["kind"] == "cpu"
     assert 1e9 < target["speed"]["least_flops"] < target["speed"]["most_flops"] < 1e14
     assert "measured now" in target["speed"]["basis"]
     assert target["memory_bytes"] == pytest.approx(device.available_bytes(), rel=0.5)
