@@ -52,7 +52,6 @@ def main(settings: dict[str, Any]) -> None:
             say(line)
     if plan.json:
         result = {
-            "parameters": config.parameters.total,
             "vocab_size": config.model.vocab_size,
             "target": asdict(target),
             "usable_bytes": target.usable_bytes,
@@ -64,9 +63,8 @@ def main(settings: dict[str, Any]) -> None:
         smallest = min(options, key=lambda option: option.peak_bytes)
         raise UserError(
             f"plan.memory_gb={target.memory_bytes / GIB:.3g}: nothing fits. The least that was tried"
-            f" ({overrides(smallest, config)}) needs {smallest.peak_bytes / GIB:.3g} GiB of tensors where"
-            f" {target.usable_bytes / GIB:.3g} are usable; take a smaller model or vocabulary, a shorter"
-            " train.sequence_length, or an optimizer with less state."
+            f" ({overrides(smallest, config)}) needs {smallest.peak_bytes / GIB:.3g} GiB of tensors; take a smaller"
+            " model or vocabulary, a shorter train.sequence_length, or an optimizer with less state."
         )
 
 

@@ -73,7 +73,7 @@ class Target:
     def usable_bytes(self) -> float:
         """Bytes that the tensors of a step may take."""
         kind = self.place.kind
-        return max(0.0, self.memory_bytes - CONTEXT_BYTES[kind]) * SHARE[kind]
+        return (self.memory_bytes - CONTEXT_BYTES[kind]) * SHARE[kind]
 
 
 @dataclass(frozen=True)

@@ -174,7 +174,7 @@ def test_a_try_on_a_gpu_leaves_room_for_more(
     monkeypatch.setattr(micro_batch, "a_step_fits", a_step_fits)
     rows, how = micro_batch.find_micro_batch(engine, tiny_source.batch, config, 8)
     assert (rows, set(reserved)) == (4, {state_bytes + 30_000})
-    assert how == "auto, tried on cuda: 4 fits, 8 does not fit"
+    assert how == "auto, tried on cuda: 1 fits, 4 fits, 8 does not fit"
 
 
 def test_on_a_cpu_the_prediction_decides(
