@@ -33,10 +33,10 @@ LEVELS = {
             objectives bench.gate precision model
         """,
         2: """
-            parallel engine checkpoint optim data.batches plan.tracker recipe
+            parallel engine checkpoint optim data.batches recipe
         """,
         3: """
-            plan plan.roofline plan.memory plan.micro_batch start resume launch clock train_parts data.run_data
+            plan plan.speed plan.memory plan.micro_batch start resume launch clock train_parts data.run_data
             run finish plan.search
             plan.main pretrain preview verbs cli __main__
         """,

@@ -152,7 +152,7 @@ def test_a_verb_gets_the_recipe_and_beside_it_the_options(run: Run, verb_calls: 
         (["duel", "--base", "", "--candidate", "a=1", "--error", "0.9"], ["--error"]),
         (["bench", "--rounds", "0"], ["--rounds"]),
         (["plan", "--memory-gb", "0"], ["--memory-gb"]),
-        (["plan", "--network", "radio"], ["--network", "'nvlink', 'pcie'"]),
+        (["inspect", "x", "--split", "test"], ["--split", "'train', 'validation'"]),
         (["project", "x", "--hours", "0"], ["--hours"]),
         (["duel", "--base", "", "--candidate", "a=1", "--pairs", "99"], ["--pairs"]),
         (["study"], ["WHAT"]),
