@@ -58,7 +58,7 @@ class RuntimeConfig(Section):
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """A device as the record names it; the peak of 16-bit products (cramming/plan/cards.py) is null where unknown."""
+    """A device as the record names it; the peak of 16-bit products (cramming/plan/cards.csv) is null where unknown."""
 
     kind: str
     name: str

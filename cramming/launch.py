@@ -6,6 +6,7 @@ Whatever the process spends is charged: imports, the hashing of a large corpus, 
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +63,18 @@ def main(
         write_record(folder)
 
 
-def check(recipe: dict[str, Any], invocation: Invocation) -> list[str]:
-    """Return what would be trained; UserError for what can be known to be wrong. Nothing is written."""
+def check(recipe: dict[str, Any], invocation: Invocation) -> Iterator[str]:
+    """Return lines about what would be trained; UserError for what can be known to be wrong. Nothing is written.
+
+    The lines are made as they are read: a sweep that reads none measures no speed, which would take memory of a GPU.
+    """
     from cramming import pretrain, preview
 
     _require_trackers(invocation)
     corpus = corpus_folder(recipe, invocation.corpora)
     config = pretrain.check(recipe, invocation.device, corpus)
-    return [f"run: {invocation.run_folder}", *preview.training_lines(config, recipe, corpus)]
+    lines = preview.training_lines(config, recipe, invocation.device, corpus)
+    return chain([f"run: {invocation.run_folder}"], lines)
 
 
 def _require_trackers(invocation: Invocation) -> None:

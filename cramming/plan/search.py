@@ -198,6 +198,16 @@ def tokens_in_budget(config: Config, tokens_per_second: float) -> float:
     return limit * sequences * train.sequence_length
 
 
+def steps_of_tokens(config: Config, tokens: float) -> float:
+    """Return the steps that train so many tokens in a budget of hours; a batch that grows needs more of them."""
+    train = config.train
+    steps_per_sequence = fmean(
+        1 / sequences_per_step(train.batch_ramp, percent / 100, train.batch_size)
+        for percent in range(100)
+    )
+    return tokens / train.sequence_length * steps_per_sequence
+
+
 def _simulated_options(
     config: Config, target: Target, memory: MemoryConfig
 ) -> Callable[[int], Option]:
@@ -216,9 +226,8 @@ def _local_target(here: torch.device, config: Config) -> Target:
     place = replace(Hardware.here(config, here), trains=False)
     device = devices.describe(here)
     memory_bytes = device.memory_bytes if here.type == "cuda" else devices.available_bytes()
-    torch.set_float32_matmul_precision("high" if config.precision.tf32 else "highest")
-    model = config.model
-    speed = measured_speed(here, place.mode, model.hidden_size, model.intermediate_size)
+    model, tf32 = config.model, config.precision.tf32
+    speed = measured_speed(here, place.mode, tf32, model.hidden_size, model.intermediate_size)
     return Target(place, memory_bytes, speed)
 
 

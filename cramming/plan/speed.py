@@ -12,7 +12,7 @@ from torch.utils.benchmark import Timer
 from cramming.config import UserError
 from cramming.plan import cards
 from cramming.plan.cards import Card
-from cramming.precision import DTYPES, Mode
+from cramming.precision import DTYPES, Mode, float32_products
 
 # Shares of the peak that training steps reach. GPUs, of the data sheet: published rates of crammed BERT, compiled, are
 # 65 % on a 2080 Ti and 40 % on an A6000 (README.md); 25 % for eager steps is assumed. CPUs, of a product measured now:
@@ -48,7 +48,7 @@ def speed_by_data_sheet(card: Card, mode: Mode, tf32: bool) -> Speed:
     return Speed(least_share * peak, most_share * peak, basis)
 
 
-def measured_speed(device: torch.device, mode: Mode, width: int, inner: int) -> Speed:
+def measured_speed(device: torch.device, mode: Mode, tf32: bool, width: int, inner: int) -> Speed:
     """Return the speed of the present device from a [rows, width] x [width, inner] product, in half a second."""
     if device.type == "cuda":
         rows, (least_share, most_share) = 8192, GPU_SHARES
@@ -61,7 +61,9 @@ def measured_speed(device: torch.device, mode: Mode, width: int, inner: int) -> 
         "right": torch.randn(width, inner, dtype=DTYPES[mode], device=device),
     }
     timer = Timer("left @ right", globals=factors, num_threads=torch.get_num_threads())
-    peak = 2 * rows * width * inner / timer.blocked_autorange(min_run_time=0.5).median
+    with float32_products(tf32):
+        product_seconds = timer.blocked_autorange(min_run_time=0.5).median
+    peak = 2 * rows * width * inner / product_seconds
     basis = (
         f"{least_share:.0%} to {most_share:.0%} (assumed) of {peak / 1e12:.3g} TFLOP/s, measured now for"
         f" {_counted_as(mode)} products [{rows}, {width}] x [{width}, {inner}]"
@@ -87,8 +89,8 @@ def find_card(name: str) -> Card:
     if card is None:
         known = ", ".join(card.name for card in cards.CARDS)
         raise UserError(
-            f"--device={name}: there is no data sheet of it here. Give the card nearest in speed with the memory of"
-            f' yours, for example --device "RTX 2080 Ti" --memory-gb 12; choose one of auto, cpu, cuda, {known}.'
+            f"--device={name}: no such card in the table. Name the one nearest in speed with the memory of yours, as in"
+            f' --device "RTX 2080 Ti" --memory-gb 12. There are auto, cpu, cuda, {known}.'
         )
     return card
 
