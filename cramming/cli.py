@@ -267,12 +267,6 @@ def plan(
     price_per_hour: Annotated[
         float | None, _option("--price-per-hour", text="Price of the device.", min=0)
     ] = None,
-    devices: Annotated[
-        str | None, _option("--devices", text="Also predict so many of them: 8,64,1024.")
-    ] = None,
-    network: Annotated[
-        Literal["nvlink", "pcie"], _option("--network", text="Between these devices.")
-    ] = "nvlink",
     out: Out = None,
     show_config: ShowConfig = False,
     config_dir: ConfigDir = None,

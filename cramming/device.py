@@ -58,7 +58,7 @@ class RuntimeConfig(Section):
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """A device as the record names it; the peak of 16-bit products (cramming/plan/cards.py) is null where unknown."""
+    """A device as the record names it; the peak of 16-bit products (cramming/plan/cards.csv) is null where unknown."""
 
     kind: str
     name: str
@@ -235,28 +235,28 @@ def keep_freed_memory() -> bool:
 # Energy ---------------------------------------------------------------------------------------------------------------
 
 
-def nvml_reader(device: torch.device, name: str) -> Callable[[], float | None]:
-    """A function that reads one number of a GPU from its driver (NVML), in joules or watts; it gives None on a CPU,
-    without NVML, and where the driver does not tell (a slice of a card, MIG; before Volta no energy).
+def energy_reader(device: torch.device) -> Callable[[], float | None]:
+    """Return a function that reads from a GPU's driver (NVML) the joules of the whole card since it was loaded.
 
-    `name`: TotalEnergyConsumption (since the driver was loaded, of the whole card) or EnforcedPowerLimit.
+    It returns None on a CPU, without NVML, and where the driver does not know (a slice of a card, before Volta).
     """
     try:
         library = ctypes.CDLL(NVML) if device.type == "cuda" else None
     except OSError:
         library = None
-    read, handle = getattr(library, f"nvmlDeviceGet{name}", None), ctypes.c_void_p()
-    if library is None or read is None or library.nvmlInit_v2() != 0:
+    if library is None or library.nvmlInit_v2() != 0:
         return lambda: None
     uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    handle = ctypes.c_void_p()
     if library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)) != 0:
         return lambda: None
 
-    def number() -> float | None:
-        value = ctypes.c_ulonglong()  # thousandths; a c_uint fits as well
-        return value.value / 1000 if read(handle, ctypes.byref(value)) == 0 else None
+    def joules() -> float | None:
+        millijoules = ctypes.c_ulonglong()
+        status = library.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(millijoules))
+        return millijoules.value / 1000 if status == 0 else None
 
-    return number
+    return joules
 
 
 # FlashAttention -------------------------------------------------------------------------------------------------------

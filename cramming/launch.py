@@ -6,6 +6,7 @@ Whatever the process spends is charged: imports, the hashing of a large corpus, 
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,11 @@ def _pretrain(
     pretrain.main(Config.of(recipe), corpus, invocation, clock, broken_rules)
 
 
-def check(recipe: dict[str, Any], invocation: Invocation) -> list[str]:
-    """Return what would be trained; UserError for what can be known to be wrong. Nothing is written."""
+def check(recipe: dict[str, Any], invocation: Invocation) -> Iterator[str]:
+    """Return lines about what would be trained; UserError for what can be known to be wrong. Nothing is written.
+
+    The lines are made as they are read: a sweep that reads none measures no speed, which would take memory of a GPU.
+    """
     from cramming import pretrain, preview
     from cramming.recipe import Config
 
@@ -81,7 +85,8 @@ def check(recipe: dict[str, Any], invocation: Invocation) -> list[str]:
     corpus = corpus_folder(recipe, invocation.corpora)
     config = pretrain.check(Config.of(recipe), corpus, invocation.device)
     vocab_size = recipe["tokenizer"]["vocab_size"]
-    return [f"run: {invocation.run_folder}", *preview.training_lines(config, corpus, vocab_size)]
+    lines = preview.training_lines(config, corpus, vocab_size, invocation.device)
+    return chain([f"run: {invocation.run_folder}"], lines)
 
 
 def _require_trackers(invocation: Invocation) -> None:

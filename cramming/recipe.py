@@ -225,7 +225,7 @@ class Config(RootConfig):
 
 @dataclass(frozen=True)
 class Hardware:
-    """Target hardware: the local device, or a card listed in cramming/plan/cards.py.
+    """Target hardware: the local device, or a card listed in cramming/plan/cards.csv.
 
     `mode`: the number format that `precision.mode` means there. `capability`: of a GPU. `trains`: the run is not only
     planned, so that installed packages and files count too.

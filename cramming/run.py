@@ -19,6 +19,7 @@ from cramming.environment import environment
 from cramming.invocation import Invocation
 from cramming.model.heads import PretrainedModel
 from cramming.parallel.mesh import Mesh
+from cramming.precision import slow_products
 from cramming.progress import budget_text, say
 from cramming.recipe import Config, CooccurrenceStart, Hardware, check, check_run, tiny_defaults
 from cramming.runlog import RUN_LOG, Log, Setup, Training, read_log, training_of
@@ -102,7 +103,7 @@ def build_run(
         training = training_of(read_log(folder / RUN_LOG))
         saved = checkpoint.checkpoint_to_resume(folder, training)
         if mesh.world_size == 1:  # the meter would know of one card only
-            budget.measure_energy(devices.nvml_reader(device, "TotalEnergyConsumption"))
+            budget.measure_energy(devices.energy_reader(device))
     saved = mesh.object_from_main(saved)
     newest = checkpoint.path_of(folder / "checkpoints", saved) if saved and saved.steps else None
     here = environment_here(device, folder, training.has_trained)
@@ -195,8 +196,10 @@ def announce(run: Run, kernels: list[str]) -> None:
         f" {budget_text(budget.config.unit, budget.config.limit)}, of which {budget.elapsed_seconds():.1f} s went into"
         f" the start; begins at step {run.clock.work.steps}"
     )
-    if warning := tiny_defaults(config):
-        say(warning)
+    slow_format = slow_products(engine.precision.mode, engine.device.type)
+    for warning in (tiny_defaults(config), slow_format):
+        if warning:
+            say(warning)
 
 
 def warn_of_other_bits(training: Training, here: Mapping[str, Any]) -> None:

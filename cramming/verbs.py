@@ -8,8 +8,9 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -125,14 +126,17 @@ def check_root(recipe: Mapping[str, Any]) -> None:
 
 def check(
     verb: str, recipe: Mapping[str, Any], invocation: Invocation, **options: Any
-) -> list[str]:
-    """Return what a verb, or each verb of `run`, would do; UserError for what it would refuse. Nothing is written."""
-    lines = []
+) -> Iterator[str]:
+    """Return lines about what a verb, or each verb of `run`, would do; UserError for what it would refuse.
+
+    Nothing is written.
+    """
+    lines: Iterator[str] = iter(())
     for name in _pipeline(recipe, invocation) if verb == "run" else [verb]:
         if name == "report":
             continue
         module = importlib.import_module(MODULES[name])
-        lines += module.check(recipe, invocation, **options)
+        lines = chain(lines, module.check(recipe, invocation, **options))
         _require_writable(name, recipe, invocation)
     return lines
 

@@ -14,10 +14,10 @@ from lab import Lab, Result
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cramming import device as devices
+from cramming.bench.main import repeat_seconds
 from cramming.bench.tables import versions
 from cramming.model import attention
 from cramming.model.attention import Packing
-from cramming.plan.roofline import repeat_seconds
 
 HEADS, HEAD_SIZE, HALF_WINDOW = 12, 64, 64  # of bert-base and of ModernBERT's local layers
 PINNED_BYTES = 2**28

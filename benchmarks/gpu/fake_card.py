@@ -20,7 +20,7 @@ PRELOADED = "CRAMMING_CUDA_STUB"
 
 @dataclass(frozen=True)
 class Card:
-    """What inductor asks of a device. `sheet` is its name in cramming/plan/cards.py; memory in GiB, sizes in KiB."""
+    """What inductor asks of a device. `sheet` is its name in cramming/plan/cards.csv; memory in GiB, sizes in KiB."""
 
     sheet: str
     name: str

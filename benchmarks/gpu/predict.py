@@ -34,7 +34,7 @@ def read(bundle: Path | None) -> dict[str, Any]:
     return json.loads(file.read_text(encoding="utf-8"))
 
 
-def planned(lab: "Lab") -> dict[str, float]:
+def planned(lab: "Lab") -> dict[str, Any]:
     """Return `plan`'s numbers of the row under way on this device; empty if there are none."""
     from cramming import device as devices
     from cramming.plan import cards
@@ -43,15 +43,15 @@ def planned(lab: "Lab") -> dict[str, float]:
     return read(lab.bundle)["cards"].get(card.name if card else "", {}).get(lab.row, {})
 
 
-def plan(settings: dict[str, Any], card: str) -> dict[str, float]:
-    """Return memory in bytes and tokens/s of a training step on a card of the data sheets."""
+def plan(settings: dict[str, Any], card: str) -> dict[str, Any]:
+    """Return memory in bytes and the range of tokens/s of a training step on a card of the data sheets."""
     from cramming.plan.memory import Simulation
-    from cramming.plan.search import PlanConfig, find_target, planned_config, price_of
+    from cramming.plan.search import find_target, option_of, planned_config
 
     config = planned_config(settings)
-    target = find_target(PlanConfig(card), config)
+    target = find_target(config, card)
     simulation = Simulation(config, target.place, target.memory_bytes)
-    option = price_of(config, target, simulation, int(config.train.micro_batch))
+    option = option_of(config, target, simulation, int(config.train.micro_batch))
     return {"peak_bytes": option.peak_bytes, "tokens_per_second": option.tokens_per_second}
 
 

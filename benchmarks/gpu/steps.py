@@ -14,20 +14,24 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
+from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cramming.config import UserError, build
+from cramming.engine import build_model, equip
 from cramming.model.attention import KERNELS, Packing
 from cramming.model.classifier import SequenceClassifier
 from cramming.model.config import ModelConfig
 from cramming.model.encoder import Encoder
 from cramming.optim.build import parameter_groups
 from cramming.overrides import compose
-from cramming.plan.memory import Simulation
-from cramming.plan.search import PlanConfig, explore, find_target, planned_config
+from cramming.parallel.mesh import Mesh
+from cramming.parallel.offload import CopyStream
+from cramming.plan.memory import batch_without_data
+from cramming.plan.search import choose, explore, find_target, planned_config
 from cramming.precision import Precision, PrecisionConfig
-from cramming.recipe import Config, Hardware
+from cramming.recipe import Config
 
 VOCABULARY = 32768
 LAYERS = 4  # a window, a global layer, the last one, and more than offloading keeps on the device
@@ -57,6 +61,7 @@ OPTIMIZERS = (
     "adamw-cwd",
 )
 aten = torch.ops.aten
+CUDA = torch.device("cuda")
 
 
 def config_of(overrides: list[str], length: int, packing: Any) -> Config:
@@ -96,25 +101,29 @@ class Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class Step(Simulation):
-    """The simulation that `plan` runs, but in the number format and with the kernel that the configuration names."""
+class Step:
+    """Steps of one engine on fake `cuda` tensors, uncompiled, as the configuration names format and kernel."""
 
     def __init__(self, config: Config) -> None:
+        self.config = config.replace(runtime=config.runtime.replace(compile="off"))
         self.reads = Reads()
+        self._fake_mode = FakeTensorMode()
         self.reads.truth = False  # no random number is outside its bounds
-        super().__init__(config, Hardware.here(config, torch.device("cuda")))
+        with self._without_data():
+            model: Any = build_model(self.config)
         self.reads.truth = True  # gradients are finite
-        model: Any = self.engine.model
+        with self._without_data():
+            if config.memory.offload_weights:
+                for encoder in model.encoders:
+                    _move_to_host(encoder.blocks)
+            self.engine = equip(model, self.config, Mesh.solo(CUDA), CUDA)
         model.register_forward_pre_hook(lambda *_: setattr(self.reads, "in_forward", True))
         model.register_forward_hook(lambda *_: setattr(self.reads, "in_forward", False))
 
-    def _executed(self, is_fake: bool) -> Config:
-        assert not is_fake
-        return self.config.replace(runtime=self.config.runtime.replace(compile="off"))
-
     @contextmanager
-    def _simulating(self, category: str) -> Iterator[None]:
-        with super()._simulating(category), self.reads:
+    def _without_data(self) -> Iterator[None]:
+        eager = torch.compiler.set_stance("force_eager")
+        with eager, CUDA, self._fake_mode, self.reads:
             yield
 
     def outcome(self, kernel: str, packing: Any) -> str:
@@ -124,11 +133,23 @@ class Step(Simulation):
         model.encoder.kernel, self.reads.in_forward = kernel, False
         self.reads.count.clear()
         try:
-            self.step(ROWS)
+            with self._without_data():
+                batch = batch_without_data(self.config, ROWS)
+                unread = batch.packing._replace(lengths=None)
+                self.engine.step([replace(batch, packing=unread)], 0.0)
         except Exception as error:
             self.engine.optimizer.zero_grad(set_to_none=True)
             return _failed(error)
         return _passed(self.reads.count)
+
+
+def _move_to_host(blocks: nn.Module) -> None:
+    """Do what `parallel.apply.place` does, with new parameters: those without data cannot be moved."""
+    copy_stream = CopyStream(CUDA)
+    for module in blocks.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            host = copy_stream.host_empty(parameter).copy_(parameter.detach())
+            setattr(module, name, nn.Parameter(host, requires_grad=parameter.requires_grad))
 
 
 def _passed(count: Counter[str]) -> str:
@@ -259,9 +280,10 @@ def planning(model: str, mode: str, sheet: str) -> dict[str, Any]:
     )
     try:
         config = planned_config(found)
-        tried = list(explore(config, find_target(PlanConfig(sheet), config)))
-        best = max((o for o in tried if o.fits), key=lambda o: o.tokens_per_second)
-        outcome = f"ok, {len(tried)} options, micro-batch {best.micro_batch}: {best.tokens_per_second:.3g} tokens/s"
+        tried = list(explore(config, find_target(config, sheet)))
+        best = choose(tried, config.train.sequence_length)
+        size = best.micro_batch if best else None
+        outcome = f"ok, {len(tried)} options, micro-batch {size}"
     except Exception as error:
         outcome = _failed(error)
     row = {"part": "plan", "model": model, "mode": mode, "outcomes": {sheet: outcome}}

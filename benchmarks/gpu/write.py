@@ -102,7 +102,8 @@ def speeds(measured: dict[str, Result]) -> list[str]:
         cells = [name.removeprefix("ours "), f"{row['tokens_per_second']:,.0f}"]
         for ceiling in (*row["ceilings"].values(), row["peak_tflops"]):
             cells.append(share(tflops, ceiling))
-        cells.append(f"{plan['tokens_per_second']:,.0f}" if plan else "–")
+        slow_fast = plan.get("tokens_per_second", [])
+        cells.append(" to ".join(f"{rate:,.0f}" for rate in slow_fast) or "–")
         for size in (row["peak_bytes"], row["eager"].get("peak_bytes"), plan.get("peak_bytes")):
             cells.append(f"{size / GB:.2f}" if size else "–")
         cells.append(f"{row['first']['seconds']:.0f}")

@@ -7,6 +7,7 @@ conditions.
 """
 
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -26,7 +27,6 @@ from cramming.bench.worker import Spec, Worker, warm_up
 from cramming.config import UserError, expand_home, require
 from cramming.environment import git
 from cramming.invocation import Invocation
-from cramming.plan.roofline import repeat_seconds
 from cramming.precision import DTYPES, float32_products, resolve
 from cramming.progress import Progress, say
 
@@ -229,3 +229,25 @@ def matmul_flops(
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     with float32_products(tf32):
         return 2 * size**3 / statistics.median(repeat_seconds(lambda: a @ b, device, seconds))
+
+
+def repeat_seconds(
+    work: Callable[[], object], device: torch.device, duration_seconds: float
+) -> list[float]:
+    """Return the seconds of each repeat of `work`, at least one, after a first one that does not count.
+
+    On a GPU a repeat is many calls, and its seconds are those of one: waiting for the device takes a good part of the
+    time of a single small product.
+    """
+    calls = 20 if device.type == "cuda" else 1
+    work()
+    devices.synchronize(device)
+    seconds: list[float] = []
+    deadline = time.perf_counter() + duration_seconds
+    while not seconds or time.perf_counter() < deadline:
+        began = time.perf_counter()
+        for _ in range(calls):
+            work()
+        devices.synchronize(device)
+        seconds.append((time.perf_counter() - began) / calls)
+    return seconds

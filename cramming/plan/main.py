@@ -1,43 +1,40 @@
-"""The verb `plan`: what a configuration would need and do on a device, before anything is downloaded or trained.
+"""The verb `plan`: memory, speed and costs of a configuration on a device, before anything is downloaded or trained.
 
-Memory comes from `Simulation`, which runs real steps on tensors without data; time from a roofline over the operations
-of the same steps. Neither needs a corpus or the device itself.
+It needs neither a corpus nor the device.
 """
 
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from cramming.checkpoint import KEEP
 from cramming.config import UserError
 from cramming.files import write_atomically
-from cramming.invocation import Invocation, whole_numbers
+from cramming.invocation import Invocation
+from cramming.plan import cards
 from cramming.plan.memory import CATEGORIES
-from cramming.plan.roofline import POWER_SHARE, Costs
-from cramming.plan.scaling import (
-    NETWORKS,
-    SCALING_HEADERS,
-    Prediction,
-    Split,
-    predictions,
-    scaling_rows,
-    splits,
-)
 from cramming.plan.search import (
-    ALLOCATOR_WASTE,
-    CONTEXT_BYTES,
     GIB,
     Option,
-    PlanConfig,
+    Range,
     Target,
+    choose,
     explore,
     find_target,
+    overrides,
     planned_config,
 )
+from cramming.precision import slow_products
 from cramming.progress import format_count, say, show_table
-from cramming.recipe import Config, check, tiny_defaults
+from cramming.recipe import Config, tiny_defaults
+
+POWER_SHARE = 0.9  # of its board power that a card takes in training; assumed
+# Preparation as measured (benchmarks/results/preparation_*): files of 1 and 4 GB, two workers, all filters and the
+# search for the tasks' text.
+INDEX_BYTES_PER_TOKEN = 0.01  # where documents start
+TOKENS_PER_CORE_HOUR = 0.46e6 * 3600  # 2.06 MB of text a second, 4.5 bytes of it a token
 
 
 def main(
@@ -47,128 +44,53 @@ def main(
     device: str,
     memory_gb: float | None,
     price_per_hour: float | None,
-    devices: str | None,
-    network: Literal["nvlink", "pcie"],
     out: Path | None,
 ) -> None:
     """Run the verb `plan`; the whole result is written to `out`, if that is given."""
-    counts = tuple(whole_numbers("--devices", devices)) if devices else ()
-    plan = PlanConfig(device, memory_gb, price_per_hour, counts, network)
     config = planned_config(recipe)
-    target = find_target(plan, config)
+    target = find_target(config, device, memory_gb)
     for line in description(config, target):
         say(line)
     options = list(explore(config, target))
-    best = max((o for o in options if o.fits), key=lambda o: o.tokens_per_second, default=None)
+    best = choose(options, config.train.sequence_length)
     show_options(config, options, best)
-    costs = None
     if best:
-        rate, near_duplicates = (
-            best.tokens_per_second,
-            recipe["data"]["near_duplicates"]["enabled"],
-        )
-        vocab_size, watts = config.model.vocab_size or 0, target.watts
-        costs = Costs.of(
-            best.tokens_in_budget, rate, vocab_size, near_duplicates, watts, plan.price_per_hour
-        )
-        say(f"proposed: {' '.join(best.overrides)}: about {format_count(rate, 'tokens')}/s")
-        say(checkpoint_line(config, best))
-        for line in cost_lines(costs, target):
+        say(f"proposed: {overrides(best, config)}: {_span(best.tokens_per_second)} tokens/s")
+        for line in cost_lines(config, target, best, price_per_hour):
             say(line)
-    many = many_devices(plan, config, target, best)
     if out:
-        found = {
-            "parameters": config.parameters.total,
+        result = {
             "vocab_size": config.model.vocab_size,
             "target": asdict(target),
             "usable_bytes": target.usable_bytes,
-            "budget": {"unit": config.budget.unit, "limit": config.budget.limit},
             "options": [_option_row(option) for option in options],
             "proposed": _option_row(best) if best else None,
-            "costs": asdict(costs) if costs else None,
-            "devices": [asdict(prediction) for prediction in many],
         }
-        write_atomically(out, json.dumps(found, indent=1) + "\n")
+        write_atomically(out, json.dumps(result, indent=1) + "\n")
     if best is None:
-        least = min(options, key=lambda o: o.peak_bytes)
-        needs, usable = least.peak_bytes / GIB, max(0.0, target.usable_bytes) / GIB
+        smallest = min(options, key=lambda option: option.peak_bytes)
         raise UserError(
-            f"--memory-gb={target.memory_bytes / GIB:.3g}: nothing fits; the least that was tried"
-            f" ({' '.join(least.overrides)}) needs {needs:.3g} GiB of tensors where {usable:.3g} are usable; take a"
-            " smaller model or vocabulary, a shorter train.sequence_length, or an optimizer with less state"
+            f"--memory-gb={target.memory_bytes / GIB:.3g}: nothing fits. The least that was tried"
+            f" ({overrides(smallest, config)}) needs {smallest.peak_bytes / GIB:.3g} GiB of tensors; take a smaller"
+            " model or vocabulary, a shorter train.sequence_length, or an optimizer with less state."
         )
 
 
-def many_devices(
-    plan: PlanConfig, config: Config, target: Target, best: Option | None
-) -> list[Prediction]:
-    """The table of `--devices`, printed, for the proposed section `memory`, of what `pretrain` accepts."""
-    if not plan.devices or best is None:
-        return []
-    network = NETWORKS[plan.network]
-    config = config.replace(memory=best.memory)
-    for devices in plan.devices:
-        if not splits(config, target.place, devices, network):
-            check(
-                *Split("ddp", devices).as_run(config, target.place, rows=1)
-            )  # refuses it, with the reason
-    found = predictions(config, target, network, plan.devices)
-    say(
-        f"network: {network.basis}, at 80 % of these rates (assumed); {config.train.batch_size} sequences a step"
-    )
-    show_table(
-        "many devices, predicted", SCALING_HEADERS, scaling_rows(found, best.tokens_per_second)
-    )
-    return found
-
-
 def description(config: Config, target: Target) -> Iterator[str]:
-    """The configuration and the device, and what the numbers rest on."""
-    count, train, place, memory = config.parameters, config.train, target.place, config.memory
-    on_gpu = place.kind == "cuda"
+    """Yield lines about the configuration, the device, and what the numbers rest on."""
+    train, place = config.train, target.place
     yield (
-        f"model: {count.total / 1e6:.1f}M parameters, vocabulary {config.model.vocab_size}; step: {train.batch_size}"
-        f" sequences of {train.sequence_length}, {config.targets_per_row} targets each; {config.optim.name},"
-        f" {place.mode}"
+        f"model: {config.parameters.total / 1e6:.1f}M parameters, vocabulary {config.model.vocab_size};"
+        f" step: {train.batch_size} sequences of {train.sequence_length}, {config.targets_per_row} targets each;"
+        f" {config.optim.name}, {place.mode}"
     )
-    yield (
-        f"device: {place.name}, {target.memory_bytes / GIB:.3g} GiB, of which {max(0, target.usable_bytes) / GIB:.3g}"
-        f" for tensors ({CONTEXT_BYTES[place.kind] / GIB:.2g} GiB for"
-        f" {'the CUDA context' if on_gpu else 'Python and torch'} and {ALLOCATOR_WASTE[place.kind]:.0%} lost in the"
-        " allocator are assumed)"
-    )
-    yield f"rates: {target.rates.basis}"
-    offloads = memory.offload_activations or memory.offload_weights or memory.offload_optimizer
-    notes = (
-        (warning := tiny_defaults(config), str(warning)),
-        (
-            target.heap_factor > 1,
-            f"heap: runtime.keep_heap=true lets the process grow to {target.heap_factor:g} times its tensors",
-        ),
-        (
-            place.mode == "fp16" and config.precision.mode == "auto",
-            "precision: fp16, with the loss scaled, as this device has no bf16 units",
-        ),
-        (
-            on_gpu and not place.has_flash and config.attention.kernel != "padded",
-            "attention: FlashAttention needs compute capability 8.0 (Ampere): here it is SDPA, which for windows and"
-            " packed documents computes all pairs of a row, with masks in memory",
-        ),
-        (
-            on_gpu and offloads,
-            "offloading: copies, and what the CPU computes, are timed as if on the device",
-        ),
-        (place.mode == "fp8", "fp8: both memory and time are those of bf16"),
-        (
-            config.runtime.compile != "off",
-            "compile: memory and time are those of eager execution, which needs more",
-        ),
-        (
-            config.parallel.name != "ddp" or config.parallel.tp > 1,
-            "parallel: memory and time are those of one device that has all of the model; --devices predicts many",
-        ),
-    )
-    yield from (note for holds, note in notes if holds)
+    usable_gib = target.usable_bytes / GIB
+    yield f"device: {place.name}, {target.memory_bytes / GIB:.3g} GiB, about {usable_gib:.3g} for tensors"
+    yield f"speed: {target.speed.basis}"
+    for warning in (tiny_defaults(config), slow_products(place.mode, place.kind)):
+        if warning:
+            yield warning
+    yield from (note for applies, note in _notes(config, target) if applies)
 
 
 def _option_row(option: Option) -> dict[str, Any]:
@@ -176,55 +98,88 @@ def _option_row(option: Option) -> dict[str, Any]:
 
 
 def show_options(config: Config, options: list[Option], best: Option | None) -> None:
-    """One row per option."""
-    every = [option.memory.model_dump() for option in options]
-    differing = [name for name in every[0] if any(other[name] != every[0][name] for other in every)]
-    headers = ["micro-batch", *differing, *CATEGORIES, "peak GiB", "fits", "tokens/s", "tokens", ""]
+    """Print a table with one row per option."""
+    settings = ["micro-batch", "checkpoint_every", "checkpoint"]
+    headers = [*settings, *CATEGORIES, "peak", "fits", "tokens/s", "tokens", ""]
     rows = []
     for option in options:
-        is_configured = (
-            option.memory == config.memory and option.micro_batch == config.train.micro_batch
-        )
-        notes = ["configured"] * is_configured + ["fastest that fits"] * (option is best)
+        memory = option.memory
+        note = "proposed" if option is best else ""
+        if (option.micro_batch, memory) == (config.train.micro_batch, config.memory):
+            note = f"configured {note}"
         rows.append(
             [
                 str(option.micro_batch),
-                *(str(getattr(option.memory, name)) for name in differing),
-                *(f"{option.peak_by_component[name] / GIB:.2f}" for name in CATEGORIES),
+                str(memory.checkpoint_every),
+                memory.checkpoint if memory.checkpoint_every else "off",
+                *(f"{size / GIB:.2f}" for size in option.peak_by_category.values()),
                 f"{option.peak_bytes / GIB:.2f}",
                 "yes" if option.fits else "NO",
-                format_count(option.tokens_per_second, ""),
-                format_count(option.tokens_in_budget, ""),
-                ", ".join(notes),
+                _span(option.tokens_per_second),
+                _span(option.tokens_in_budget),
+                note,
             ]
         )
-    show_table("peak memory of a step, by what it holds at that moment", headers, rows)
-    say("tried: checkpointing and the micro-batch, not offloading and low-bit optimizers")
+    show_table("peak memory of a step in GiB, by what it holds at that moment", headers, rows)
 
 
-def checkpoint_line(config: Config, option: Option) -> str:
-    """Return the disk that the run's checkpoints take: weights and optimizer state, kept ones and the newest two."""
-    state_bytes = option.peak_by_component["weights"] + option.peak_by_component["optimizer"]
+def cost_lines(
+    config: Config, target: Target, option: Option, price_per_hour: float | None
+) -> Iterator[str]:
+    """Yield the costs of the whole budget: disk, time, the corpus that has each token once, electricity, money."""
+    state_bytes = option.peak_by_category["weights"] + option.peak_by_category["optimizer"]
     kept = len(config.checkpoint.keep_at)
     total = format_count((kept + KEEP) * state_bytes, "B")
-    return f"checkpoints: {total} of disk, {kept} kept for `cramming replay` and the newest {KEEP}"
+    yield f"checkpoints: {total} of disk, {kept} kept for `cramming replay` and the newest {KEEP}"
+
+    slow, fast = option.tokens_per_second
+    fewest, most = option.tokens_in_budget
+    hours = most / fast / 3600, fewest / slow / 3600
+    yield f"training: {_span((fewest, most))} tokens in {_span(hours)} hours"
+
+    token_bytes = 2 if (config.model.vocab_size or 0) <= 2**16 else 4
+    disk = format_count((token_bytes + INDEX_BYTES_PER_TOKEN) * most, "B")
+    yield (
+        f"preparing {_shown(most)} tokens: {disk} of disk in addition to the text and"
+        f" {most / TOKENS_PER_CORE_HOUR:.2g} core hours, by measurements on Wikipedia with all filters"
+        " (benchmarks/results/preparation_*)"
+    )
+    card = cards.find(target.place.name)
+    if card:
+        kwh = _span(hours, POWER_SHARE * card.watts / 1000)
+        yield f"electricity: {kwh} kWh, {POWER_SHARE:.0%} (assumed) of {card.watts} W; the card alone"
+    if price_per_hour:
+        yield f"price: {_span(hours, price_per_hour)} at --price-per-hour"
 
 
-def cost_lines(costs: Costs, target: Target) -> Iterator[str]:
-    """What the whole budget takes."""
+def _span(ends: Range, factor: float = 1.0) -> str:
+    """Return both ends times `factor` as text, or one where they read the same."""
+    least, most = (_shown(factor * end) for end in ends)
+    return least if least == most else f"{least} to {most}"
+
+
+def _shown(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else format_count(value, "")
+
+
+def _notes(config: Config, target: Target) -> Iterator[tuple[bool, str]]:
+    """Yield what may apply to a plan, with whether it does."""
+    place, memory = target.place, config.memory
     yield (
-        f"training: {format_count(costs.tokens, 'tokens')} in {costs.hours:.3g} h;"
-        f" {format_count(costs.tokens_per_day, 'tokens')} in a day"
+        place.kind == "cuda" and not place.has_flash and config.attention.kernel != "padded",
+        "attention: FlashAttention needs compute capability 8.0 (Ampere): here it is SDPA, which for windows and"
+        " packed documents computes all pairs of a row, with masks in memory",
     )
     yield (
-        f"preparing as many: {format_count(costs.corpus_bytes, 'B')} of disk in addition to the text,"
-        f" {format_count(costs.preparation_memory_bytes, 'B')} of memory, {costs.preparation_core_hours:.2g} core"
-        " hours; by measurements on Wikipedia with all filters (benchmarks/results/preparation_*)"
+        memory.offload_activations or memory.offload_weights or memory.offload_optimizer,
+        "offloading: speed does not include the copies, and activations are counted as if they stayed on the device",
     )
-    if costs.kwh is None:
-        yield f"electricity: the power of {target.place.name} is not known"
-    else:
-        power = f"{POWER_SHARE:.0%} (assumed) of {target.watts:.0f} W ({target.watts_basis})"
-        yield f"electricity: {costs.kwh:.3g} kWh, {power}; the card alone"
-    if costs.price is not None:
-        yield f"price: {costs.price:.2f}, {costs.hours:.3g} h at --price-per-hour"
+    yield place.mode == "fp8", "fp8: both memory and speed are those of bf16"
+    yield (
+        config.runtime.compile != "off",
+        "compile: memory is that of eager execution, which needs more",
+    )
+    yield (
+        config.parallel.name != "ddp" or config.parallel.tp > 1,
+        "parallel: memory and speed are those of one device that has all of the model",
+    )

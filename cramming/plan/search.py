@@ -1,12 +1,12 @@
-"""Settings that fit a device, and what each would bring: the search behind `plan`.
+"""Settings that fit a device: the search behind `plan`.
 
-Activation checkpointing, on top of the configured section `memory`, is tried with micro-batches of the sizes that
-divide the batch. Offloading and low-bit optimizer states are planned where they are configured, but not proposed. What
-a step needs and how long it takes is predicted (memory.py, roofline.py), not measured.
+On top of the configured section `memory`, activation checkpointing is tried from the cheapest on until a micro-batch of
+a useful size fits. Offloading and low-bit optimizer states are planned where they are configured, but not proposed.
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, Literal
@@ -15,222 +15,236 @@ import torch
 
 from cramming import device as devices
 from cramming.config import UserError, require
-from cramming.model import attention
 from cramming.parallel.apply import MemoryConfig
-from cramming.plan import cards, roofline
-from cramming.plan.memory import Simulation, heap_factor, largest_fitting, micro_batch_sizes
-from cramming.plan.roofline import Rates
+from cramming.plan import cards
+from cramming.plan.memory import (
+    CPU_SHARE,
+    ENOUGH_TOKENS,
+    FIRST_TOKENS,
+    Simulation,
+    largest_fitting,
+    micro_batch_sizes,
+)
+from cramming.plan.speed import Speed, find_card, measured_speed, speed_by_data_sheet
 from cramming.recipe import Config, Hardware, attention_kernels, check
 from cramming.schedule import ramp_step, sequences_per_step
 
 GIB = 2**30
-# Outside torch's tensors. A CUDA context with its loaded kernels, and what the caching allocator cannot reuse: by
-# experience, not measured here. On a CPU: Python with torch and its libraries, measured as resident set.
-CONTEXT_BYTES = {"cuda": 600 * 2**20, "cpu": 400 * 2**20}
-ALLOCATOR_WASTE = {"cuda": 0.04, "cpu": 0.04}
-
-# What is tried: changes to the section `memory`, fastest first.
-CHECKPOINTING: tuple[dict[str, Any], ...] = (
-    {"checkpoint_every": 0, "checkpoint": "full"},
-    {"checkpoint_every": 1, "checkpoint": "selective"},
-    {"checkpoint_every": 2, "checkpoint": "full"},
-    {"checkpoint_every": 1, "checkpoint": "full"},
+# Outside torch's tensors: on a GPU a CUDA context with its loaded kernels and cuBLAS's workspace, by experience; on a
+# CPU Python with torch and its libraries, measured as resident set.
+CONTEXT_BYTES = {"cuda": 664 * 2**20, "cpu": 400 * 2**20}
+# Of the rest, what tensors may take. A GPU's allocator cannot use all memory again, and kernels have scratch memory of
+# their own, such as fp32 sums of FlashAttention's backward pass: by experience.
+SHARE = {"cuda": 0.94, "cpu": CPU_SHARE}
+# Values of `memory.checkpoint_every` and `memory.checkpoint` that are tried.
+CHECKPOINTING: tuple[tuple[int, Literal["full", "selective"]], ...] = (
+    (0, "full"),
+    (1, "selective"),
+    (2, "full"),
+    (1, "full"),
 )
-
-
-@dataclass(frozen=True)
-class PlanConfig:
-    """Options of `plan`. `memory_gb` is in GiB (None: what the device has for programs).
-
-    `price_per_hour` of the device, in whatever currency. `devices`: for so many, joined by `network`, the table of
-    cramming/plan/scaling.py follows.
-    """
-
-    device: str
-    memory_gb: float | None = None
-    price_per_hour: float | None = None
-    devices: tuple[int, ...] = ()
-    network: Literal["nvlink", "pcie"] = "nvlink"
+Range = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Target:
-    """The device that is planned for."""
+    """Device that is planned for."""
 
     place: Hardware
     memory_bytes: float
-    rates: Rates
-    heap_factor: float = 1.0  # by how much more than its tensors the process may hold
-    watts: float | None = None  # what it may take; not known of a CPU
-    watts_basis: str = ""
+    speed: Speed
 
     @property
     def usable_bytes(self) -> float:
-        """What the tensors of a step may take."""
+        """Bytes that the tensors of a step may take."""
         kind = self.place.kind
-        return (
-            (self.memory_bytes - CONTEXT_BYTES[kind])
-            * (1 - ALLOCATOR_WASTE[kind])
-            / self.heap_factor
-        )
+        return (self.memory_bytes - CONTEXT_BYTES[kind]) * SHARE[kind]
 
 
 @dataclass(frozen=True)
 class Option:
-    """One setting, by the overrides on top of the configuration that ask for it: what it costs, and what it brings."""
+    """Micro-batch and section `memory`, with peak memory and speed (least, most)."""
 
     micro_batch: int
     memory: MemoryConfig
-    overrides: list[str]
     peak_bytes: int
-    peak_by_component: dict[str, int]
+    peak_by_category: dict[str, int]
     fits: bool
-    tokens_per_second: float
-    tokens_in_budget: float
+    tokens_per_second: Range
+    tokens_in_budget: Range
 
 
 def planned_config(settings: dict[str, Any]) -> Config:
-    """As `pretrain` reads it; the vocabulary is the tokenizer's upper limit where the model leaves it open."""
+    """Return the configuration of `pretrain`; an open vocabulary has the tokenizer's largest size."""
     config = Config.of(settings)
     vocabulary = config.model.vocab_size or (settings["tokenizer"]["vocab_size"] + 63) // 64 * 64
     return config.replace(model=replace(config.model, vocab_size=vocabulary))
 
 
-def find_target(plan: PlanConfig, config: Config) -> Target:
-    """Return the device that is planned for: this machine's (auto, cpu, cuda), or a card of the table by name."""
-    precision, model = config.precision, config.model
-    torch.set_float32_matmul_precision("high" if precision.tf32 else "highest")
-    if plan.device in ("auto", "cpu", "cuda"):
-        here = devices.select(plan.device)
-        attention_kernels(config, here)  # refuses what `pretrain` would
-        place = replace(Hardware.here(config, here), trains=False)
-        memory: float = (
-            devices.describe(here).memory_bytes
-            if here.type == "cuda"
-            else devices.available_bytes()
-        )
-        rates = roofline.measured(here, place.mode, model.hidden_size, model.intermediate_size)
+def find_target(config: Config, device: str, memory_gb: float | None = None) -> Target:
+    """Return this machine's device (`device` is auto, cpu or cuda) or a card of the table by name.
+
+    `memory_gb` is in GiB; None: what the device has for programs.
+    """
+    if device in ("auto", "cpu", "cuda"):
+        target = _local_target(devices.select(device), config)
     else:
-        card = roofline.named(plan.device)
-        mode = precision.mode if precision.mode != "auto" else "bf16" if card.has_bf16 else "fp16"
-        place = Hardware("cuda", card.name, mode, card.capability)
-        check_kernel(config, place)
-        memory, rates, here = (
-            card.memory_bytes,
-            roofline.by_data_sheet(card, mode, precision.tf32),
-            None,
-        )
-    place = replace(
-        place, processes=config.parallel.tp * config.parallel.pp
-    )  # the fewest that a run has
-    power = power_of(here, place.name)
-    memory = plan.memory_gb * GIB if plan.memory_gb else memory
-    return Target(place, memory, rates, heap_factor(config, place.kind), *power)
-
-
-def check_kernel(config: Config, card: Hardware) -> None:
-    """UserError where the attention kernel that is set cannot run on a card that is not here."""
-    kernel, dropout = config.attention.kernel, config.model.attention_dropout
-    if kernel == "auto":
-        return
-    if kernel != "varlen":
-        reason = attention.reason_against(kernel, torch.device("cuda"), torch.bfloat16, dropout)
-    elif not card.has_flash:
-        needs = "FlashAttention needs an Ampere or newer GPU (compute capability 8.0)"
-        reason = attention.refusal(kernel, f"{needs}, {card.name} is older")
-    elif card.mode == "fp32":
-        reason = "attention.kernel=varlen: FlashAttention computes in 16 bits; set precision=bf16 or another kernel"
-    else:
-        reason = attention.reason_against_dropout(kernel, dropout)
-    require(not reason, str(reason))
-
-
-def power_of(here: torch.device | None, name: str) -> tuple[float | None, str]:
-    """What a GPU may take in watts, and how that is known: NVML's limit, else that of the card of this name."""
-    card, limit = (
-        cards.find(name),
-        devices.nvml_reader(here, "EnforcedPowerLimit")() if here else None,
-    )
-    if limit is not None:
-        return limit, "its power limit by NVML"
-    return (float(card.watts), "board power by the data sheet") if card else (None, "")
+        target = _card_target(find_card(device), config)
+    fewest_processes = config.parallel.tp * config.parallel.pp
+    place = replace(target.place, processes=fewest_processes)
+    memory_bytes = memory_gb * GIB if memory_gb else target.memory_bytes
+    return replace(target, place=place, memory_bytes=memory_bytes)
 
 
 def explore(config: Config, target: Target) -> Iterator[Option]:
-    """The configured setting, then for each of `variants` the largest micro-batch that fits (the smallest, if none).
+    """Yield the largest fitting micro-batch of each checkpointing, the smallest where none fits.
 
-    UserError where `pretrain` would refuse the configured section `memory`.
+    After one that fits with `ENOUGH_TOKENS` no other is tried, but for the configured one. A configured micro-batch is
+    an option of its own. UserError where `pretrain` would refuse the configuration.
     """
     train = config.train
-    sizes = [
-        rows
-        for rows in micro_batch_sizes(ramp_step(train.batch_ramp, train.batch_size))
-        if accepts(config.replace(train=train.replace(micro_batch=rows)), target.place)
-    ]
+    check(config, target.place)
+    most = ramp_step(train.batch_ramp, train.batch_size)
+    sizes = micro_batch_sizes(most, train.sequence_length)
+    first = FIRST_TOKENS // train.sequence_length
+    enough = min(ENOUGH_TOKENS // train.sequence_length, sizes[-1])
+    is_done = False
     for memory in variants(config, target.place):
-        simulation = Simulation(config.replace(memory=memory), target.place, target.memory_bytes)
-        price = functools.cache(functools.partial(price_of, config, target, simulation))
-        wanted = [largest_fitting(sizes, lambda rows: price(rows).fits) or sizes[0]]  # noqa: B023
-        if memory == config.memory and isinstance(train.micro_batch, int):
-            wanted.insert(0, train.micro_batch)
-        yield from (price(rows) for rows in dict.fromkeys(wanted))
+        is_configured = memory == config.memory
+        if is_done and not is_configured:
+            continue
+        option = _simulated_options(config, target, memory)
+        rows = largest_fitting(sizes, _fits(option), first) or sizes[0]
+        if is_configured and train.micro_batch not in ("auto", rows):
+            yield option(train.rows)
+        yield option(rows)
+        is_done = is_done or (option(rows).fits and rows >= enough)
+
+
+def choose(options: list[Option], sequence_length: int) -> Option | None:
+    """Return the fastest option that fits: with enough tokens at a time, the least arithmetic, the largest size."""
+
+    def rank(option: Option) -> tuple[int, float, int]:
+        tokens = option.micro_batch * sequence_length
+        return min(tokens, ENOUGH_TOKENS), option.tokens_per_second[1], tokens
+
+    return max((option for option in options if option.fits), key=rank, default=None)
 
 
 def variants(config: Config, place: Hardware) -> list[MemoryConfig]:
-    """The configured section `memory` and, on top of it, each checkpointing that goes with the rest."""
-    check(config, place)
-    tried = [config.memory.replace(**changes) for changes in CHECKPOINTING]
-    accepted = [memory for memory in tried if accepts(config.replace(memory=memory), place)]
-    return list(dict.fromkeys([config.memory, *accepted]))
+    """Return the configured section `memory` and each other checkpointing on top of it, least arithmetic first."""
+    distinct = {config.memory: None}
+    for every, kind in CHECKPOINTING:
+        memory = config.memory.replace(checkpoint_every=every, checkpoint=kind)
+        with suppress(UserError):  # what `pretrain` would refuse
+            check(config.replace(memory=memory), place)
+            distinct[memory] = None
+    return sorted(distinct, key=lambda memory: (forward_passes(memory), memory.checkpoint_every))
 
 
-def accepts(config: Config, place: Hardware) -> bool:
-    """Whether `pretrain` would run it there."""
-    try:
-        check(config, place)
-    except UserError:
-        return False
-    return True
+def overrides(option: Option, config: Config) -> str:
+    """Return the settings that ask for the option on top of the configuration."""
+    settings = [f"train.micro_batch={option.micro_batch}"]
+    for name in ("checkpoint_every", "checkpoint"):
+        value = getattr(option.memory, name)
+        if value != getattr(config.memory, name):
+            settings.append(f"memory.{name}={value}")
+    return " ".join(settings)
 
 
-def price_of(config: Config, target: Target, simulation: Simulation, rows: int) -> Option:
-    """What one micro-batch size costs with the simulated section `memory`."""
-    count = max(1, config.train.batch_size // rows)
-    cost, memory = simulation.step(rows, count), simulation.config.memory
-    seconds = count * target.rates.seconds(cost.micro_batch) + target.rates.seconds(cost.update)
-    rate = count * rows * config.train.sequence_length / seconds
-    before = dict(config.memory)
-    changed = [
-        f"memory.{key}={value}" for key, value in dict(memory).items() if value != before[key]
-    ]
+def option_of(config: Config, target: Target, simulation: Simulation, rows: int) -> Option:
+    """Return memory and speed of a micro-batch of `rows` with the simulated section `memory`."""
+    peak = simulation.peak(rows, accumulates=config.train.batch_size > rows)
+    peak_bytes = sum(peak.values())
+    slow, fast = speed_range(simulation.config, target.speed)
     return Option(
         micro_batch=rows,
-        memory=memory,
-        overrides=[f"train.micro_batch={rows}", *changed],
-        peak_bytes=cost.peak_bytes,
-        peak_by_component=cost.peak,
-        fits=cost.peak_bytes <= target.usable_bytes,
-        tokens_per_second=rate,
-        tokens_in_budget=tokens_in_budget(config, rate),
+        memory=simulation.config.memory,
+        peak_bytes=peak_bytes,
+        peak_by_category=peak,
+        fits=peak_bytes <= target.usable_bytes,
+        tokens_per_second=(slow, fast),
+        tokens_in_budget=(tokens_in_budget(config, slow), tokens_in_budget(config, fast)),
     )
+
+
+def speed_range(config: Config, speed: Speed) -> Range:
+    """Return the least and the most tokens per second; a backward pass counts as two forward passes."""
+    tokens_per_flop = _tokens_per_flop(config) * 3 / (2 + forward_passes(config.memory))
+    return speed.least_flops * tokens_per_flop, speed.most_flops * tokens_per_flop
+
+
+def forward_passes(memory: MemoryConfig) -> float:
+    """Return the forward passes of a step, of which full checkpointing adds one of each such block."""
+    if memory.checkpoint_every and memory.checkpoint == "full":
+        return 1 + 1 / memory.checkpoint_every
+    return 1.0
 
 
 def tokens_in_budget(config: Config, tokens_per_second: float) -> float:
-    """Tokens that the budget allows at this rate; the ramp of the batch size counts where steps are the budget."""
-    limit, train, length = config.budget.limit, config.train, config.train.sequence_length
+    """Return the tokens that the budget allows at this rate; a batch that grows counts where steps are the budget."""
+    limit, train = config.budget.limit, config.train
     if config.budget.unit == "hours":
         return tokens_per_second * 3600 * limit
     if config.budget.unit == "exaflops":
-        return (
-            limit
-            * 1e18
-            * fmean(1 / config.flops_per_token(percent / 100) for percent in range(100))
-        )
+        return limit * 1e18 * _tokens_per_flop(config)
     if config.budget.unit == "tokens":
         return limit
     steps = min(int(limit), 10_000)  # all of them, or evenly chosen ones
-    sequences = sum(
+    sequences = fmean(
         sequences_per_step(train.batch_ramp, step / steps, train.batch_size)
         for step in range(steps)
     )
-    return limit * sequences / steps * length
+    return limit * sequences * train.sequence_length
+
+
+def steps_of_tokens(config: Config, tokens: float) -> float:
+    """Return the steps that train so many tokens in a budget of hours; a batch that grows needs more of them."""
+    train = config.train
+    steps_per_sequence = fmean(
+        1 / sequences_per_step(train.batch_ramp, percent / 100, train.batch_size)
+        for percent in range(100)
+    )
+    return tokens / train.sequence_length * steps_per_sequence
+
+
+def _simulated_options(
+    config: Config, target: Target, memory: MemoryConfig
+) -> Callable[[int], Option]:
+    """Return the function from a micro-batch to its option, which simulates each size once."""
+    planned = config.replace(memory=memory)
+    simulation = Simulation(planned, target.place, target.memory_bytes)
+    return functools.cache(functools.partial(option_of, config, target, simulation))
+
+
+def _fits(option: Callable[[int], Option]) -> Callable[[int], bool]:
+    return lambda rows: option(rows).fits
+
+
+def _local_target(here: torch.device, config: Config) -> Target:
+    attention_kernels(config, here)  # refuses what `pretrain` would
+    place = replace(Hardware.here(config, here), trains=False)
+    device = devices.describe(here)
+    memory_bytes = device.memory_bytes if here.type == "cuda" else devices.available_bytes()
+    model, tf32 = config.model, config.precision.tf32
+    speed = measured_speed(here, place.mode, tf32, model.hidden_size, model.intermediate_size)
+    return Target(place, memory_bytes, speed)
+
+
+def _card_target(card: cards.Card, config: Config) -> Target:
+    mode = config.precision.mode
+    if mode == "auto":
+        mode = "bf16" if card.has_bf16 else "fp16"
+    place = Hardware("cuda", card.name, mode, card.capability)
+    runs_flash = place.has_flash and mode != "fp32"
+    require(
+        config.attention.kernel != "varlen" or runs_flash,
+        f"attention.kernel=varlen: {card.name} in {mode} has no FlashAttention, which needs compute capability 8.0"
+        " (Ampere) and 16 bits. Set it to auto.",
+    )
+    return Target(place, card.memory_bytes, speed_by_data_sheet(card, mode, config.precision.tf32))
+
+
+def _tokens_per_flop(config: Config) -> float:
+    """Return the mean over the budget, as phases of the objective differ."""
+    return fmean(1 / config.flops_per_token(percent / 100) for percent in range(100))

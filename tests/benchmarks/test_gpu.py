@@ -504,7 +504,8 @@ def test_predictions_are_made_for_cards_that_are_not_here(
     cards = json.loads(out.read_text())["cards"]
     h100, h200 = (cards[card][name] for card in ("H100", "H200"))
     assert h100["peak_bytes"] == h200["peak_bytes"] > 1e10
-    assert 1e5 < h100["tokens_per_second"] < h200["tokens_per_second"] < 1e7
+    slow, fast = h100["tokens_per_second"]
+    assert 1e5 < slow < fast < 1e7 and h200["tokens_per_second"] == [slow, fast]
 
 
 # Tables ----------------------------------------------------------------------------------------
@@ -519,7 +520,7 @@ def measured(tmp_path: Path) -> Path:
     ours = {"flops_per_token": 5e8, "tokens_per_second": 6e5, "peak_tflops": 1000.0}
     ours |= {"peak_bytes": 5e10, "first": {"seconds": 40.0}, "eager": {"peak_bytes": 6e10}}
     ours |= {"ceilings": {"burst": 800.0, "sustained": 600.0}, "shares": {"products": 0.6}}
-    ours |= {"plan": {"peak_bytes": 4.9e10, "tokens_per_second": 7e5}}
+    ours |= {"plan": {"peak_bytes": 4.9e10, "tokens_per_second": [3e5, 7e5]}}
     base = {"tokens_per_second": 1e5, "peak_bytes": 1e9}
     pair = {"base": base, "other": {**base, "tokens_per_second": 2e5}}
     error = "Traceback\n  /a/b/site-packages/torch/x.py\nRuntimeError: /a/b/build/x"
@@ -544,9 +545,7 @@ def test_rows_become_a_cards_section_which_is_replaced(gpu: Any, measured: Path)
     text = docs.read_text()
     assert text.count("## A GPU, measured: NVIDIA H200\n") == 1
     assert "old" not in text and "## after\n\nlast" in text
-    row = (
-        "| bert-base 128 | 600,000 | 38% | 50% | 30% | 700,000 | 50.00 | 60.00 | 49.00 | 40 | 60% |"
-    )
+    row = "| bert-base 128 | 600,000 | 38% | 50% | 30% | 300,000 to 700,000 | 50.00 | 60.00 | 49.00 | 40 | 60% |"
     assert row in text
     assert "| lever: fp8 | 100,000 | 1.00 | 200,000 | 1.00 | 2.00x |" in text
     assert "- ceilings: FAILED: RuntimeError: build/x" in text

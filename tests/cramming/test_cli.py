@@ -152,7 +152,7 @@ def test_a_verb_gets_the_recipe_and_beside_it_the_options(run: Run, verb_calls: 
         (["duel", "--base", "", "--candidate", "a=1", "--error", "0.9"], ["--error"]),
         (["bench", "--rounds", "0"], ["--rounds"]),
         (["plan", "--memory-gb", "0"], ["--memory-gb"]),
-        (["plan", "--network", "radio"], ["--network", "'nvlink', 'pcie'"]),
+        (["inspect", "x", "--split", "test"], ["--split", "'train', 'validation'"]),
         (["project", "x", "--hours", "0"], ["--hours"]),
         (["duel", "--base", "", "--candidate", "a=1", "--pairs", "99"], ["--pairs"]),
         (["study"], ["WHAT"]),
@@ -550,7 +550,7 @@ class TestCheck:
     def test_says_what_would_run(self, run: Run, tmp_path: Path) -> None:
         ended = run("run", "--check")
         assert (ended.code, ended.err) == (0, "")
-        for word in ("3 minutes", "tokens", "disk: ", "tasks: ", "all in order"):
+        for word in ("3 minutes", " steps, ", "prediction", "disk: ", "tasks: ", "all in order"):
             assert word in ended.out
         assert "5 steps" in run("pretrain", "--check", "budget.steps=5").out
         ended = run("run", "experiment=crammed-bert-day", "data=embedded", "--check")

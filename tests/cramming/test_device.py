@@ -19,7 +19,6 @@ from cramming import CACHE_VARIABLES, device
 from cramming.budget import BudgetClock, BudgetConfig
 from cramming.config import UserError
 from cramming.device import RuntimeConfig, is_out_of_memory, select
-from cramming.plan.search import power_of
 from cramming.recipe import Config, Hardware, check
 from cramming.record import load_record
 from cramming.runlog import RUN_LOG, EventLog, read_log, training_of
@@ -143,10 +142,10 @@ def test_other_errors_are_not_taken_for_it(error: Exception) -> None:
 
 
 class Nvml:
-    """Stands in for the driver's library: what it says now in joules and watts; None is not supported (3)."""
+    """Stand-in for the driver's library: the joules that it says now; None is not supported (3)."""
 
-    def __init__(self, joules: float | None = None, watts: float | None = None) -> None:
-        self.joules, self.watts = joules, watts
+    def __init__(self) -> None:
+        self.joules: float | None = None
 
     def nvmlInit_v2(self) -> int:  # noqa: N802
         return 0
@@ -155,14 +154,8 @@ class Nvml:
         return 0 if uuid == b"GPU-1111" else 6
 
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: Any, found: Any) -> int:  # noqa: N802
-        return self._put(found, self.joules)
-
-    def nvmlDeviceGetEnforcedPowerLimit(self, handle: Any, found: Any) -> int:  # noqa: N802
-        return self._put(found, self.watts)
-
-    def _put(self, found: Any, value: float | None) -> int:
-        found._obj.value = 0 if value is None else round(1000 * value)
-        return 3 if value is None else 0
+        found._obj.value = 0 if self.joules is None else round(1000 * self.joules)
+        return 3 if self.joules is None else 0
 
 
 GPU = torch.device("cuda", 0)
@@ -179,7 +172,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
 def test_killed_and_resumed_processes_are_summed_up(nvml: Nvml, tmp_path: Path) -> None:
     """Null where one process does not know: the driver does not tell, or was loaded anew and counts from zero."""
     config = BudgetConfig(hours=1.0, exaflops=None, tokens=None, steps=None, heartbeat_seconds=5.0)
-    read = device.nvml_reader(GPU, "TotalEnergyConsumption")
+    read = device.energy_reader(GPU)
 
     def process() -> BudgetClock:
         earlier = training_of(read_log(tmp_path / RUN_LOG))
@@ -212,26 +205,17 @@ def test_killed_and_resumed_processes_are_summed_up(nvml: Nvml, tmp_path: Path) 
         assert energy() == (None, None)
 
 
-def test_the_power_of_a_gpu_is_its_limit_else_its_cards(
-    nvml: Nvml, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nvml.watts = 320
-    assert power_of(GPU, "NVIDIA GeForce RTX 3090") == (320.0, "its power limit by NVML")
-    nvml.watts = None
-    assert power_of(GPU, "NVIDIA GeForce RTX 3090") == (350.0, "board power by the data sheet")
-    assert power_of(None, "a card that nobody knows")[0] is None
-
-
 def test_without_nvml_or_without_this_gpu_nothing_is_known(
     nvml: Nvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nvml.watts = 320
-    assert device.nvml_reader(torch.device("cpu"), "EnforcedPowerLimit")() is None
+    nvml.joules = 320.0
+    assert device.energy_reader(GPU)() == 320.0
+    assert device.energy_reader(torch.device("cpu"))() is None
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="2222"))
-    assert device.nvml_reader(GPU, "EnforcedPowerLimit")() is None
+    assert device.energy_reader(GPU)() is None
     monkeypatch.undo()
     monkeypatch.setattr(device, "NVML", "libnvidia-ml-that-is-not-there.so.1")
-    assert device.nvml_reader(GPU, "EnforcedPowerLimit")() is None
+    assert device.energy_reader(GPU)() is None
 
 
 @pytest.mark.parametrize(("system", "unit"), [("linux", 1024), ("darwin", 1)])

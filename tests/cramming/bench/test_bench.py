@@ -22,7 +22,6 @@ from cramming.data.batches import Batch
 from cramming.device import DeviceInfo
 from cramming.invocation import Invocation
 from cramming.objectives.masking import MaskedTargets
-from cramming.plan import roofline
 
 Compose = Callable[..., dict[str, Any]]
 TINY = [
@@ -214,7 +213,7 @@ def test_the_ceiling_is_measured_as_it_is_named_and_leaves_no_setting(
     torch.set_float32_matmul_precision("medium")
     seen: list[str] = []
     monkeypatch.setattr(
-        roofline.devices,
+        bench.devices,
         "synchronize",
         lambda device: seen.append(torch.get_float32_matmul_precision()),
     )

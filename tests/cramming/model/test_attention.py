@@ -13,12 +13,11 @@ from typing import cast
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed._tools.mem_tracker import MemTracker
 
 from cramming.model import attention, flex
 from cramming.model.attention import Packing
 from cramming.model.attention_kernels import group_by_length
-from cramming.plan.memory import FAKE_FLASH, fake_gpu
-from cramming.plan.tracker import StorageTracker
 
 from .conftest import HEADS, PACKINGS, SIZE, SUBSET, TOKENS, alone
 
@@ -90,14 +89,6 @@ def test_one_query_of_each_ragged_sequence(kernel: str, packing: Packing, place:
         assert (
             attention.restrict(layout, queries[1:], TOKENS) is None
         )  # a sequence has none: all are computed
-
-
-def test_flash_attention_of_a_plan_takes_query_subsets_in_windows() -> None:
-    for packing, window in ((ROWS, 3), (ROWS._replace(causal=True), None)):
-        with fake_gpu(StorageTracker("cpu"), 2**26):
-            layout = attention.KERNELS[FAKE_FLASH].prepare(packing, TOKENS, window)
-            fewer = attention.restrict(layout, SUBSET, TOKENS)
-        assert fewer is not None and fewer.kernel == "sdpa"
 
 
 def test_one_long_sequence_among_short_ones_is_a_group_of_its_own() -> None:
@@ -353,9 +344,11 @@ def test_blocks_of_flex_are_those_of_the_whole_mask(
 
 def test_the_blocks_of_flex_take_no_mask_of_all_pairs() -> None:
     """65,536 tokens: with the whole mask 4.3 GB, once for each kind of layer in each pass."""
-    with torch.no_grad(), StorageTracker("cpu") as tracker:
+    tracker = MemTracker()
+    with torch.no_grad(), tracker:
         attention.prepare("flex", packed(2**16, 1024), 2**16, 128, torch.float32, 0.0)
-    assert tracker.peak < 2**26  # lists of blocks of 128 by blocks of 128
+    peak = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]
+    assert 0 < peak["Total"] < 2**26  # lists of blocks of 128 by blocks of 128
 
 
 @pytest.mark.slow

@@ -16,8 +16,8 @@ from cramming.config import UserError
 from cramming.engine import Engine, build_engine
 from cramming.model.config import ModelConfig
 from cramming.parallel.mesh import Mesh
-from cramming.plan import micro_batch
-from cramming.plan.memory import Simulation, heap_factor
+from cramming.plan import memory, micro_batch
+from cramming.plan.memory import Simulation
 from cramming.precision import Precision, PrecisionConfig
 from cramming.recipe import Config, Hardware
 from cramming.record import load_metrics, load_record
@@ -124,10 +124,8 @@ def test_what_compiles_itself_is_compiled_in_a_try_too(tiny_source: Any) -> None
     """FlexAttention would else make all scores, and hardly a size would fit; the model itself is compiled later."""
     model = Compiling()
     engine = plain_engine(model)
-    assert micro_batch.a_step_fits(engine, tiny_source.batch, 2, missing=0)
+    assert micro_batch.a_step_fits(engine, tiny_source.batch, 2, reserved_bytes=0)
     assert set(model.compiled) == {"inner"}
-    assert micro_batch.a_step_fits(engine, tiny_source.batch, 2, missing=0, compiled=True)
-    assert "whole" in model.compiled
     model.compiled.clear()
     engine.step([tiny_source.batch(0, 2)], 0.1)
     assert set(model.compiled) == {"whole"}
@@ -149,7 +147,7 @@ def test_running_out_of_memory_is_survived(
     found = [
         rows
         for rows in (1, 2, 4, 8)
-        if micro_batch.a_step_fits(engine, tiny_source.batch, rows, missing=1000)
+        if micro_batch.a_step_fits(engine, tiny_source.batch, rows, reserved_bytes=1000)
     ]
     assert found == [rows for rows in (1, 2, 4, 8) if rows <= limit]
     assert model.weight.grad is None
@@ -160,35 +158,23 @@ def test_a_try_on_a_gpu_leaves_room_for_more(
     make_config: Callable[..., Config], tiny_source: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For the optimizer's state, and for what only training shows: a share of what the process may have."""
-    engine, held = engine_of(config := make_config()), list[int]()
-    state = Simulation(config, Hardware.here(config, CPU)).tracker.live["optimizer"]
+    config = make_config()
+    engine, reserved = engine_of(config), list[int]()
+    state_bytes = Simulation(config, Hardware.here(config, CPU)).state()["optimizer"]
     info = device.DeviceInfo("cuda", "a GPU", 1_000_000, None)
     monkeypatch.setattr(device, "describe", lambda _: info)
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 0.5)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: None)
+    engine.device = torch.device("cuda")
+    monkeypatch.setattr(Hardware, "here", lambda *_: Hardware("cpu", "a device", "fp32"))
 
-    def a_step_fits(engine: Engine, make: Any, rows: int, missing: int, compiled: bool) -> bool:
-        held.append(missing)
-        return rows <= (16 if compiled else 4)
+    def a_step_fits(engine: Engine, make: Any, rows: int, reserved_bytes: int) -> bool:
+        reserved.append(reserved_bytes)
+        return rows <= 4
 
     monkeypatch.setattr(micro_batch, "a_step_fits", a_step_fits)
-    rows, how = micro_batch.by_trying(engine, tiny_source.batch, config, [1, 2, 4, 8])
-    assert (rows, set(held)) == (4, {state + 30_000})
-    assert how.startswith("tried on cpu with 30.0 kB held back: ") and how.endswith(
-        "4 fits, 8 does not fit"
-    )
-    compiled = config.replace(runtime=config.runtime.replace(compile="model"))
-    for limit, expected in (
-        ({"hours": 24}, 16),
-        ({"hours": 1}, 4),  # in which a minute for each try is too much
-        ({"hours": None, "steps": 100}, 16),
-    ):
-        budget = config.budget.replace(**{"hours": None, **limit})
-        timed = compiled.replace(budget=budget)
-        rows, how = micro_batch.by_trying(engine, tiny_source.batch, timed, [1, 2, 4, 8, 16, 32])
-        assert rows == expected
-        if expected == 16:
-            assert how.endswith("4 fits, 8 fits, 16 fits, 32 does not fit")
+    rows, how = micro_batch.find_micro_batch(engine, tiny_source.batch, config, 8)
+    assert (rows, set(reserved)) == (4, {state_bytes + 30_000})
+    assert how == "auto, tried on cuda: 1 fits, 4 fits, 8 does not fit"
 
 
 def test_on_a_cpu_the_prediction_decides(
@@ -196,15 +182,15 @@ def test_on_a_cpu_the_prediction_decides(
 ) -> None:
     config = make_config()
     engine, simulation = engine_of(config), Simulation(config, Hardware.here(config, CPU))
-    there = simulation.tracker.live["weights"]
-    needs = {rows: simulation.step(rows, 16 // rows).peak_bytes for rows in (4, 8, 16)}
+    weights = simulation.state()["weights"]
+    needs = {rows: sum(simulation.peak(rows, rows < 16).values()) for rows in (4, 8, 16)}
     for free, expected in ((needs[16], 16), (needs[8], 8), (needs[4], 4), (needs[8] - 1, 4)):
-        available = (free * heap_factor(config, "cpu") - there + 0.5) / micro_batch.CPU_SHARE
+        available = (free + 0.5) / memory.CPU_SHARE - weights
         monkeypatch.setattr(device, "available_bytes", lambda available=available: available)
         rows, how = micro_batch.find_micro_batch(engine, tiny_source.batch, config, 16)
         assert rows == expected
-        assert how.startswith("auto, predicted for cpu with ") and f"{expected} needs " in how
-    monkeypatch.setattr(device, "available_bytes", lambda: 0)
+        assert how.startswith("auto, predicted on cpu: ") and f"{expected} fits" in how
+    monkeypatch.setattr(device, "available_bytes", lambda: -1e9)
     with pytest.raises(
         UserError, match=r"train\.micro_batch=auto: not even one sequence of 16 fits"
     ):
@@ -221,7 +207,7 @@ def test_no_micro_batch_is_larger_than_what_still_pays(
 ) -> None:
     """In tokens, of which a row has 16; a single row is taken whatever its length."""
     config = make_config()
-    monkeypatch.setattr(micro_batch, "MOST_TOKENS", most)
+    monkeypatch.setattr(memory, "MOST_TOKENS", most)
     found = micro_batch.find_micro_batch(engine_of(config), tiny_source.batch, config, 16)
     assert found[0] == rows
 
