@@ -14,8 +14,8 @@ __version__ = "0.1.0"
 CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 GIVEN_CACHES = {name: os.environ[name] for name in CACHE_VARIABLES if name in os.environ}
 # Segments of GPU memory that grow leave no gaps between micro-batches of several sizes, compilation and validation.
-# Only on Linux, and not in WSL, where drivers before R615 fail with them (pytorch/pytorch#192330). Read when torch is
-# loaded.
+# Only on Linux, and not in WSL, where drivers before R615 fail with them (pytorch/pytorch#192330). torch reads the
+# variable when it first needs memory of a GPU; processes that this one starts inherit it.
 if (
     sys.platform == "linux"
     and "microsoft" not in os.uname().release.lower()

@@ -376,7 +376,10 @@ def compiled_graphs() -> int:
 
 
 def compile_seconds() -> float:
-    """For how long this process has compiled so far; without what kernels try in their first launch (`tune`)."""
+    """Return the seconds that this process has compiled since the last `torch.compiler.reset`, which clears the times.
+
+    What kernels try in their first launch (`tune`) is not in them.
+    """
     dynamo = sys.modules.get("torch._dynamo.utils")
     times = dynamo.cumulative_time_spent_ns if dynamo else {}
     return (

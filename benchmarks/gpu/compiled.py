@@ -61,7 +61,7 @@ class Compiler:
     def __init__(self, card: Card) -> None:
         self.kernels: list[Kernel] = []  # of all that ran since this was last emptied
         self.is_running = False  # code that is compiled
-        self.found: dict[
+        self.resources: dict[
             str, tuple[int, int]
         ] = {}  # registers and spilled bytes by a Triton kernel's name
         self.seconds: list[float] = []
@@ -102,7 +102,7 @@ class Compiler:
             return self.code
 
         lowering.GraphLowering.codegen = noted  # type: ignore[method-assign]
-        found = self.found
+        resources = self.resources
 
         autotuner: Any = triton_heuristics.CachingAutotuner
         precompile = autotuner._precompile_worker
@@ -116,7 +116,7 @@ class Compiler:
         def no_launcher(self: Any) -> None:
             self.launchers = [lambda *_, **__: None]
             (result,) = self.compile_results
-            found[self.inductor_meta["kernel_name"]] = _resources(result.kernel.asm["cubin"])
+            resources[self.inductor_meta["kernel_name"]] = _resources(result.kernel.asm["cubin"])
 
         autotuner._precompile_worker, autotuner._make_launchers = only_first, no_launcher
 
@@ -133,7 +133,9 @@ class Compiler:
                 re.findall(rf"^ *{name}\.run\((?!\*args)", source, re.M)
             )  # not in its benchmark
             size = float(gigabytes[1]) * 1e9
-            kernels.append(Kernel(name, "triton", backward, launches, size, 0, *self.found[name]))
+            kernels.append(
+                Kernel(name, "triton", backward, launches, size, 0, *self.resources[name])
+            )
         with V.set_graph_handler(self.graph):
             for node in self.graph.scheduler.nodes:
                 if node.is_extern() and type(node.node).__name__ != "MultiOutput":
@@ -157,7 +159,7 @@ class Uncompiled(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Whether code is compiled in spite of this mode."""
+        """Return True: code is compiled in spite of this mode."""
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -172,12 +174,12 @@ class Uncompiled(TorchDispatchMode):
         name = func._schema.name.split("::")[1]
         if name in NO_TRAFFIC:
             return
-        given, made = _tensors(arguments), _tensors(result)
+        arguments_read, made = _tensors(arguments), _tensors(result)
         if name in READS_ROWS:
-            given = [*given[1:], *made]
+            arguments_read = [*arguments_read[1:], *made]
         if name in WRITES_ROWS:
-            given, made = [*given[1:], given[-1]], [given[-1]]
-        size = float(sum(tensor.numel() * tensor.itemsize for tensor in [*given, *made]))
+            arguments_read, made = [*arguments_read[1:], arguments_read[-1]], [arguments_read[-1]]
+        size = float(sum(tensor.numel() * tensor.itemsize for tensor in [*arguments_read, *made]))
         if not size:
             return
         backward = torch._C._current_graph_task_id() != -1
@@ -189,7 +191,7 @@ class Uncompiled(TorchDispatchMode):
 
 
 def _is_view(func: Any) -> bool:
-    """Whether the operation returns the memory that it is given, and writes nothing."""
+    """Return whether the operation returns memory of its arguments and writes nothing."""
     aliases = [value.alias_info for value in func._schema.returns]
     return any(alias is not None and not alias.is_write for alias in aliases)
 
@@ -255,13 +257,13 @@ def _resources(cubin: bytes) -> tuple[int, int]:
         text = subprocess.run(
             [tool, "--dump-resource-usage", file.name], capture_output=True, text=True
         ).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
-    assert found, text
-    return int(found[1]), int(found[2])
+    usage = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    assert usage, text
+    return int(usage[1]), int(usage[2])
 
 
 def _believe(card: Card) -> None:
-    """What inductor and Triton ask beside torch.cuda."""
+    """Answer inductor and Triton what they ask beside torch.cuda."""
     import torch._dynamo.device_interface as interface
     import torch._inductor.runtime.triton_helpers as helpers
     from triton.backends.compiler import GPUTarget
@@ -353,12 +355,12 @@ def _pass(model: Any, precision: Precision, job: dict[str, Any]) -> None:
 
 def _merged(kernels: list[Kernel]) -> list[Kernel]:
     """Launches that are alike counted together."""
-    found = dict[tuple[Any, ...], Kernel]()
+    merged = dict[tuple[Any, ...], Kernel]()
     for kernel in kernels:
         key = (kernel.name, kernel.backward, kernel.bytes, kernel.flops)
-        known = found.setdefault(key, replace(kernel, launches=0))
+        known = merged.setdefault(key, replace(kernel, launches=0))
         known.launches += kernel.launches
-    return list(found.values())
+    return list(merged.values())
 
 
 def _batch(job: dict[str, Any]) -> list[Any]:

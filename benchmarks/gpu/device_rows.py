@@ -170,11 +170,12 @@ def _attention(lab: Lab, kernel: str, half_window: int | None, length: int, cont
     bounds = torch.arange(0, tokens + 1, length, dtype=torch.int32, device=lab.device)
     packing = Packing(bounds, length, length, length)
     layout = attention.prepare(kernel, packing, tokens, half_window, qkv.dtype, 0.0)
-    qkv.requires_grad_()
+    # Leaves of their own: the backward pass of `unbind` would stack their gradients, which is no work of attention's.
+    inputs = [part.detach().requires_grad_() for part in qkv.unbind(1)]
 
     def both_passes() -> None:
         with context():
-            attention.attend(*qkv.unbind(1), layout).backward(d_out)
-        qkv.grad = None
+            out = attention.attend(*inputs, layout)
+            torch.autograd.grad(out, inputs, d_out)
 
     return both_passes

@@ -50,7 +50,7 @@ TURING = ("precision=fp16", "precision.residual=fp32")  # has no bf16
 
 
 def pieces() -> Iterator[dict[str, Any]]:
-    """What there is to try, the most wanted first."""
+    """Yield the steps to try, the most wanted first."""
     yield from uncompiled_pieces()
     yield from compiled_pieces()
 
@@ -140,12 +140,12 @@ def try_piece(piece: dict[str, Any]) -> dict[str, Any]:
                 **piece,
                 "error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}",
             }
-    found: dict[str, Any] = {
+    outcome: dict[str, Any] = {
         "training": steps.training,
         "finetuning": steps.finetuning,
         "plan": steps.planning,
     }[part](**rest)
-    return {**piece, **found}
+    return {**piece, **outcome}
 
 
 def checked(row: dict[str, Any]) -> dict[str, Any]:

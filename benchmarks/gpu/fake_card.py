@@ -20,7 +20,10 @@ PRELOADED = "CRAMMING_CUDA_STUB"
 
 @dataclass(frozen=True)
 class Card:
-    """What inductor asks of a device. `sheet` is its name in cramming/plan/cards.csv; memory in GiB, sizes in KiB."""
+    """Properties of a device that inductor asks for; memory in GiB, sizes in KiB.
+
+    `sheet` is its name in cramming/plan/cards.csv.
+    """
 
     sheet: str
     name: str

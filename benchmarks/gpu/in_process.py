@@ -21,6 +21,7 @@ from cramming.device import compile_seconds
 from cramming.hooks import StepResult
 
 sys.path.append(str(Path(__file__).parents[1]))
+MAX_TRIES = 10  # of a step: each skip halves the loss scale
 COMPILER = ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.config")
 
 
@@ -39,8 +40,9 @@ class InProcess:
         self.device = devices.select(spec["device"])
         release(self.device)
         before, self._compiled_before = allocated(self.device), compile_seconds()
+        self._hits_before = cache_hits()
         self.candidate = candidate_of(spec, self.device)
-        self._kept = allocated(self.device) - before  # grows by the optimizer's state
+        self._held_bytes = allocated(self.device) - before  # grows by the optimizer's state
         self._precision = torch.get_float32_matmul_precision()
         self.facts = facts_of(self.candidate)
 
@@ -71,8 +73,13 @@ class InProcess:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         yield peak
-        peak.append(devices.peak_memory_bytes(self.device) - (before - self._kept))
-        self._kept += allocated(self.device) - before
+        peak.append(devices.peak_memory_bytes(self.device) - (before - self._held_bytes))
+        self._held_bytes += allocated(self.device) - before
+
+    @property
+    def cache_hits(self) -> int:
+        """Graphs that the compiler has found in its cache since this candidate was built."""
+        return cache_hits() - self._hits_before
 
     @property
     def tokens_per_step(self) -> int:
@@ -93,13 +100,17 @@ class InProcess:
 
 
 def train_step(candidate: Candidate, index: int) -> StepResult:
-    """Train one step of ours; return its numbers."""
+    """Train one step of ours; return its numbers. A step that fp16 skips is repeated until its loss scale fits."""
     batches = next(candidate.batches(index, 1))
-    return candidate.engine.step(batches, candidate.learning_rate(index))
+    for _ in range(MAX_TRIES):
+        stats = candidate.engine.step(batches, candidate.learning_rate(index))
+        if not stats.skipped:
+            break
+    return stats
 
 
 def cache_hits() -> int:
-    """Return how many graphs the compiler has found in its cache since the last reset."""
+    """Return how many graphs the compiler has found in its cache since this process began."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return int(dynamo.counters["inductor"]["fxgraph_cache_hit"]) if dynamo else 0
 
@@ -117,15 +128,15 @@ def release(device: torch.device) -> None:
 
 
 @contextmanager
-def clean(device: torch.device, kept: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """Undo what was set and compiled within. Compiled code stays while a candidate in `kept` needs it."""
+def clean(device: torch.device, candidates: Mapping[str, Any] | None = None) -> Iterator[None]:
+    """Undo what was set and compiled within. Compiled code stays while one of `candidates` needs it."""
     precision, threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
     compiler = [importlib.import_module(name) for name in COMPILER]
     settings = [module.get_config_copy() for module in compiler]
     try:
         yield
     finally:
-        if not kept:
+        if not candidates:
             torch.compiler.reset()
         for module, before in zip(compiler, settings, strict=True):
             for key, value in module.get_config_copy().items():

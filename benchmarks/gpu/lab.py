@@ -1,4 +1,4 @@
-"""What all rows share: sizes, the device, the record, and how a training step is configured."""
+"""Context that all rows share: sizes, the device, the record, and the configuration of a training step."""
 
 import functools
 import threading
@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from processes import LAST_SECONDS
 from record import Record
 
 from cramming import device as devices
 from cramming.overrides import compose
 
 LEAST_LIMIT = 40.0  # seconds that a row may take, whatever its estimate
-LAST_SECONDS = 8.0  # kept free at the end of a call: to end processes and print the summary
+SPARE_SECONDS = (
+    3.0  # between the last row's estimated end and the time at which run.py ends processes
+)
 ANSWER_SECONDS = 10.0
 TOLD = 150  # characters of a line
 
@@ -67,7 +70,7 @@ TINY = Scale(
     load=0.02,
     timed=0.1,
     burst=0.01,
-    budget=("budget.steps=30", "checkpoint.every_steps=10"),
+    budget=("budget.steps=100", "checkpoint.every_steps=10"),
     tests="repeated or subset",
     shards=1,
     untimed=25.0,
@@ -80,7 +83,7 @@ SCALES = {"full": Scale(), "tiny": TINY}
 class Row:
     """A measurement: its name, estimated seconds, value beside the others, and how it is told in a line.
 
-    A row may take `patience` times its estimate, at least `least` seconds.
+    A row may take `patience` times its estimate, at least `least` seconds. One that `is_timed` has the device alone.
     """
 
     name: str
@@ -90,6 +93,7 @@ class Row:
     tell: Callable[[Result], str]
     patience: float = 1.8
     least: float = LEAST_LIMIT
+    is_timed: bool = True
 
     def limit(self, estimate: float) -> float:
         """Return the seconds that the row may take; `estimate` is the one corrected by what was measured so far."""
@@ -98,7 +102,7 @@ class Row:
 
 @dataclass
 class Lab:
-    """Place and sizes of a measurement. `began` and `deadline` are times of `time.time`; `row` is under way."""
+    """Device, files and sizes of a measurement. `began` and `deadline` are times of `time.time`; `row` is under way."""
 
     scale: Scale
     device: torch.device
@@ -108,8 +112,8 @@ class Lab:
     deadline: float
     commit: str | None = None
     row: str = ""
-    kept: dict[str, Any] = field(default_factory=dict)  # candidates that a later row uses
-    shared: dict[str, Any] = field(default_factory=dict)  # what rows of one process hand on
+    candidates: dict[str, Any] = field(default_factory=dict)  # by row, for a later row
+    shared: dict[str, Any] = field(default_factory=dict)  # objects that rows hand on
 
     @property
     def work(self) -> Path:
@@ -128,9 +132,16 @@ class Lab:
             devices.describe(self.device).memory_bytes / 1e9 if self.device.type == "cuda" else 0.0
         )
 
+    @property
+    def uuid(self) -> str:
+        """UUID of the GPU as nvidia-smi writes it; empty on a CPU."""
+        if self.device.type == "cpu":
+            return ""
+        return f"GPU-{torch.cuda.get_device_properties(self.device).uuid}"
+
     def left(self) -> float:
         """Return the seconds until all must have ended."""
-        return self.deadline - LAST_SECONDS - time.time()
+        return self.deadline - LAST_SECONDS - SPARE_SECONDS - time.time()
 
     def note(self, **partial: Any) -> None:
         """Write down a phase of the row that is under way."""

@@ -19,8 +19,9 @@ from typing import Any
 
 import lab as laboratory
 import torch
-from in_process import clean
+from in_process import clean, release
 from lab import SCALES, TOLD, Lab, Result, Row, Spec
+from processes import ANEW, Jobs
 from record import MEASURED, Record, State
 from warm import warm_up_jobs
 
@@ -29,7 +30,6 @@ from cramming.bench.tables import versions
 from cramming.config import UserError
 from cramming.environment import git
 
-ANEW = 75  # exit code: a failure has left the device unusable to this process
 PRIOR_SECONDS = 30.0  # weight of the estimates against what was measured
 DETAILS = 5  # lines under a row's own
 
@@ -78,19 +78,28 @@ def measure_all(lab: Lab, rows: Sequence[Row]) -> None:
 
 def measure_row(lab: Lab, row: Row, ratio: float) -> None:
     """Measure a row and write down how it ended."""
+    end_warm_ups(lab, row)
     lab.row, began = row.name, time.time()
     lab.record.add(row=row.name, begun=began, at_most=row.limit(row.seconds * ratio))
     try:
-        with clean(lab.device, lab.kept):
+        with clean(lab.device, lab.candidates):
             result = row.measure(lab)
         ended = {"result": result, "told": told(row, {**lab.record.result(row.name), **result})}
     except Exception as error:
         ended = {"error": traceback.format_exc()}
         if is_refusal(error):  # what this device cannot do is said in a line
             ended = {"result": {"refused": str(error)}, "told": f"refused: {error}"}
+    release(lab.device)  # the frames of an exception have held tensors until here
     lab.record.add(row=row.name, seconds=round(time.time() - began, 1), **ended)
     if "error" in ended and not laboratory.answers(lab.device):
         os._exit(ANEW)  # a thread may hang in the device
+
+
+def end_warm_ups(lab: Lab, row: Row) -> None:
+    """End the processes that warm up before a timed row, once `lab.go` has let them use the device."""
+    warm_ups: Jobs | None = lab.shared.get("warm-ups")
+    if warm_ups and row.is_timed and lab.go.exists():
+        warm_ups.end()
 
 
 def is_refusal(error: Exception) -> bool:

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+ANEW = 75  # exit code: the device does not answer this process any more; another must replace it
+LAST_SECONDS = 5.0  # reserved at the end of a call: to end processes and print the summary
 Process = subprocess.Popen[bytes]
 
 

@@ -54,7 +54,7 @@ UNTRIED = """What remains untried until there is a card:
 
 
 def group_of(kernel: dict[str, Any]) -> str:
-    """Where a kernel's time is counted."""
+    """Return the group in which a kernel's time is counted."""
     if kernel["kind"] in ("product", "attention"):
         return {"product": "matrix products", "attention": "attention"}[kernel["kind"]]
     return next(name for name, pattern in GROUPS if re.search(pattern, kernel["name"]))
@@ -115,28 +115,33 @@ def _table(headers: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def on_cards(rows: list[dict[str, Any]]) -> list[tuple[dict[str, Any], str]]:
-    """Each step on its own card; one for sm_90 on an A100 as well, where there is none for sm_80: bytes are alike."""
-    own = {
+    """Return each step with its card, of sm_90 with an A100 too where sm_80 has none: bytes are alike."""
+    on_ampere = {
         (row["model"], row["length"], row["name"]) for row in rows if row["architecture"] == "sm_80"
     }
     pairs = []
     for row in rows:
         pairs.append((row, CARDS[row["architecture"]].sheet))
-        has_own = (row["model"], row["length"], "") in own
-        if row["architecture"] == "sm_90" and not row["name"] and not has_own:
+        is_on_ampere = (row["model"], row["length"], "") in on_ampere
+        if row["architecture"] == "sm_90" and not row["name"] and not is_on_ampere:
             pairs.append((row, "A100"))
     return pairs
 
 
 def bytes_by_change(rows: list[dict[str, Any]]) -> list[str]:
     """Bytes a token of a micro-batch's kernels, in rows of 128 for sm_90: a line for each change of the plain step."""
-    found: dict[str, dict[str, str]] = defaultdict(dict)
+    sizes_by_change: dict[str, dict[str, str]] = defaultdict(dict)
     for row in rows:
         if row["architecture"] == "sm_90" and row["length"] == 128:
             size = sum(kernel["launches"] * kernel["bytes"] for kernel in row["kernels"])
-            found[row["name"] or PLAIN][row["model"]] = f"{size / row['tokens'] / 1e3:,.0f}"
+            sizes_by_change[row["name"] or PLAIN][row["model"]] = (
+                f"{size / row['tokens'] / 1e3:,.0f}"
+            )
     models = list(dict.fromkeys(row["model"] for row in rows))
-    lines = [[name, *(sizes.get(model, "–") for model in models)] for name, sizes in found.items()]
+    lines = [
+        [name, *(sizes.get(model, "–") for model in models)]
+        for name, sizes in sizes_by_change.items()
+    ]
     return _table(["kB a token", *models], lines)
 
 
@@ -145,7 +150,7 @@ def speeds(rows: list[tuple[dict[str, Any], str]]) -> list[str]:
     groups = ["matrix products", "attention", *(name for name, _ in GROUPS), "gradients, update"]
     lines = []
     for row, sheet in rows:
-        found = Reckoning(row, sheet)
+        reckoning = Reckoning(row, sheet)
         spilled = [k for k in row["kernels"] if k["spilled"]]
         spills = (
             f"{len(spilled)} (up to {max(k['spilled'] for k in spilled)} B)" if spilled else "0"
@@ -154,12 +159,12 @@ def speeds(rows: list[tuple[dict[str, Any], str]]) -> list[str]:
             [
                 f"{row['model']} {row['length']}{', ' + row['name'] if row['name'] else ''}",
                 f"{sheet} ({row['architecture']})",
-                f"{found.launches} ({sum(k['kind'] == 'triton' for k in row['kernels'])})",
+                f"{reckoning.launches} ({sum(k['kind'] == 'triton' for k in row['kernels'])})",
                 spills,
-                f"{sum(found.bytes.values()) / row['tokens'] / 1e6:.2f}",
-                *(f"{found.seconds[group] / found.total:.0%}" for group in groups),
-                f"{found.tokens_per_second:,.0f}",
-                f"{found.tokens_per_second * row['flops_per_token'] / found.peak:.0%}",
+                f"{sum(reckoning.bytes.values()) / row['tokens'] / 1e6:.2f}",
+                *(f"{reckoning.seconds[group] / reckoning.total:.0%}" for group in groups),
+                f"{reckoning.tokens_per_second:,.0f}",
+                f"{reckoning.tokens_per_second * row['flops_per_token'] / reckoning.peak:.0%}",
             ]
         )
     headers = [
@@ -177,11 +182,12 @@ def outcomes(rows: list[dict[str, Any]]) -> list[str]:
     """One line per engine (or fine-tuning, or plan): how each combination ended."""
     lines = []
     for row in rows:
-        found: dict[str, list[str]] = defaultdict(list)
+        cases_by_outcome: dict[str, list[str]] = defaultdict(list)
         for case, outcome in (row.get("outcomes") or {"all": row.get("error", "?")}).items():
-            found[outcome].append(case)
+            cases_by_outcome[outcome].append(case)
         text = "; ".join(
-            f"{'all' if len(found) == 1 else ', '.join(v)}: {k}" for k, v in found.items()
+            f"{'all' if len(cases_by_outcome) == 1 else ', '.join(v)}: {k}"
+            for k, v in cases_by_outcome.items()
         )
         what = [row.get(key, "") for key in ("part", "model", "mode", "memory")]
         lines.append([*what, row.get("optimizer", ""), text.replace("|", "/")])
@@ -192,7 +198,7 @@ def outcomes(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def count(rows: list[dict[str, Any]]) -> Counter[str]:
-    """How many combinations ended how."""
+    """Return the number of combinations by outcome."""
     results = Counter[str]()
     for row in rows:
         for outcome in (row.get("outcomes") or {"all": "FAILED"}).values():
@@ -209,11 +215,11 @@ def missing_of(plain: list[dict[str, Any]]) -> str:
         for piece in compiled_pieces()
         if not piece["name"]
     ]
-    return ", ".join(" ".join(map(str, one)) for one in wanted if one not in done) or "none"
+    return ", ".join(" ".join(map(str, step)) for step in wanted if step not in done) or "none"
 
 
 def is_whole(row: dict[str, Any]) -> bool:
-    """Whether a step was compiled without a break, whole where its settings say so, and once for its shapes."""
+    """Return whether a step was compiled without a break, whole where its settings say so, and once for its shapes."""
     in_parts = "runtime.compile=blocks" in row.get("overrides", [])
     return row["breaks"] == 0 and not row.get("recompiled") and (in_parts or row["graphs"] == 1)
 
@@ -226,10 +232,10 @@ def write(raw: Path, out: Path | None, docs: Path | None) -> None:
     failed = [row for row in parts.get("compiled", []) if "error" in row]
     plain = [row for row in compiled if not row["name"]]
     steps = [row for part in ("training", "finetuning", "plan") for row in parts.get(part, [])]
-    found = count(steps)
+    counts = count(steps)
     about = (
-        f"`benchmarks/gpu/dry_run.py`, torch 2.11.0+cu130, Triton 3.6, no GPU: {sum(found.values())} combinations of a"
-        f" whole step on fake `cuda` tensors ({', '.join(f'{n} {name}' for name, n in sorted(found.items()))}), and"
+        f"`benchmarks/gpu/dry_run.py`, torch 2.11.0+cu130, Triton 3.6, no GPU: {sum(counts.values())} combinations of a"
+        f" whole step on fake `cuda` tensors ({', '.join(f'{n} {name}' for name, n in sorted(counts.items()))}), and"
         f" {len(compiled)} steps compiled (`fullgraph=True`, no break, one graph but with `runtime.compile=blocks`"
         f"{'' if all(map(is_whole, compiled)) else ' BUT SEE THE RAW FILE'})."
     )

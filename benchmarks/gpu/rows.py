@@ -30,12 +30,13 @@ def rows(lab: Lab) -> list[Row]:
         levers.append(Row(name, lever.seconds, lever.value, measure, step_rows.tell_pair))
     *first_levers, max_autotune = levers
     capped = partial(step_rows.capped, model="bert-base")
+    check = partial(Row, patience=PATIENCE, is_timed=False)
     return [
         Row("facts", 12, ALWAYS, device_rows.facts, device_rows.tell_facts, PATIENCE),
         Row("ceilings", 16, ALWAYS, device_rows.ceilings, device_rows.tell_ceilings, PATIENCE),
-        Row("default paths", 22, ALWAYS, check_rows.default_paths, check_rows.tell_paths, PATIENCE),
-        Row("parity", 13, ALWAYS, check_rows.parity, check_rows.tell_parity, PATIENCE),
-        Row(WARM_UP, 65, 95, run_rows.tests_and_warm_up, run_rows.tell_warm_up),
+        check("default paths", 22, ALWAYS, check_rows.default_paths, check_rows.tell_paths),
+        check("parity", 13, ALWAYS, check_rows.parity, check_rows.tell_parity),
+        Row(WARM_UP, 65, 95, run_rows.tests_and_warm_up, run_rows.tell_warm_up, is_timed=False),
         _ours(bert, 37, 90, keep=True),
         _ours(crammed, 40, 85),
         _ours(modern, 50, 80),

@@ -25,14 +25,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import sampler
-from processes import ROOT, Process, kill, start, tail
+from processes import ANEW, LAST_SECONDS, ROOT, Process, kill, start, tail
 from record import Record, State, last_line
 
 WORK = ROOT / "build" / "gpu"
 NEEDED = ("torch", "transformers", "scipy", "sklearn")  # not in the bundle
 POLL_SECONDS = 0.1
-ANEW = 75  # exit code of measure.py: it must be replaced
-LAST_SECONDS = 5.0  # kept free at the end of a call: to end processes and print the summary
 START_SECONDS = 100.0  # from one row to the next
 STARTS_WITHOUT_A_ROW = 2
 SUMMARY_LINES, SUMMARY_WIDTH = 60, 150

@@ -12,11 +12,21 @@ from shards import Shards, tell_tests
 from cramming.config import UserError
 from cramming.files import remove
 from cramming.record import load_metrics, load_record
+from cramming.runlog import RUN_LOG, Checkpoint, Resume, Start, read_log
 
 NAME = "killed-and-resumed"
 REMAINING_SECONDS = 90.0
-KEPT = ("status", "steps", "tokens", "train_loss", "validation", "micro_batch", "energy_kwh")
-POLL_SECONDS = 0.2
+RECORD_FIELDS = (
+    "status",
+    "steps",
+    "tokens",
+    "train_loss",
+    "validation",
+    "micro_batch",
+    "energy_kwh",
+)
+POLL_SECONDS = 0.05
+CHECKPOINTS = "step-*.pt"  # not the kept one of the state before the first step
 
 
 def tests_and_warm_up(lab: Lab) -> Result:
@@ -66,7 +76,7 @@ def killed_and_resumed(lab: Lab) -> Result:
     command, began = _command(lab, folder), time.time()
     process = start(command, log)
     try:
-        while process.poll() is None and not list(folder.rglob("*.pt")):
+        while process.poll() is None and not list(folder.rglob(CHECKPOINTS)):
             time.sleep(POLL_SECONDS)
         process.send_signal(signal.SIGKILL)
         if process.wait() != -signal.SIGKILL:
@@ -75,18 +85,38 @@ def killed_and_resumed(lab: Lab) -> Result:
         process = start([*command, "--resume"], log)
         if process.wait():
             raise RuntimeError(f"it did not resume: {tail(log)}")
+        step = resumed_step(folder)
+        if step == 0:
+            raise RuntimeError(f"it did not resume from a checkpoint: {tail(log)}")
     finally:
         kill(process)
     section, metrics = load_record(folder)["pretrain"], load_metrics(folder)
     losses = [(row["step"], row["loss"]) for row in metrics if "loss" in row]
     rates = [row["tokens_per_second"] for row in metrics if "tokens_per_second" in row]
     return {
-        "record": {key: section.get(key) for key in KEPT},
+        "resumed_step": step,
+        "record": {key: section.get(key) for key in RECORD_FIELDS},
         "losses": losses[:: max(1, len(losses) // 40)],
         "tokens_per_second": rates[-1] if rates else 0.0,
         "processes": section["budget"]["processes"],
         "exported": (folder / "final").exists(),
     }
+
+
+def resumed_step(folder: Path) -> int:
+    """Return the step of the checkpoint with which the last process of a run began; 0 if it began anew."""
+    steps: dict[str | None, int] = {}
+    resumed = 0
+    has_resumed = False
+    for entry in read_log(folder / RUN_LOG):
+        event = entry.event
+        if isinstance(event, Start):
+            resumed, has_resumed = 0, False
+        elif isinstance(event, Checkpoint):
+            steps[event.sha256] = event.step
+        elif isinstance(event, Resume) and not has_resumed:  # later ones roll back
+            resumed, has_resumed = steps.get(event.sha256, 0), True
+    return resumed
 
 
 def tell_run(result: Result) -> str:
@@ -96,6 +126,7 @@ def tell_run(result: Result) -> str:
     return (
         f"{record['status']}, {record['steps']} steps, {record['tokens']:,} tokens,"
         f" {result['tokens_per_second']:,.0f} tok/s, killed after {result['killed_after']:.0f} s,"
+        f" resumed from step {result['resumed_step']},"
         f" loss {losses[0][1]:.2f} to {losses[-1][1]:.2f}, validation {validation:.2f}"
         + ("" if result["exported"] else ", NOT exported")
     )

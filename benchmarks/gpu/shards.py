@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from processes import ROOT, Jobs, Process, start, tail
+from processes import ANEW, ROOT, Jobs, Process, start, tail
 from record import append, last_line, rows_of
 
 TESTS = ROOT / "tests" / "gpu"
@@ -19,7 +19,6 @@ SHARD = "CRAMMING_GPU_TESTS_SHARD"  # its file of outcomes, its number, and the 
 DEVICE = "CRAMMING_GPU_TESTS"  # cpu: run there what can
 MEMORY = "CRAMMING_GPU_TESTS_GB"
 MEMORY_GB = "2"
-ANEW = 75  # exit code: the device does not answer this process any more
 STARTS = 4  # of one shard
 # Tests by cost, the costliest first: they are dealt out to the shards in this order.
 COSTS = ("resumed", "try_or", "compiled_step", "compiled_blocks", "fewer_bits", "less_memory")

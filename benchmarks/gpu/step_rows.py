@@ -5,7 +5,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from importlib.util import find_spec
 from typing import NamedTuple
@@ -13,8 +13,9 @@ from typing import NamedTuple
 import predict
 import sampler
 import torch
-from in_process import InProcess, cache_hits
+from in_process import InProcess
 from lab import Lab, Result, Spec
+from record import last_line
 
 from cramming import device as devices
 from cramming.bench.worker import Worker, warm_up
@@ -28,10 +29,14 @@ TURNS = 3
 TURNS_IN_TIMED = 8  # turns of a comparison take so much less than the timed part of a speed row
 CLOSE_NATS = 0.02  # of a compiled step's loss to an eager one's
 FURTHEST = 3
-KINDS = (  # the first that a kernel's name has; what has none is elementwise
-    ("attention", r"fmha|flash|attention|cudnn.*sdp"),
+# The first pattern that a kernel's name has; what has none is elementwise. The backward pass of cuDNN's attention has
+# the helpers `cudnn::fusion::compute_dot_do_o_specialized` and `cudnn::fusion::convert_dq_to_16bits`.
+KINDS = (
+    ("attention", r"fmha|flash|attention|cudnn.*sdp|cudnn::fusion"),
     ("products", r"gemm|cutlass|nvjet|xmma|cublas|triton_tem|aten::(mm|bmm|addmm)"),
+    ("optimizer and copies", r"multi_tensor|Memcpy|Memset"),
 )
+ELEMENTWISE, IDLE = "elementwise", "idle"
 
 
 class Lever(NamedTuple):
@@ -88,7 +93,7 @@ def speed_spec(lab: Lab, name: str, micro_batches: int = 0) -> Spec:
 
 
 def speed(lab: Lab, name: str, keep: bool = False) -> Result:
-    """Measure our step; with `keep` a later row finds the candidate in `lab.kept`."""
+    """Measure our step; with `keep` a later row finds the candidate in `lab.candidates`."""
     spec = speed_spec(lab, name)
     settings = spec["settings"]
     eager_settings = {**settings, "runtime": {**settings["runtime"], "compile": "off"}}
@@ -104,17 +109,16 @@ def speed(lab: Lab, name: str, keep: bool = False) -> Result:
         began = time.perf_counter()
         stats, _ = ours.step(0)
         first = {"loss": stats.loss, "norm": stats.grad_norm}
-        first |= {"seconds": time.perf_counter() - began, "cache_hits": cache_hits()}
+        first |= {"seconds": time.perf_counter() - began, "cache_hits": ours.cache_hits}
         lab.note(first=first, plan=predict.planned(lab), **ours.facts)
         lab.note(**_timed(lab, ours))
         lab.note(told=tell_speed(lab.record.result(name)).strip())
-        with suppress(RuntimeError, AssertionError):  # a profiler that does not work
-            lab.note(profile=profile_of(partial(ours.run, 2, 1), lab.device))
+        lab.note(**_profile(lab, ours))
         if keep:
             stack.pop_all()
-            lab.kept[name] = ours
+            lab.candidates[name] = ours
     result = lab.record.result(name)
-    return {"shares": _shares(result), "furthest": _furthest_from_bytes(lab, result)}
+    return {"shares": shares_of(result), "furthest": _furthest_from_bytes(lab, result)}
 
 
 def _timed(lab: Lab, ours: InProcess) -> Result:
@@ -130,12 +134,21 @@ def _timed(lab: Lab, ours: InProcess) -> Result:
         "spread": (quarters[2] - quarters[0]) / 2 / median,
         "peak_bytes": timed.peak_bytes,
         "compile_seconds": timed.compile_seconds,
-        "clocks": sampler.medians(lab.work, began, time.time()),
+        "clocks": sampler.medians(lab.work, lab.uuid, began, time.time()),
         "step_seconds": timed.seconds,
         "losses": timed.losses,
         "peak_tflops": devices.describe(lab.device).peak_tflops,
         "ceilings": {k: lab.record.result("ceilings").get(k) for k in ("burst", "sustained")},
     }
+
+
+def _profile(lab: Lab, ours: InProcess) -> Result:
+    """Return the kernels of a step, or why the profiler has none: some virtual machines refuse it the counters."""
+    try:
+        kernels = profile_of(partial(ours.run, 2, 1), lab.device)
+    except (RuntimeError, AssertionError) as error:
+        return {"no_profile": last_line(str(error)) or type(error).__name__}
+    return {"profile": kernels} if kernels else {"no_profile": "the profiler names no kernel"}
 
 
 def tell_speed(result: Result) -> str:
@@ -154,6 +167,8 @@ def tell_speed(result: Result) -> str:
     if clocks := result["clocks"]:
         parts.append(f"{clocks['mhz']:.0f} MHz {clocks['watts']:.0f} W")
     profile = [f"{name} {share:.0%}" for name, share in result.get("shares", {}).items()]
+    if not profile and "no_profile" in result:
+        profile = [f"no profile: {result['no_profile']}"]
     return "\n".join([", ".join(parts), " / ".join(profile), *result.get("furthest", [])])
 
 
@@ -176,14 +191,17 @@ def profile_of(work: Callable[[], object], device: torch.device) -> list[tuple[s
     return sorted(kernels, key=lambda kernel: -kernel[2])
 
 
-def _shares(result: Result) -> dict[str, float]:
-    """Return the shares of a step's time by kind of kernel, and of none."""
+def shares_of(result: Result) -> dict[str, float]:
+    """Return the shares of a step's time by kind of kernel, and of none; empty without a profile."""
+    profile = result.get("profile", [])
+    if not profile:
+        return {}
     step_us = statistics.median(result["step_seconds"]) * 1e6
-    shares = dict.fromkeys(("products", "attention", "elementwise"), 0.0)
-    for name, _, taken in result.get("profile", []):
-        kind = next((kind for kind, text in KINDS if re.search(text, name, re.I)), "elementwise")
+    shares = dict.fromkeys([*(kind for kind, _ in KINDS), ELEMENTWISE], 0.0)
+    for name, _, taken in profile:
+        kind = next((kind for kind, text in KINDS if re.search(text, name, re.I)), ELEMENTWISE)
         shares[kind] += taken / step_us
-    return {**shares, "idle": max(0.0, 1 - sum(shares.values()))}
+    return {**shares, IDLE: max(0.0, 1 - sum(shares.values()))}
 
 
 def _furthest_from_bytes(lab: Lab, result: Result) -> list[str]:
@@ -199,50 +217,57 @@ def _furthest_from_bytes(lab: Lab, result: Result) -> list[str]:
     return [text for text, _ in losses.most_common(FURTHEST)]
 
 
-def pair(lab: Lab, base: Spec, other: Spec, turns: int = TURNS, kept: str = "") -> Result:
-    """Measure two candidates in turns; `other` may have been kept by an earlier row."""
+def pair(lab: Lab, base: Spec, other: Spec, turns: int = TURNS, reuse: str = "") -> Result:
+    """Measure two candidates in turns; `other` may be the candidate of an earlier row, `reuse`."""
     with ExitStack() as stack:
-        ours = lab.kept.pop(kept, None)
+        ours = lab.candidates.pop(reuse, None)
+        is_warm = ours is not None
         if ours:
             ours.cut_step(other)
-        for (
-            unused
-        ) in lab.kept.values():  # compiled code of many candidates meets the compiler's limit
+        # Compiled code of many candidates would reach the compiler's limit.
+        for unused in lab.candidates.values():
             unused.close()
-        lab.kept.clear()
+        lab.candidates.clear()
         ours = ours or InProcess(other)
         stack.callback(ours.close)
-        return interleaved(lab, stack.enter_context(InProcess(base)), ours, turns)
+        return interleaved(lab, stack.enter_context(InProcess(base)), ours, turns, is_warm)
 
 
 def against_loop(lab: Lab, model: str, peer: str, turns: int) -> Result:
     """Measure Hugging Face's compiled loop in turns with ours, both with one micro-batch a step."""
     length = lab.scale.lengths[0]
     theirs, ours = lab.spec(model, length, peer=peer), lab.spec(model, length)
-    return pair(lab, theirs, ours, turns, kept=f"ours {model} {length}")
+    return pair(lab, theirs, ours, turns, reuse=f"ours {model} {length}")
 
 
-def interleaved(lab: Lab, base: InProcess | Worker, other: InProcess, turns: int) -> Result:
-    """Warm both up, then time them in turns of some seconds; the ratio is that of their tokens per second."""
+def interleaved(
+    lab: Lab, base: InProcess | Worker, other: InProcess, turns: int, is_warm: bool = False
+) -> Result:
+    """Warm both up, then time them in turns of some seconds; the ratio is that of their tokens per second.
+
+    `is_warm`: `other` has trained before, so that its first step here has no compilation to tell of.
+    """
     sides: dict[str, tuple[InProcess | Worker, int, Result]] = {}
     for name, candidate in (("base", base), ("other", other)):
         first_seconds = warm_up(candidate, 1)
         step_seconds = warm_up(candidate, 2) / 2
         steps = max(1, round(lab.scale.timed / TURNS_IN_TIMED / step_seconds))
-        result = {**candidate.facts, "first_seconds": first_seconds, "step_seconds": []}
+        result = {**candidate.facts, "step_seconds": []}
+        if name == "base" or not is_warm:
+            result["first_seconds"] = first_seconds
         sides[name] = candidate, steps, result
         lab.note(**{name: result})
     for turn in range(turns):
         for candidate, steps, result in sides.values():
-            found = candidate.run(2 + turn * steps, steps)
+            turn_steps = candidate.run(2 + turn * steps, steps)
             train = candidate.spec["settings"]["train"]
-            result["step_seconds"] += found.seconds
+            result["step_seconds"] += turn_steps.seconds
             result["tokens_per_second"] = (
                 train["batch_size"]
                 * train["sequence_length"]
                 / statistics.median(result["step_seconds"])
             )
-            result["peak_bytes"], result["loss"] = found.peak_bytes, found.losses[-1]
+            result["peak_bytes"], result["loss"] = turn_steps.peak_bytes, turn_steps.losses[-1]
         measured: Result = {name: result for name, (_, _, result) in sides.items()}
         rates = {name: result["tokens_per_second"] for name, result in measured.items()}
         measured["ratio"] = rates["other"] / rates["base"]
@@ -254,10 +279,10 @@ def tell_pair(result: Result) -> str:
     """Return the ratio, and of both sides rate, memory and loss."""
     sides = []
     for side in (result["other"], result["base"]):
-        sides.append(
-            f"{side['tokens_per_second']:,.0f} tok/s, {side['peak_bytes'] / GB:.1f} GB,"
-            f" first {side['first_seconds']:.0f} s, loss {side['loss']:.2f}"
-        )
+        parts = [f"{side['tokens_per_second']:,.0f} tok/s", f"{side['peak_bytes'] / GB:.1f} GB"]
+        if "first_seconds" in side:
+            parts.append(f"first {side['first_seconds']:.0f} s")
+        sides.append(", ".join([*parts, f"loss {side['loss']:.2f}"]))
     return f"{result['ratio']:.2f}x: {' against '.join(sides)}"
 
 
@@ -293,9 +318,9 @@ def capped(lab: Lab, model: str) -> Result:
     spec = lab.spec(model, length, blocks(lab), "train.micro_batch=auto", rows=sequences)
     with Worker(spec | {"memory_gb": SMALL_CARD_GIB}, shares_code=True) as worker:
         first_seconds = warm_up(worker, 1)
-        found = worker.run(1, 2)
-        rate = sequences * length / statistics.median(found.seconds)
-        result = {"tokens_per_second": rate, "peak_bytes": found.peak_bytes, **worker.facts}
+        steps = worker.run(1, 2)
+        rate = sequences * length / statistics.median(steps.seconds)
+        result = {"tokens_per_second": rate, "peak_bytes": steps.peak_bytes, **worker.facts}
     return {**result, "first_seconds": first_seconds}
 
 
@@ -309,7 +334,12 @@ def tell_capped(result: Result) -> str:
 
 
 def against_predecessor(lab: Lab, peer: str) -> Result:
-    """Measure the predecessor in a process with packages of its own, in turns with our crammed BERT."""
+    """Measure the predecessor in a process with packages of its own, in turns with our crammed BERT.
+
+    Both train steps of as many tokens as the speed rows, in the predecessor's micro-batches: clipping, the optimizer
+    and the wait for the device then cost as little as in a run. Its process inherits `PYTORCH_ALLOC_CONF` from this
+    one, so it has expandable segments as well.
+    """
     if lab.bundle is None or not (lab.bundle / "predecessor").exists():
         raise UserError("--bundle: the predecessor is not in it. Make one with bundle.py.")
     missing = [name for name in PREDECESSOR_IMPORTS if find_spec(name) is None]
@@ -320,12 +350,13 @@ def against_predecessor(lab: Lab, peer: str) -> Result:
 
     length, scale = lab.scale.lengths[0], lab.scale
     rows = min(PREDECESSOR_ROWS, scale.micro // length)
-    theirs = lab.spec("crammed-bert", length, peer=peer, rows=rows)
+    sizes = {"rows": rows, "micro_batches": scale.batch // (rows * length)}
+    theirs = lab.spec("crammed-bert", length, peer=peer, **sizes)
     checkout = Checkout(lab.bundle / "predecessor", path=[lab.work / "predecessor_site"])
     spec = predecessor_spec(theirs, checkout)
     if scale.compiled == "off":
         spec["overrides"].append("impl.compile_torch=False")
     with worker_of(spec, shares_code=True) as base:
         lab.note(peer_versions=base.facts.get("versions"))
-        with InProcess(lab.spec("crammed-bert", length, blocks(lab), rows=rows)) as ours:
+        with InProcess(lab.spec("crammed-bert", length, blocks(lab), **sizes)) as ours:
             return interleaved(lab, base, ours, TURNS)

@@ -25,7 +25,7 @@ STEP_GB, RESERVED_GB = 37.0, 10.0  # of a micro-batch of 65,536 tokens; for all 
 def warm_up_jobs(lab: "Lab", steps: dict[str, Callable[[], Any]]) -> Jobs:
     """Return a job for each step, as many at a time as memory allows; they wait for `lab.go`."""
     lab.go.unlink(missing_ok=True)
-    at_a_time = max(1, round((lab.memory_gb - RESERVED_GB) / STEP_GB))
+    at_a_time = max(1, int((lab.memory_gb - RESERVED_GB) / STEP_GB))
     jobs = {name: partial(_start, lab.go, name, make) for name, make in steps.items()}
     return Jobs(jobs, at_a_time)
 
@@ -46,8 +46,8 @@ def main() -> None:
     while not go.exists():
         time.sleep(0.1)
     with InProcess(spec) as candidate:
-        found = candidate.run(0, 1)
-    print(json.dumps({"loss": found.losses[0], "fxgraph_cache_hit": cache_hits()}))
+        steps = candidate.run(0, 1)
+    print(json.dumps({"loss": steps.losses[0], "fxgraph_cache_hit": cache_hits()}))
 
 
 if __name__ == "__main__":

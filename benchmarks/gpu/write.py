@@ -22,6 +22,7 @@ sys.path += [str(ROOT), str(WORK / "site")]  # a checkout works without an insta
 from cramming.bench.tables import replace_section, slug
 
 GB = 1e9
+SHARES = ("products", "attention", "elementwise", "optimizer and copies", "idle")
 Result = dict[str, Any]
 
 
@@ -107,12 +108,14 @@ def speeds(measured: dict[str, Result]) -> list[str]:
         for size in (row["peak_bytes"], row["eager"].get("peak_bytes"), plan.get("peak_bytes")):
             cells.append(f"{size / GB:.2f}" if size else "–")
         cells.append(f"{row['first']['seconds']:.0f}")
-        cells += [f"{part:.0%}" for part in row.get("shares", {}).values()]
+        shares = row.get("shares", {})
+        for kind in SHARES:
+            cells.append(f"{shares[kind]:.0%}" if kind in shares else "–")
         cells.append(f"{clocks['mhz']:.0f} MHz, {clocks['watts']:.0f} W" if clocks else "–")
         lines.append(cells)
     headers = ["model, length", "tokens/s", "of a burst", "of products under load"]
     headers += ["of the data sheet", "plan's tokens/s", "peak, GB", "eager", "plan's"]
-    headers += ["first step, s", "products", "attention", "elementwise", "idle", "clock, power"]
+    headers += ["first step, s", *SHARES, "clock, power"]
     return table(headers, lines)
 
 

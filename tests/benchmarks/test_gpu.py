@@ -1,12 +1,15 @@
 """The measurement of a card: what fails, hangs or dies costs its row, and what is dropped is worth least."""
 
+import gc
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import weakref
 import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,7 +25,17 @@ from tests.conftest import write_corpus
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks" / "gpu"
-MODULES = ("check_rows", "in_process", "lab", "measure", "predict", "processes", "record", "rows")
+MODULES = (
+    "check_rows",
+    "device_rows",
+    "in_process",
+    "lab",
+    "measure",
+    "predict",
+    "processes",
+    "record",
+    "rows",
+)
 MODULES += ("run", "run_rows", "sampler", "shards", "step_rows", "warm", "write")
 
 
@@ -136,6 +149,63 @@ def test_a_failure_leaves_nothing_behind_but_its_traceback(gpu: Any, tiny_lab: A
     assert [len(line) for line in states["good"]["told"].splitlines()] == [150, 150]
     assert "s were left" in states["long"]["skipped"]
     assert begins(tiny_lab.work / "rows.jsonl") == ["fails", "refuses", "good"]
+
+
+def test_memory_of_a_failed_row_is_released_after_its_traceback(
+    gpu: Any, tiny_lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory that a frame still holds would stay in the allocator's cache."""
+    held: list[weakref.ref[torch.Tensor]] = []
+    free_at_release = []
+
+    def fails(lab: Any) -> dict[str, Any]:
+        tensor = torch.ones(2)
+        held.append(weakref.ref(tensor))
+        raise RuntimeError("out of memory")
+
+    def release(device: torch.device) -> None:
+        gc.collect()
+        free_at_release.append(held[0]() is None)
+
+    monkeypatch.setattr(gpu.measure, "release", release)
+    row = gpu.lab.Row("fails", 1, 1, fails, str)
+    gpu.measure.measure_all(tiny_lab, [row])
+    assert free_at_release == [True]
+
+
+def test_nothing_warms_up_beside_a_timed_row(gpu: Any, tiny_lab: Any) -> None:
+    running: dict[str, bool] = {}
+    sleeping = gpu.processes.start(["sleep", "60"], tiny_lab.work / "log")
+    jobs = gpu.processes.Jobs({"step": lambda: sleeping}, 1)
+    jobs.poll()
+    tiny_lab.shared["warm-ups"] = jobs
+
+    def note(lab: Any) -> dict[str, Any]:
+        running[lab.row] = sleeping.poll() is None
+        if lab.row == "checks":
+            lab.go.touch()
+        return {}
+
+    rows = []
+    for name, is_timed in (("facts", True), ("checks", False), ("parity", False), ("speed", True)):
+        rows.append(gpu.lab.Row(name, 1, 1, note, str, is_timed=is_timed))
+    try:
+        gpu.measure.measure_all(tiny_lab, rows)
+    finally:
+        jobs.end()
+    assert running == {"facts": True, "checks": True, "parity": True, "speed": False}
+    names = {row.name for row in gpu.rows.rows(tiny_lab) if not row.is_timed}
+    assert names == {"default paths", "parity", gpu.rows.WARM_UP}
+
+
+@pytest.mark.parametrize("memory_gb", [24.0, 85.0, 150.0, 192.0])
+def test_warm_ups_fit_into_memory_together(
+    gpu: Any, tiny_lab: Any, monkeypatch: pytest.MonkeyPatch, memory_gb: float
+) -> None:
+    monkeypatch.setattr(gpu.lab.Lab, "memory_gb", memory_gb)
+    jobs = gpu.warm.warm_up_jobs(tiny_lab, {})
+    needed = gpu.warm.RESERVED_GB + jobs.at_a_time * gpu.warm.STEP_GB
+    assert jobs.at_a_time == 1 or needed <= memory_gb
 
 
 # The watcher -----------------------------------------------------------------------------------
@@ -287,6 +357,40 @@ def test_the_predecessor_is_refused_without_what_no_bundle_brings(
     lab = replace(tiny_lab, bundle=tmp_path / "bundle")
     with pytest.raises(UserError, match=missing):
         gpu.step_rows.against_predecessor(lab, "predecessor")
+
+
+def test_the_predecessor_and_ours_train_whole_batches(
+    gpu: Any, tiny_lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many tokens a step as a speed row, in micro-batches of the same size."""
+    import peers
+
+    specs = []
+
+    class Built:
+        def __init__(self, spec: dict[str, Any], shares_code: bool = False) -> None:
+            specs.append(spec)
+            self.facts: dict[str, Any] = {}
+
+        def __enter__(self) -> "Built":
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+    (tmp_path / "bundle" / "predecessor").mkdir(parents=True)
+    monkeypatch.setattr(gpu.step_rows, "find_spec", lambda name: object())
+    monkeypatch.setattr(peers, "worker_of", Built)
+    monkeypatch.setattr(gpu.step_rows, "InProcess", Built)
+    monkeypatch.setattr(gpu.step_rows, "interleaved", lambda *arguments: {})
+    scale = gpu.lab.SCALES["full"]
+    lab = replace(tiny_lab, bundle=tmp_path / "bundle", row="predecessor", scale=scale)
+    gpu.step_rows.against_predecessor(lab, "predecessor")
+    theirs, ours = specs
+    batch = scale.batch // scale.lengths[0]
+    assert {f"train.batch_size={batch}", "impl.microbatch_size=128"} <= set(theirs["overrides"])
+    train = ours["settings"]["train"]
+    assert (train["batch_size"], train["micro_batch"]) == (batch, 128)
 
 
 def test_a_wheel_that_is_installed_in_a_fit_version_stays_packed(gpu: Any, tmp_path: Path) -> None:
@@ -442,8 +546,125 @@ def test_a_path_that_fails_is_a_line_and_the_others_are_compared(
     assert refused.startswith("refused: ") and len(paths) == 7
     assert all(text.startswith("ok: ") for text in paths.values() if text != refused)
     assert gpu.check_rows.tell_paths(result) == "6 of 7 train as fp32 does, 1 refused, 0 not"
+    assert tiny_lab.record.result(tiny_lab.row)["paths"] == paths  # noted before the row's end
     wrong = {"paths": {"a": "loss 1.000 for 2.000, norm 1.000 for 1.000"}}
     assert gpu.check_rows.tell_paths(wrong).splitlines()[1] == f"a: {wrong['paths']['a']}"
+
+
+def test_an_optimizer_that_does_not_stay_finite_does_not_train(
+    gpu: Any, tiny_lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu.check_rows, "MODELS", ())
+    monkeypatch.setattr(gpu.check_rows, "MEMORY", ())
+    monkeypatch.setattr(gpu.check_rows, "OPTIMIZERS", ("optim.lr=1e40",))
+    tiny_lab.row = "default paths"
+    tiny_lab.record.add(row=tiny_lab.row, begun=1.0)
+    told = gpu.check_rows.tell_paths(gpu.check_rows.default_paths(tiny_lab))
+    assert told.startswith("0 of 1 train") and "nan" in told
+
+
+@pytest.mark.parametrize(("skips", "tries"), [(0, 1), (3, 4), (99, 10)])
+def test_a_step_that_is_skipped_is_repeated(gpu: Any, skips: int, tries: int) -> None:
+    """fp16 begins with a loss scale that may be too large."""
+    taken = []
+
+    def step(batches: str, lr: float) -> Any:
+        taken.append((batches, lr))
+        return SimpleNamespace(skipped=len(taken) <= skips)
+
+    candidate = SimpleNamespace(
+        engine=SimpleNamespace(step=step),
+        batches=lambda index, count: iter([f"batch {index}"]),
+        learning_rate=lambda index: 0.1,
+    )
+    stats = gpu.in_process.train_step(candidate, 5)
+    assert taken == [("batch 5", 0.1)] * tries
+    assert stats.skipped == (skips >= tries)
+
+
+def test_cache_hits_are_those_of_a_candidate(
+    gpu: Any, tiny_lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler's own counter goes on over all candidates of a process, whatever is reset."""
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setitem(counters["inductor"], "fxgraph_cache_hit", 5)
+    with gpu.in_process.InProcess(tiny_lab.spec("bert-base", 16, rows=2)) as candidate:
+        assert candidate.cache_hits == 0
+        torch.compiler.reset()
+        counters["inductor"]["fxgraph_cache_hit"] += 2
+        assert candidate.cache_hits == 2
+
+
+def test_the_worst_gradient_is_named(gpu: Any) -> None:
+    row = {"loss": (1.0, 1.0), "norm": (1.0, 1.0), "worst": "encoder.norm.weight", "cosine": 0.9}
+    told = gpu.check_rows.tell_parity({"bert-base": row})
+    assert "0.9000 of encoder.norm.weight BAD" in told
+
+
+def test_attention_is_timed_without_stacking_its_gradients(gpu: Any, tiny_lab: Any) -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    operators = set()
+
+    class Names(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            operators.add(func._schema.name)
+            return func(*args, **(kwargs or {}))
+
+    tiny_lab.row = "ceilings"
+    tiny_lab.record.add(row=tiny_lab.row, begun=1.0)
+    with Names():
+        rates = gpu.device_rows.ceilings(tiny_lab)["attention"]
+    assert any(isinstance(rate, float) for rate in rates.values())
+    assert any("attention" in name and "backward" in name for name in operators)
+    assert not operators & {"aten::stack", "aten::cat"}
+
+
+KERNELS = {  # as CUPTI names them on a card of sm_90 with torch 2.11
+    "attention": (
+        "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_7_64x128x64",
+        "void cudnn::fusion::compute_dot_do_o_specialized<true, 128>(void const*, void const*)",
+        "void cudnn::fusion::convert_dq_to_16bits<true>(void const*, void*)",
+        "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, cutlass::bfloat16_t>>",
+    ),
+    "products": ("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT", "void cublasLt::splitKreduce_kernel"),
+    "optimizer and copies": (
+        "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>",
+        "Memcpy HtoD (Pinned -> Device)",
+        "Memset (Device)",
+    ),
+    "elementwise": ("triton_per_fused_add_native_layer_norm_3", "void at::native::reduce_kernel"),
+}
+
+
+def test_kernels_are_counted_by_kind(gpu: Any) -> None:
+    profile = [(name, 1, 1e4) for names in KERNELS.values() for name in names]
+    shares = gpu.step_rows.shares_of({"step_seconds": [0.2, 0.2], "profile": profile})
+    expected = {kind: 0.05 * len(names) for kind, names in KERNELS.items()}
+    assert shares == pytest.approx({**expected, "idle": 1 - 0.05 * len(profile)})
+    assert set(shares) == set(gpu.write.SHARES)
+
+
+def test_a_device_without_a_profile_has_no_shares(
+    gpu: Any, tiny_lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A virtual machine may refuse the profiler its counters, with an error or without."""
+
+    def refuses(work: Any, device: torch.device) -> Any:
+        raise RuntimeError("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")
+
+    name, *_ = gpu.step_rows.speed_cases(tiny_lab)
+    for profile_of, reason in ((refuses, "PRIVILEGES"), (lambda *_: [], "no kernel")):
+        monkeypatch.setattr(gpu.step_rows, "profile_of", profile_of)
+        tiny_lab.row = name
+        tiny_lab.record.add(row=name, begun=1.0)
+        result = gpu.step_rows.speed(tiny_lab, name)
+        assert result == {"shares": {}, "furthest": []}
+        told = gpu.step_rows.tell_speed({**tiny_lab.record.result(name), **result})
+        assert reason in told and "idle" not in told
 
 
 def test_a_speed_row_tells_both_ceilings_and_the_kernels_furthest_from_their_bytes(
@@ -466,10 +687,13 @@ def test_a_speed_row_tells_both_ceilings_and_the_kernels_furthest_from_their_byt
     result |= tiny_lab.record.result(name)
     assert result["micro_batches"] == 2
     small = tiny_lab.spec("bert-base", 16)
-    kept = tiny_lab.kept[name]
-    ratio = gpu.step_rows.pair(tiny_lab, small, small, turns=1, kept=name)["ratio"]
-    assert ratio > 0 and not tiny_lab.kept and kept.candidate is None
-    assert tiny_lab.record.result(name)["other"]["micro_batches"] == 1
+    candidate = tiny_lab.candidates[name]
+    ratio = gpu.step_rows.pair(tiny_lab, small, small, turns=1, reuse=name)["ratio"]
+    assert ratio > 0 and not tiny_lab.candidates and candidate.candidate is None
+    compared = tiny_lab.record.result(name)
+    assert compared["other"]["micro_batches"] == 1
+    assert "first_seconds" in compared["base"] and "first_seconds" not in compared["other"]
+    assert gpu.step_rows.tell_pair(compared).count("first") == 1
     assert result["furthest"][0].startswith("aten::mm: ") and len(result["furthest"]) == 1
     assert sum(result["shares"].values()) == pytest.approx(1, abs=0.5)
     result |= {"eager": {"loss": result["first"]["loss"], "peak_bytes": 2e9}, "peak_bytes": 1e9}
@@ -484,12 +708,38 @@ def test_a_speed_row_tells_both_ceilings_and_the_kernels_furthest_from_their_byt
 def test_clocks_are_medians_of_the_interval(gpu: Any, tmp_path: Path) -> None:
     lines = []
     for second, clock, watts in ((0, 345, 70), (1, 1980, 650), (2, 1960, 660), (3, 1940, 640)):
-        lines.append(f"2026/11/28 10:00:0{second}.000, {clock}, {watts}.00, 0x0000000000000004")
-    (tmp_path / "clocks.csv").write_text("\n".join([*lines, "[Not Supported], 1", "2026/11"]))
+        time_ = f"2026/11/28 10:00:0{second}.000"
+        lines.append(f"GPU-a, {time_}, {clock}, {watts}.00, 0x0000000000000004")
+    file = tmp_path / "clocks.csv"
+    file.write_text("\n".join([*lines, "GPU-a, [Not Supported], 1", "GPU-a, 2026/11"]))
     first = time.mktime((2026, 11, 28, 10, 0, 0, 0, 0, -1))
-    medians = gpu.sampler.medians(tmp_path, first + 0.5, first + 9)
-    assert medians == {"mhz": 1960.0, "watts": 650.0, "reasons": 4}
-    assert gpu.sampler.medians(tmp_path, first + 5, first + 9) == {}
+    expected = {"mhz": 1960.0, "watts": 650.0, "reasons": 4}
+    assert gpu.sampler.medians(tmp_path, "GPU-a", first + 0.5, first + 9) == expected
+    assert gpu.sampler.medians(tmp_path, "MIG-1", first + 0.5, first + 9) == expected
+    assert gpu.sampler.medians(tmp_path, "GPU-a", first + 5, first + 9) == {}
+    idle = [line.replace("GPU-a", "GPU-b").replace("00, 0x", "99, 0x") for line in lines]
+    file.write_text("\n".join([*lines, *idle, *idle]))
+    assert gpu.sampler.medians(tmp_path, "GPU-a", first + 0.5, first + 9) == expected
+    assert gpu.sampler.medians(tmp_path, "MIG-1", first + 0.5, first + 9) == {}
+
+
+@pytest.mark.skipif(shutil.which("stdbuf") is None, reason="GNU coreutils")
+def test_samples_are_in_the_file_while_the_sampler_runs(
+    gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that buffers by the C library's rules, as nvidia-smi may."""
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\n(echo sample; sleep 60) | cut -c 1-\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    process = gpu.sampler.start_sampler(tmp_path)
+    until = time.time() + 10
+    try:
+        while (tmp_path / "clocks.csv").read_text() != "sample\n":
+            assert time.time() < until
+            time.sleep(0.02)
+    finally:
+        gpu.processes.kill(process)
 
 
 def test_predictions_are_made_for_cards_that_are_not_here(
@@ -547,6 +797,9 @@ def test_rows_become_a_cards_section_which_is_replaced(gpu: Any, measured: Path)
     assert "old" not in text and "## after\n\nlast" in text
     row = "| bert-base 128 | 600,000 | 38% | 50% | 30% | 300,000 to 700,000 | 50.00 | 60.00 | 49.00 | 40 | 60% |"
     assert row in text
+    table = [line for line in text.splitlines() if line.startswith("| ") and "clock, power" in text]
+    speeds = table[: [line.startswith("| row") for line in table].index(True)]
+    assert len(speeds) == 3 and len({line.count("|") for line in speeds}) == 1
     assert "| lever: fp8 | 100,000 | 1.00 | 200,000 | 1.00 | 2.00x |" in text
     assert "- ceilings: FAILED: RuntimeError: build/x" in text
     assert "- parity: not measured" in text and "- never: not measured: not begun" in text
@@ -564,6 +817,17 @@ def bundle(tmp_path: Path) -> Iterator[Path]:
     write_corpus(folder / "corpus")
     (folder / "bundle.json").write_text('{"wheels": {}}')
     yield folder
+
+
+@pytest.mark.slow
+def test_a_killed_run_is_resumed_from_a_checkpoint(gpu: Any, tiny_lab: Any, bundle: Path) -> None:
+    tiny_lab.bundle = bundle
+    tiny_lab.row = "run"
+    tiny_lab.record.add(row="run", begun=1.0)
+    result = gpu.run_rows.killed_and_resumed(tiny_lab)
+    assert result["resumed_step"] > 0 and len(result["processes"]) == 2 and result["exported"]
+    told = gpu.run_rows.tell_run({**result, **tiny_lab.record.result("run")})
+    assert f"resumed from step {result['resumed_step']}" in told
 
 
 @pytest.mark.slow
