@@ -29,7 +29,7 @@ from cramming.progress import say
 from cramming.record import WITHOUT_MODEL, is_run
 from eval.extras.earlier_runs import refuse_other
 from eval.report import plots
-from eval.report.ranking import columns_of, trained_row
+from eval.report.table import columns_of, trained_row
 from eval.rules.load import Run, load_run
 
 OWN = ("study.", "name=", "seed=", "resume=")  # of the study, not of its runs

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from eval.report.page_data import curve, packed
 
 from cramming.record_schema import Record
 from eval.report import plots
 from eval.report.main import main
-from eval.report.page_data import curve, packed
 from tests.eval.runs import BEGAN, write_run
 
 CHROMIUM = next(
