@@ -8,7 +8,7 @@ mean over its runs, and its noise their standard deviation. A single run is unco
 import re
 import statistics
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -167,8 +167,10 @@ def _reason(run: Run) -> str:
     return "not ranked" if run.record.trained else "not scored"
 
 
-def entries_of(rows: Iterable[Row], runs: Sequence[Run]) -> dict[Track | None, list[Entry]]:
+def entries_of(rows: Sequence[Row], runs: Sequence[Run]) -> dict[Track | None, list[Entry]]:
     """Return the entries of each track. `rows`: those of one suite that compete; `runs`: all of the report."""
+    if not rows:
+        return {}
     runs_by_identity: dict[Identity, list[Run]] = {}
     for run in runs:
         runs_by_identity.setdefault(identify(run), []).append(run)

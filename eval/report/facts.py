@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from cramming.record_schema import Record
+from eval.recipe import recipe_of
 from eval.report.entries import track_of
 from eval.report.format import FORMS, compact, describe_budget
 from eval.rules.evidence import names_of
@@ -127,6 +128,11 @@ def _licences(record: Record) -> str:
     return ", ".join(dict.fromkeys(licences))
 
 
+def _recipe(record: Record) -> str | None:
+    recipe = recipe_of(record)
+    return recipe and recipe.settings
+
+
 def _track(record: Record) -> str | None:
     track = track_of(record)
     return track and track.title
@@ -141,6 +147,7 @@ COMPUTED: dict[str, Callable[[Record], Any]] = {
     "objective": _objective,
     "precision": _precision,
     "data": _data,
+    "recipe": _recipe,
     "tokenizer": _tokenizer,
     "sources": lambda record: names_of(record.corpus.sources),
     "licences": _licences,

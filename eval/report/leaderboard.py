@@ -16,7 +16,6 @@ import pandas as pd
 
 from cramming.data.suites import AVERAGES, SUITES
 from cramming.data.task_files import ENTRIES
-from eval.recipe import recipe_of
 from eval.report.blocks import Block, Details, Notes, Table, Text
 from eval.report.entries import Identity, entries_of, sort_tracks, track_of
 from eval.report.facts import FACTS, facts_of, known_facts
@@ -229,22 +228,24 @@ def _protocol(row: Row) -> str:
 
 def to_csv(rows: Sequence[Row], ranked: Sequence[RankedEntry]) -> str:
     """Return the text of leaderboard.csv: every row with seven digits, then the published ones."""
-    ranked_by_row = {row: each for each in ranked for row in each.entry.rows}
-    lines = []
-    for row in rows:
-        place = ranked_by_row.get(row)
-        lines.append(_csv_line(row) | (_csv_place(place) if place else {}))
+    places: dict[Row, dict[str, Any]] = {}
+    for each in ranked:
+        places |= dict.fromkeys(each.entry.rows, _csv_place(each))
+    runs = {row.run.label: row.run for row in rows}
+    facts = [{"run": label, **facts_of(run.record)} for label, run in runs.items()]
+    scores = pd.DataFrame([_csv_line(row) | places.get(row, {}) for row in rows])
+    published = []
     for reference in REFERENCES:
         averages = {"avg9": reference.avg9, "avg8": reference.avg8, "source": reference.source}
         named = {"kind": "published", "run": reference.title, "suite": "glue"}
-        lines.append(named | averages | dict(reference.scores))
-    return pd.DataFrame(lines).map(_csv_cell).to_csv(index=False, lineterminator="\n")
+        published.append(named | averages | dict(reference.scores))
+    table = pd.concat([scores.merge(pd.DataFrame(facts), on="run"), pd.DataFrame(published)])
+    return table.map(_csv_cell).to_csv(index=False, lineterminator="\n")
 
 
 def _csv_line(row: Row) -> dict[str, Any]:
-    """Return what a row says of itself and its run."""
+    """Return what a row says of itself."""
     section = row.section
-    recipe = recipe_of(row.run.record)
     line: dict[str, Any] = {
         "kind": "run",
         "run": row.run.label,
@@ -257,12 +258,11 @@ def _csv_line(row: Row) -> dict[str, Any]:
         "selection": section.selection,
         "seeds": " ".join(map(str, section.seeds)),
         "subset": row.subset,
-        "recipe": recipe and recipe.settings,
     }
     for name in (*AVERAGES["glue"], *AVERAGES["embedded"], SCORED_MEAN, GAIN, *ENTRIES):
         score = row.cell(name)
         line |= {name: score.value, f"{name}_std": score.spread}
-    return line | facts_of(row.run.record)
+    return line
 
 
 def _csv_place(ranked: RankedEntry) -> dict[str, Any]:

@@ -63,9 +63,10 @@ def run_page(section: Section) -> str:
 def _render(overview: Mapping[str, Any], sections: Sequence[Section]) -> str:
     columns = [[key, fact.title, fact.view, fact.form] for key, fact in FACTS.items()]
     runs = {run_id(section.run): _run_data(section) for section in sections}
-    usual, own = differences([section.run.record.config for section in sections])
+    configs = [section.run.record.config for section in sections]
+    usual, others = differences(configs) if len(sections) > 1 else ({}, [{}])
     details = {}
-    for section, settings in zip(sections, own):
+    for section, settings in zip(sections, others):
         details[run_id(section.run)] = {
             "settings": settings,
             "curve": section.curve,
