@@ -50,7 +50,7 @@ TORCH_FREE = """
     cramming.hub cramming.progress
     cramming.process_pool cramming.overrides cramming.cli cramming.data.manifest cramming.data.corpus
     cramming.data.task_files cramming.data.inspect cramming.data.masking eval.rules.table eval.report.main
-    eval.report.page eval.report.plots eval.report.submission eval.report.references eval.report.model_card
+    eval.report.page eval.plots eval.report.submission eval.report.references eval.report.model_card
     eval.extras.study
 """.split()
 
@@ -182,7 +182,7 @@ def closure(module: str, package: str) -> set[str]:
         "eval.report.main",
         "eval.report.page",
         "eval.report.submission",
-        "eval.report.plots",
+        "eval.plots",
         "eval.report.references",
         "eval.report.model_card",
         "eval.submit",

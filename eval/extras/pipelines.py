@@ -30,8 +30,8 @@ from cramming.progress import say
 from cramming.record import finite
 from cramming.schedule import learning_rate_factor
 from cramming.train_state import RunData, fit_to_corpus
+from eval import plots
 from eval.extras.staleness import RULES, Rule, Stages, StaleTraining
-from eval.report import plots
 
 HEADER = (
     "rule",

@@ -27,8 +27,8 @@ from cramming.files import write_atomically
 from cramming.overrides import CHECK, compose, given_overrides
 from cramming.progress import say
 from cramming.record import WITHOUT_MODEL, is_run
+from eval import plots
 from eval.extras.earlier_runs import refuse_other
-from eval.report import plots
 from eval.report.table import columns_of, trained_row
 from eval.rules.load import Run, load_run
 

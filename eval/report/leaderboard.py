@@ -30,7 +30,7 @@ from eval.report.format import (
     title_of,
     titles_of,
 )
-from eval.report.ranking import RankedEntry, interval, rank_entries
+from eval.report.ranking import RankedEntry, rank_entries
 from eval.report.references import OTHER_PROTOCOLS, PROTOCOL, REFERENCES
 from eval.report.run_page import CONSEQUENCES
 from eval.report.table import (
@@ -144,7 +144,7 @@ class Board:
             for ranked in entries:
                 entry = ranked.entry
                 words = _words(entry.first, entry.rows)
-                detail = join_words(words["detail"], *ranked.remarks, *entry.remarks)
+                detail = join_words(words["detail"], *ranked.remarks)
                 words |= {"place": ranked.places, "model": entry.label, "detail": detail}
                 yield {"group": title} | words, entry.cell
 
@@ -227,27 +227,21 @@ def _protocol(row: Row) -> str:
 
 
 def to_csv(rows: Sequence[Row], ranked: Sequence[RankedEntry]) -> str:
-    """Return the text of leaderboard.csv: every row with seven digits, then the published ones."""
+    """Return the text of leaderboard.csv: every scored row, with the place of its entry and the facts of its run."""
     places: dict[Row, dict[str, Any]] = {}
     for each in ranked:
         places |= dict.fromkeys(each.entry.rows, _csv_place(each))
     runs = {row.run.label: row.run for row in rows}
     facts = [{"run": label, **facts_of(run.record)} for label, run in runs.items()]
     scores = pd.DataFrame([_csv_line(row) | places.get(row, {}) for row in rows])
-    published = []
-    for reference in REFERENCES:
-        averages = {"avg9": reference.avg9, "avg8": reference.avg8, "source": reference.source}
-        named = {"kind": "published", "run": reference.title, "suite": "glue"}
-        published.append(named | averages | dict(reference.scores))
-    table = pd.concat([scores.merge(pd.DataFrame(facts), on="run"), pd.DataFrame(published)])
-    return table.map(_csv_cell).to_csv(index=False, lineterminator="\n")
+    table = scores.merge(pd.DataFrame(facts), on="run").map(_csv_cell)
+    return table.to_csv(index=False, lineterminator="\n")
 
 
 def _csv_line(row: Row) -> dict[str, Any]:
-    """Return what a row says of itself."""
+    """Return what a row says of itself, and its scores with seven digits."""
     section = row.section
     line: dict[str, Any] = {
-        "kind": "run",
         "run": row.run.label,
         "folder": row.run.folder.name,
         "init": row.init,
@@ -260,26 +254,21 @@ def _csv_line(row: Row) -> dict[str, Any]:
         "subset": row.subset,
     }
     for name in (*AVERAGES["glue"], *AVERAGES["embedded"], SCORED_MEAN, GAIN, *ENTRIES):
-        score = row.cell(name)
-        line |= {name: score.value, f"{name}_std": score.spread}
+        line[name], line[f"{name}_std"], _ = row.cell(name)
     return line
 
 
 def _csv_place(ranked: RankedEntry) -> dict[str, Any]:
     """Return the places of an entry, its mean over runs, and how it compares with the entry above it."""
-    entry = ranked.entry
-    low, high = interval(entry.scores) or (None, None)
     return {
-        "entry": entry.label,
+        "entry": ranked.entry.label,
         "first_place": ranked.first,
         "last_place": ranked.last,
-        "mean": entry.main,
-        "mean_low": low,
-        "mean_high": high,
+        "mean": ranked.entry.main,
         "p_above": ranked.p,
         "duel_above": ranked.duel,
         "seeds_to_decide": ranked.needed,
-        "remarks": "; ".join(entry.remarks),
+        "remarks": "; ".join(ranked.remarks),
     }
 
 

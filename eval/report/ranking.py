@@ -45,7 +45,7 @@ class RankedEntry:
 
     @property
     def remarks(self) -> list[str]:
-        """Interval of the mean, and the comparison with the entry above."""
+        """Interval of the mean, the comparison with the entry above, and what could be a selection."""
         remarks = []
         bounds = interval(self.entry.scores)
         if bounds:
@@ -56,7 +56,7 @@ class RankedEntry:
             remarks.append(f"p {self.p:.2g} to the row above")
         if self.needed:
             remarks.append(f"{self.needed} seeds each would decide")
-        return remarks
+        return remarks + self.entry.remarks
 
 
 def rank_entries(

@@ -3,7 +3,7 @@
 import math
 import xml.etree.ElementTree as ElementTree
 
-from eval.report.plots import Curve, intervals, png, svg, training
+from eval.plots import Curve, intervals, png, svg, training
 
 ROWS = [
     {"progress": i / 50, "tokens": 1000 * i, "loss": 9 - i / 10, "lr": 1e-3 * i} for i in range(51)
