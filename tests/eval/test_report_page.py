@@ -174,9 +174,10 @@ def test_score_against_cost_names_the_run_and_opens_it(open_page: Open) -> None:
     page = open_page("#cost=tokens")
     plot = page.locator(".cost .u-over")
     plot.hover()  # scrolls there; the plot knows its new place some frames later
+    page.wait_for_timeout(200)
     corner = {"x": plot.bounding_box()["width"] - 4, "y": 4}
     plot.hover(position=corner)
-    assert page.locator(".cost .u-legend").text_content().count("79.2 run3") == 1
+    page.locator(".cost .u-legend", has_text="79.2 run3").wait_for()
     plot.click(position=corner)
     page.locator("tr.detail section[aria-label=run3]").wait_for()
     page.locator(".cost select").nth(1).select_option("money")

@@ -86,7 +86,7 @@ function drawCurves(place, runs, { axis, measure, smooth }) {
     }
     if (measure === "loss" && validation.step.length) {
       tables.push(table(validation, flops, validation.validation_loss));
-      series.push({ label: `${name}, validation`, stroke, paths: () => null, points: { show: true, size: 6, width: 1.5 }, value });
+      series.push({ label: `${name}, validation`, stroke, paths: () => null, points: { show: true, size: 6, fill: stroke }, value });
     }
   });
   if (series.length) draw(place, uPlot.join(tables), series, [AXES[axis], MEASURES[measure]]);
@@ -136,13 +136,13 @@ function costPanel(place, board, overview, state, { visible, open, changed }) {
     const xs = points.map((row) => cost(row, state.cost)), of = (row) => overview.runs[row.runs[0]].division;
     const shown = DIVISIONS.filter((name) => points.some((row) => of(row) === name));
     const series = shown.map((name) => ({
-      label: name, stroke: COLOURS[DIVISIONS.indexOf(name)], paths: () => null, points: { show: true, size: 9, width: 2 },
+      label: name, stroke: COLOURS[DIVISIONS.indexOf(name)], paths: () => null, points: { show: true, size: 9, fill: COLOURS[DIVISIONS.indexOf(name)] },
       value: (u, v, at, index) => (index == null || v == null ? "–" : `${v.toFixed(1)} ${points[index].model}`),
     }));
     const data = [xs, ...shown.map((name) => points.map((row) => (of(row) === name ? row[score][0] : null)))];
     const baselines = new Map(board.rows.filter((row) => row.division === "baseline" && row[score]?.[0] != null).map((row) => [row.model, row]));
     for (const row of baselines.values()) {
-      series.push({ label: row.model, stroke: INK, dash: [4, 4], width: 1, points: { show: false }, value: (u, v) => (v == null ? "–" : v.toFixed(1)) });
+      series.push({ label: row.model, stroke: INK, paths: () => null, points: { show: false }, value: (u, v) => (v == null ? "–" : v.toFixed(1)) });
       data.push(points.map(() => row[score][0]));
     }
     let at = 0; // the point that is closest to the cursor: many runs have the same budget
@@ -151,18 +151,27 @@ function costPanel(place, board, overview, state, { visible, open, changed }) {
       if (column === 0) at = xs.reduce((best, _, index) => (distance(u, index) < distance(u, best) ? index : best), 0);
       return u.data[column][at] == null ? null : at;
     };
-    const names = (u) => {
-      if (points.length > 16) return;
+    const annotate = (u) => { // a dashed line for each baseline, and the names of points where there is room
       u.ctx.save();
-      Object.assign(u.ctx, { fillStyle: INK, font: `${12 * devicePixelRatio}px system-ui`, textBaseline: "middle" });
-      points.forEach((row, index) => {
+      Object.assign(u.ctx, { fillStyle: INK, strokeStyle: INK, font: `${12 * devicePixelRatio}px system-ui`, textBaseline: "middle" });
+      u.ctx.setLineDash([4 * devicePixelRatio, 4 * devicePixelRatio]);
+      for (const row of baselines.values()) {
+        const y = u.valToPos(row[score][0], "y", true);
+        u.ctx.beginPath();
+        u.ctx.moveTo(u.bbox.left, y);
+        u.ctx.lineTo(u.bbox.left + u.bbox.width, y);
+        u.ctx.stroke();
+        u.ctx.textAlign = "right";
+        u.ctx.fillText(row.model, u.bbox.left + u.bbox.width, y - 8 * devicePixelRatio);
+      }
+      if (points.length <= 16) points.forEach((row, index) => {
         const x = u.valToPos(xs[index], "x", true), y = u.valToPos(row[score][0], "y", true), right = x > u.bbox.left + 0.7 * u.bbox.width;
         u.ctx.textAlign = right ? "right" : "left";
         u.ctx.fillText(row.model.slice(0, 24), x + (right ? -9 : 9) * devicePixelRatio, y);
       });
       u.ctx.restore();
     };
-    const u = draw(plot, data, series, [COSTS[state.cost][0], title], { log: xs.at(-1) / xs[0] > 20, closest, drawn: names });
+    const u = draw(plot, data, series, [COSTS[state.cost][0], title], { log: xs.at(-1) / xs[0] > 20, closest, drawn: annotate });
     u.over.addEventListener("click", () => open(points[at].runs[0]));
   };
   const set = (name) => (value) => { state[name] = value; redraw(); changed(); };
