@@ -287,7 +287,7 @@ def to_latex(boards: Sequence[Board]) -> str:
     """Return the text of leaderboard.tex: a table per suite for the package booktabs."""
     tables = ["% Needs \\usepackage{booktabs} and an engine that reads UTF-8.\n"]
     for board in boards:
-        table = _printed(board).rename(columns=column_title)
+        table = in_words(board.frame, board.columns)
         alignment = "ll" + "r" * (len(board.columns) - 2)
         caption = board.title
         tables.append(
@@ -296,13 +296,13 @@ def to_latex(boards: Sequence[Board]) -> str:
     return "\n".join(tables)
 
 
-def _printed(board: Board) -> pd.DataFrame:
-    """Return the table in words, each group below a row with its title."""
+def in_words(frame: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    """Return columns of the table in words, each group below a row with its title."""
     parts = []
-    for title, group in board.frame.groupby("group", sort=False):
+    for title, group in frame.groupby("group", sort=False):
         parts.append(pd.DataFrame({"model": [title]}))
-        parts.append(group[board.columns].map(_one_line))
-    return pd.concat(parts).fillna("")[board.columns]
+        parts.append(group[columns].map(_one_line))
+    return pd.concat(parts).fillna("")[columns].rename(columns=column_title)
 
 
 def _one_line(value: object) -> str:
@@ -311,11 +311,11 @@ def _one_line(value: object) -> str:
 
 def board_blocks(board: Board) -> list[Block]:
     """Return the headline, the table and the notes of a suite."""
-    table = _printed(board)
+    table = in_words(board.frame, board.columns)
     details = [f"{row.model}: {row.detail}." for row in board.frame.itertuples()]
     return [
         Text(board.headline),
-        Table([column_title(name) for name in table], table.values.tolist(), 2),
+        Table(list(table), table.values.tolist(), 2),
         Details("The rows", [Notes(details)]),
         Details("How to read this table", [Notes(board.notes)]),
     ]

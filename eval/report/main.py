@@ -17,16 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table as Grid
-from rich.text import Text as Plain
-
 from cramming.config import UserError, build, expand_home, file_sha256, printable, require
 from cramming.data.suites import AVERAGES
 from cramming.data.task_files import ENTRIES
 from cramming.files import overwrite_atomically, sweep
-from cramming.progress import say
+from cramming.progress import say, show_table
 from cramming.record import RECORD, write_record
 from eval.duel.duel_log import DuelLog
 from eval.report.blocks import Block, Heading, Notes, Text, to_markdown
@@ -37,7 +32,7 @@ from eval.report.leaderboard import (
     Board,
     board_blocks,
     board_of,
-    column_title,
+    in_words,
     reference_blocks,
     runs_table,
     to_csv,
@@ -106,7 +101,9 @@ def main(config: dict[str, Any]) -> None:
     _write(out / "leaderboard.csv", to_csv(rows, entries))
     _write(out / "leaderboard.tex", to_latex(boards))
     for board in boards:
-        _print_board(board)
+        short = [name for name in board.columns if name not in ENTRIES]
+        table = in_words(board.frame[board.frame["group"] != PUBLISHED], short)
+        show_table(board.title, list(table), table.values.tolist())
     say(f"report: {out / 'leaderboard.html'}")
 
 
@@ -170,15 +167,3 @@ def _write(path: Path, text: str) -> None:
         "utf-8", "replace"
     )  # JSON can hold half of a surrogate pair, UTF-8 cannot
     overwrite_atomically(path, lambda temporary: temporary.write_bytes(content), synced=False)
-
-
-def _print_board(board: Board) -> None:
-    """Print the leaderboard in short: no tasks, no published rows."""
-    columns = [name for name in board.columns if name not in ENTRIES]
-    grid = Grid(title=board.title, title_justify="left", box=SIMPLE_HEAD)
-    for name in columns:
-        grid.add_column(column_title(name), overflow="fold")
-    own = board.frame[board.frame["group"] != PUBLISHED]
-    for row in own[columns].itertuples(index=False):
-        grid.add_row(*(Plain(printable(str(cell))) for cell in row))
-    Console(highlight=False).print(grid)
