@@ -31,8 +31,8 @@ from cramming.progress import say
 from cramming.recipe import Config
 from cramming.record import finite
 from cramming.schedule import learning_rate_factor
+from eval import plots
 from eval.extras.staleness import RULES, Rule, Stages, StaleTraining
-from eval.report import plots
 
 HEADER = (
     "rule",
