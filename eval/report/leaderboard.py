@@ -23,6 +23,7 @@ from eval.report.format import (
     DASH,
     PARTIAL,
     Score,
+    compact,
     counted,
     describe_run,
     join_words,
@@ -31,7 +32,7 @@ from eval.report.format import (
     titles_of,
 )
 from eval.report.ranking import RankedEntry, rank_entries
-from eval.report.references import OTHER_PROTOCOLS, PROTOCOL, REFERENCES
+from eval.report.references import OTHER_PROTOCOLS, PROTOCOL, REFERENCES, Reference
 from eval.report.run_page import CONSEQUENCES
 from eval.report.table import (
     BASELINES,
@@ -60,6 +61,8 @@ TITLES = {
     "model": "Model",
     SCORED_MEAN: f"task mean{PARTIAL}",
     GAIN: "over baseline",
+    "hours": "Hours",
+    "hardware": "Hardware",
     "division": "Division",
 }
 HOW_TO_READ = Path(__file__).with_name("notes.txt").read_text(encoding="utf-8").splitlines()
@@ -106,13 +109,15 @@ class Board:
                 words = {"group": PUBLISHED, "model": row.title, "detail": source}
                 lines.append((words | {"division": "published", "runs": []}, row.cell))
         table = [words | {name: score(name) for name in columns} for words, score in lines]
-        names = ["group", "place", "model", "detail", *columns, "division", "runs"]
+        words = ["group", "place", "model", "detail", "hours", "hardware"]
+        names = [*words, *columns, "division", "runs"]
         return pd.DataFrame(table, columns=names).fillna("")
 
     @property
     def columns(self) -> list[str]:
         """Columns to print: place, model, headline scores, tasks, division."""
-        return [name for name in self.frame if name not in ("group", "detail", "runs")]
+        hidden = ("group", "detail", "hours", "hardware", "runs")
+        return [name for name in self.frame if name not in hidden]
 
     @property
     def headline(self) -> str:
@@ -204,11 +209,15 @@ def _words(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
     partial = row.scored_mean is not None and f"{PARTIAL} {titles_of(row.scored)}"
     seeds = counted(len(row.section.seeds), "seed")
     init = row.is_baseline and BASELINES[row.init]
+    seconds = row.run.record.training.budget.spent_seconds
+    device = row.run.record.environment.device
     return {
         "model": row.run.label,
         "detail": join_words(
             mean, init, describe_run(row.run.record), seeds, swept(row.section), weights, partial
         ),
+        "hours": "" if seconds is None else compact(seconds / 3600),
+        "hardware": device.name or device.kind,
         "division": join_words(
             row.verdict.division, *(finding.rule for finding in row.verdict.broken)
         ),
@@ -227,21 +236,27 @@ def _protocol(row: Row) -> str:
 
 
 def to_csv(rows: Sequence[Row], ranked: Sequence[RankedEntry]) -> str:
-    """Return the text of leaderboard.csv: every scored row, with the place of its entry and the facts of its run."""
+    """Return the text of leaderboard.csv: every scored row, with the place of its entry and the facts of its run.
+
+    Published rows stand beneath.
+    """
     places: dict[Row, dict[str, Any]] = {}
     for each in ranked:
         places |= dict.fromkeys(each.entry.rows, _csv_place(each))
     runs = {row.run.label: row.run for row in rows}
     facts = [{"run": label, **facts_of(run.record)} for label, run in runs.items()]
     scores = pd.DataFrame([_csv_line(row) | places.get(row, {}) for row in rows])
-    table = scores.merge(pd.DataFrame(facts), on="run").map(_csv_cell)
+    measured = scores.merge(pd.DataFrame(facts), on="run")
+    published = pd.DataFrame([_csv_reference(reference) for reference in REFERENCES])
+    table = pd.concat([measured, published]).map(_csv_cell)
     return table.to_csv(index=False, lineterminator="\n")
 
 
 def _csv_line(row: Row) -> dict[str, Any]:
-    """Return what a row says of itself, and its scores with seven digits."""
+    """Return what a row says of itself, and its scores."""
     section = row.section
-    line: dict[str, Any] = {
+    return {
+        "kind": "run",
         "run": row.run.label,
         "folder": row.run.folder.name,
         "init": row.init,
@@ -252,10 +267,22 @@ def _csv_line(row: Row) -> dict[str, Any]:
         "selection": section.selection,
         "seeds": " ".join(map(str, section.seeds)),
         "subset": row.subset,
+        **_csv_scores(row.cell),
     }
+
+
+def _csv_reference(reference: Reference) -> dict[str, Any]:
+    """Return the line of a published result."""
+    words = {"kind": "published", "run": reference.title, "suite": "glue"}
+    return words | _csv_scores(reference.cell) | {"source": reference.source}
+
+
+def _csv_scores(cell: Callable[[str], Score]) -> dict[str, float | None]:
+    """Return all scores of a row, and their standard deviations."""
+    scores: dict[str, float | None] = {}
     for name in (*AVERAGES["glue"], *AVERAGES["embedded"], SCORED_MEAN, GAIN, *ENTRIES):
-        line[name], line[f"{name}_std"], _ = row.cell(name)
-    return line
+        scores[name], scores[f"{name}_std"], _ = cell(name)
+    return scores
 
 
 def _csv_place(ranked: RankedEntry) -> dict[str, Any]:
@@ -303,6 +330,15 @@ def in_words(frame: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
         parts.append(pd.DataFrame({"model": [title]}))
         parts.append(group[columns].map(_one_line))
     return pd.concat(parts).fillna("")[columns].rename(columns=column_title)
+
+
+def summary_table(board: Board) -> Table:
+    """Return name, headline score, hours, hardware and division of each row that was measured here."""
+    measured = board.frame[board.frame["group"] != PUBLISHED]
+    names = ("place", "model", main_average(board.suite), SCORED_MEAN, GAIN)
+    names += ("hours", "hardware", "division")
+    table = in_words(measured, [name for name in names if name in measured])
+    return Table(list(table), table.values.tolist(), 2)
 
 
 def _one_line(value: object) -> str:

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from cramming.config import file_sha256, printable, require
 from cramming.data.suites import AVERAGES
-from cramming.data.task_files import ENTRIES
 from cramming.files import overwrite_atomically, sweep
 from cramming.progress import say, show_table
 from cramming.record import RECORD, write_record
@@ -26,13 +25,12 @@ from eval.report.blocks import Block, Heading, Notes, Text, to_markdown
 from eval.report.entries import verdicts_of
 from eval.report.format import counted
 from eval.report.leaderboard import (
-    PUBLISHED,
     Board,
     board_blocks,
     board_of,
-    in_words,
     reference_blocks,
     runs_table,
+    summary_table,
     to_csv,
     to_latex,
 )
@@ -92,9 +90,8 @@ def main(
     _write(out / "leaderboard.csv", to_csv(rows, entries))
     _write(out / "leaderboard.tex", to_latex(boards))
     for board in boards:
-        short = [name for name in board.columns if name not in ENTRIES]
-        table = in_words(board.frame[board.frame["group"] != PUBLISHED], short)
-        show_table(board.title, list(table), table.values.tolist())
+        table = summary_table(board)
+        show_table(board.title, table.columns, table.rows)
     say(f"report: {out / 'leaderboard.html'}")
 
 

@@ -17,10 +17,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from cramming.data.task_files import ENTRIES
-from eval.report.blocks import Block, Details, Notes, to_data
+from eval.report.blocks import Block, Details, Notes, Table, to_data
 from eval.report.facts import FACTS, differences, facts_of
 from eval.report.format import Score, describe_run, run_id
-from eval.report.leaderboard import Board, column_title, reference_blocks
+from eval.report.leaderboard import Board, column_title, reference_blocks, summary_table
 from eval.report.run_page import status_of
 from eval.report.table import Row
 from eval.rules.load import Run
@@ -50,17 +50,22 @@ def leaderboard_page(
         "unreadable": list(problems.items()),
         "reference": to_data(reference_blocks()),
     }
-    return _render(overview, sections)
+    tables = [(board.title, summary_table(board)) for board in boards]
+    return _render(overview, sections, tables)
 
 
 def run_page(section: Section) -> str:
     """Return the HTML of one run's report."""
     title = f"{section.run.label} ({status_of(section.run, section.rows)})"
     summary = describe_run(section.run.record)
-    return _render({"title": title, "summary": summary, "boards": []}, [section])
+    tables = [("Scores", block) for block in section.blocks if isinstance(block, Table)]
+    return _render({"title": title, "summary": summary, "boards": []}, [section], tables)
 
 
-def _render(overview: Mapping[str, Any], sections: Sequence[Section]) -> str:
+def _render(
+    overview: Mapping[str, Any], sections: Sequence[Section], tables: Sequence[tuple[str, Table]]
+) -> str:
+    """Return a page; `tables` stand in it, with their titles, until its scripts draw the data."""
     columns = [[key, fact.title, fact.view, fact.form] for key, fact in FACTS.items()]
     runs = {run_id(section.run): _run_data(section) for section in sections}
     configs = [section.run.record.config for section in sections]
@@ -74,6 +79,8 @@ def _render(overview: Mapping[str, Any], sections: Sequence[Section]) -> str:
         }
     return template("page.html").render(
         title=overview["title"],
+        summary=overview["summary"],
+        tables=tables,
         style=_source("uplot/uPlot.min.css") + _source("style.css"),
         scripts=[_source(name) for name in SCRIPTS],
         overview=packed({**overview, "facts": columns, "runs": runs}),

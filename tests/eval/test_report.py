@@ -21,6 +21,7 @@ from eval.report import submission
 from eval.report.facts import facts_of
 from eval.report.leaderboard import Board, board_of
 from eval.report.main import main
+from eval.report.references import REFERENCES
 from eval.report.table import Row, rows_of
 from eval.rules import load
 from eval.rules.load import load_run, load_runs
@@ -204,6 +205,18 @@ def test_csv_has_the_exact_numbers_and_settings_say_where_it_goes(
     assert float(high["rte"]) == pytest.approx(section["tasks"]["rte"]["score"], rel=1e-6)
     assert float(high["exaflops"]) == pytest.approx(training["exaflops"], rel=1e-6)
     assert high["division"] == "closed" and high["seeds"] == "0 1 2"
+
+
+def test_csv_has_the_published_rows_with_their_sources(runs: Path) -> None:
+    rows = _csv(runs)
+    assert {row["kind"] for row in rows} == {"run", "published"}
+    published = {row["run"]: row for row in rows if row["kind"] == "published"}
+    assert list(published) == [reference.title for reference in REFERENCES]
+    for reference in REFERENCES:
+        row = published[reference.title]
+        assert row["source"] == reference.source and float(row["avg9"]) == reference.avg9
+        for entry, score in reference.scores.items():
+            assert float(row[entry]) == score
 
 
 def test_words_of_a_log_are_one_line_of_latex(runs: Path) -> None:

@@ -247,6 +247,25 @@ def test_a_recipe_of_several_seeds_is_one_row_that_opens_to_all_its_runs(
     assert labels == ["mine-seed0", "mine-seed1"]
 
 
+def test_without_scripts_the_entries_and_their_headlines_stand(
+    browser: Any, page_file: Path
+) -> None:
+    context = browser.new_context(java_script_enabled=False, viewport={"width": 400, "height": 900})
+    page = context.new_page()
+    page.goto(page_file.as_uri())
+    heads = ["#", "Model", "avg-9", "over baseline", "Hours", "Hardware", "Division"]
+    assert _texts(page, "thead th") == heads
+    rows = [line.split("\t") for line in page.locator("tbody").inner_text().splitlines()]
+    values = {row[1]: row for row in rows}
+    assert {"run0", "run1", "run2", "run3"} <= values.keys()
+    assert values["run3"][5:] == [DEVICES[1], "open"] and values["run3"][2] == "79.2 ±0.2"
+    assert float(values["run3"][4]) > 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    page.goto((page_file.parents[1] / "run2" / "report" / "report.html").as_uri())
+    assert {"avg-9", "RTE"} <= set(_texts(page, "tbody td:first-child"))
+    context.close()
+
+
 def test_a_runs_own_page_shows_its_report(open_page: Open, page_file: Path) -> None:
     page = open_page(file=page_file.parents[1] / "run2" / "report" / "report.html")
     page.locator("canvas").wait_for()
