@@ -8,7 +8,7 @@ from pathlib import Path
 
 from eval.duel import ladder
 from eval.duel.duel_log import DUEL_LOG, Duel, DuelLog
-from eval.report.plots import Interval, intervals
+from eval.plots import Interval, intervals
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -2,7 +2,7 @@
 
     python benchmarks/seed_noise.py --corpus <folder> --out benchmarks/results/seed_noise_cpu_<date>
 
-Real runs for its test (eval/report/noise.py): one small recipe, so many seconds of CPU time on one thread, seeds 0 to
+Real runs for its test (eval/report/ranking.py): one small recipe, so many seconds of CPU time on one thread, seeds 0 to
 9, one after the other, on real text; the pinned validation loss is the score. Then every way to make two groups of
 five, or two of three, out of them; and a gain of two standard deviations, planted between groups that are drawn from
 them again and again. The processes are forks of one that has imported torch. `--losses 4.31 4.28 ...` takes losses that
@@ -23,7 +23,7 @@ import numpy as np
 from cramming.invocation import Invocation
 from cramming.overrides import compose
 from cramming.record import load_record
-from eval.report.noise import NOISE, p_values, power, seeds_needed
+from eval.report.ranking import NOISE, p_values, power, seeds_needed
 
 SETTINGS = (
     "experiment=best scale=5M precision=fp32 train.batch_size=16 train.micro_batch=16 train.batch_ramp=null"

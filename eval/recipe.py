@@ -1,8 +1,8 @@
 """What defines a recipe: the settings that decide what a run learns. Duels and leaderboard tell recipes apart by it.
 
 The seed, names and folders are no part of it. The corpus stands beside it as the SHA-256 of its manifest, whatever
-folder it lies in. Budget and device are the track that a run competes in (eval/report/tracks.py). The commit is no part
-either: each would begin every recipe anew; the leaderboard says where runs of an entry are of several.
+folder it lies in. Budget and device are the track that a run competes in (eval/report/entries.py). The commit is no
+part either: each would begin every recipe anew; the leaderboard says where runs of an entry are of several.
 """
 
 from collections.abc import Mapping

@@ -26,7 +26,7 @@ TORCH_FREE = """
     cramming.process_pool cramming.overrides cramming.cli cramming.data.manifest cramming.data.corpus
     cramming.data.task_files cramming.data.inspect cramming.objectives eval.rules.table eval.report.main
     cramming.verbs
-    eval.report.render eval.report.plots eval.report.submission eval.report.references eval.report.model_card
+    eval.report.page eval.plots eval.report.submission eval.report.references eval.report.model_card
     eval.extras.study
 """.split()
 

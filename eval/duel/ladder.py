@@ -11,8 +11,8 @@ from cramming.files import write_atomically
 from cramming.progress import say, show_table
 from eval.duel.duel_log import Decision, Duel, DuelLog, SideResult, SideTerms
 from eval.duel.sequential_test import Look
-from eval.report.plots import Interval, Pair, against_seconds, intervals, svg
-from eval.report.wording import counted
+from eval.plots import Interval, Pair, against_seconds, intervals, svg
+from eval.report.format import counted
 
 HEADERS = (
     "candidate",

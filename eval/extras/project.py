@@ -19,11 +19,11 @@ from cramming.config import UserError
 from cramming.files import overwrite_atomically, write_atomically
 from cramming.progress import say, use_stderr
 from cramming.record_schema import number
+from eval import plots
 from eval.extras import projection_words
 from eval.extras.power_law import LEVEL
 from eval.extras.projection import Projection, project
 from eval.extras.projection_runs import Point, read_runs
-from eval.report import plots
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,9 +14,9 @@ from cramming.budget import unit_on
 from cramming.config import UserError, require
 from cramming.record_schema import Record, number
 from eval.recipe import BESIDE, SECTIONS, recipe_of
-from eval.report.ranking import trained_row
-from eval.report.settings import flat
-from eval.report.wording import counted
+from eval.report.facts import flat
+from eval.report.format import counted
+from eval.report.table import trained_row
 from eval.rules.load import Run, load_run, load_runs, readers
 
 FEWEST = 3  # budgets: as many as the law has parameters

@@ -7,7 +7,7 @@ from cramming.progress import duration, say, show_table
 from eval.extras.power_law import LEVEL, PARAMETERS, Estimate
 from eval.extras.projection import HeldOut, Projection
 from eval.extras.projection_runs import Point, Runs
-from eval.report.wording import compact, counted, or_dash
+from eval.report.format import compact, counted, or_dash
 
 RUNS = ("run", "budget", "exaflops", "tokens", "time", "loss", "above law", "score")
 HELD_OUT = ("budget", "beyond", "predicted", "measured", "error")

@@ -32,9 +32,9 @@ from cramming.overrides import compose
 from cramming.progress import say, show_table
 from cramming.record import WITHOUT_MODEL, is_run
 from cramming.verbs import OPTIONS
+from eval import plots
 from eval.extras.earlier_runs import refuse_other
-from eval.report import plots
-from eval.report.ranking import columns_of, trained_row
+from eval.report.table import columns_of, trained_row
 from eval.rules.load import Run, load_run
 
 MULTIPLE = re.compile(r"([\w.]+)\*=(.*)")

@@ -1,48 +1,189 @@
-"""The leaderboard's tables and what their small print needs (templates/leaderboard.j2 says it).
+"""The leaderboard as one table, and its thin writers: CSV, LaTeX and Markdown (the page takes the table as it is).
 
-Entries of the closed division on the full official data are ranked by the suite's first average, track by track
-(entries.py); where runs with other objectives competed by the same clock, all of that track are ranked once more
-together. Those of the open division, then rows on marked subsets or with an average that cannot be printed, then runs
-that are not finished, then invalid ones, then the rows without pretraining stand in groups of their own and have no
-rank. Published rows of the
-same protocol hang beneath the GLUE table. A number that is missing stays a dash, and the reason stands below the table.
+Entries of the closed division on the full official data are ranked by the suite's first average, track by track. If
+runs with other objectives compete by the same clock, all of that track are ranked once more together. All other rows
+stand in groups without a rank. Published rows of the same protocol stand beneath the GLUE table.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
-from cramming.data.suites import AVERAGES
+import pandas as pd
+
+from cramming.data.suites import AVERAGES, SUITES
 from cramming.data.task_files import ENTRIES
-from eval.report.entries import Entry, Identity, RankedEntry, ranked_entries
-from eval.report.ranking import BASELINES, Row, columns_of, distinct, gain_words
-from eval.report.references import PROTOCOL, REFERENCES, Reference
-from eval.report.render import Cell, Figure, Group
-from eval.report.run_page import average_cell, score_cell
-from eval.report.tracks import in_order, track_of
-from eval.report.wording import (
+from eval.report.blocks import Block, Details, Notes, Table, Text
+from eval.report.entries import Identity, entries_of, sort_tracks, track_of
+from eval.report.facts import FACTS, facts_of, known_facts
+from eval.report.format import (
     DASH,
-    SUBSET,
-    SUITE_TITLES,
-    anchor,
-    budget_words,
+    PARTIAL,
+    Score,
+    compact,
     counted,
-    model_words,
-    score_words,
-    spread_words,
+    describe_run,
+    join_words,
+    run_id,
     title_of,
+    titles_of,
+)
+from eval.report.ranking import RankedEntry, rank_entries
+from eval.report.references import OTHER_PROTOCOLS, PROTOCOL, REFERENCES, Reference
+from eval.report.run_page import CONSEQUENCES
+from eval.report.table import (
+    BASELINES,
+    GAIN,
+    SCORED_MEAN,
+    Row,
+    columns_of,
+    distinct,
+    main_average,
+    score_columns,
 )
 from eval.rules.evidence import few, swept
 from eval.rules.fine_tuning import MIN_SEEDS
 from eval.rules.load import Run
+from eval.rules.table import RULES
 
-CLOSED, UNTRAINED = "Closed division", "Baselines: without pretraining, not ranked"
-ANY_OBJECTIVE = "Any objective, same clock"
+CLOSED, ANY_OBJECTIVE = "Closed division", "Any objective, same clock"
 AGAIN, OPEN = "Not ranked: the weights of a row above", "Open division, not ranked"
-PARTS = f"Not ranked: parts of the official data ({SUBSET}), or tasks missing"
+PARTS = "Not ranked: parts of the official data, or tasks missing"
 UNFINISHED = "Not ranked: not finished"
 INVALID = "Not ranked: invalid (a rule for both divisions is broken)"
-GROUPS = (AGAIN, OPEN, PARTS, UNFINISHED, INVALID, UNTRAINED)
+UNTRAINED = "Baselines: without pretraining, not ranked"
+PUBLISHED = f"Published results, same protocol ({PROTOCOL})"
+TITLES = {
+    "place": "#",
+    "model": "Model",
+    SCORED_MEAN: f"task mean{PARTIAL}",
+    GAIN: "over baseline",
+    "hours": "Hours",
+    "hardware": "Hardware",
+    "division": "Division",
+}
+HOW_TO_READ = Path(__file__).with_name("notes.txt").read_text(encoding="utf-8").splitlines()
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of a cell that spreadsheets run
+NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
+
+Line = tuple[dict[str, Any], Callable[[str], Score]]  # words of a row, and its score by column
+
+
+@dataclass(frozen=True)
+class Board:
+    """Rows of one suite; `tables`: the ranked ones, each table with its title."""
+
+    suite: str
+    rows: Sequence[Row]
+    tables: Sequence[tuple[str, Sequence[RankedEntry]]]
+
+    @property
+    def title(self) -> str:
+        """Title of the suite."""
+        return "Embedded tasks" if self.suite == "embedded" else SUITES["glue"].title
+
+    @property
+    def ranked(self) -> list[RankedEntry]:
+        """Ranked entries, each once: that of the closed division for an entry with two places."""
+        by_row: dict[Row, RankedEntry] = {}
+        for _, entries in self.tables:
+            for ranked in entries:
+                by_row.setdefault(ranked.entry.first, ranked)
+        return list(by_row.values())
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """Table with a row per entry, in groups. Scores are `Score`s; columns without any are left out."""
+        lines = [*self._ranked_lines(), *self._unranked_lines()]
+        trained = [row for row in self.rows if not row.is_baseline] or self.rows
+        columns = []
+        for name in score_columns(self.suite):
+            if any(row.cell(name).value is not None for row in trained):
+                columns.append(name)
+        if self.suite == "glue":
+            for row in REFERENCES:
+                source = join_words(row.source, row.note, separator="; ")
+                words = {"group": PUBLISHED, "model": row.title, "detail": source}
+                lines.append((words | {"division": "published", "runs": []}, row.cell))
+        table = [words | {name: score(name) for name in columns} for words, score in lines]
+        words = ["group", "place", "model", "detail", "hours", "hardware"]
+        names = [*words, *columns, "division", "runs"]
+        return pd.DataFrame(table, columns=names).fillna("")
+
+    @property
+    def columns(self) -> list[str]:
+        """Columns to print: place, model, headline scores, tasks, division."""
+        hidden = ("group", "detail", "hours", "hardware", "runs")
+        return [name for name in self.frame if name not in hidden]
+
+    @property
+    def headline(self) -> str:
+        """Best trained model in one sentence: what it scored, and how far that is above a baseline."""
+        trained = [row for row in self.rows if not row.is_baseline]
+        if not trained:
+            return ""
+        best = min(trained, key=lambda row: not row.competes)  # the first of the ranked ones
+        column = SCORED_MEAN if best.main is None else main_average(self.suite)
+        score = f"{column_title(column)} {best.cell(column)}"
+        return f"{best.run.label}: {join_words(score, best.gain, describe_run(best.run.record))}."
+
+    @property
+    def notes(self) -> list[str]:
+        """How to read the table."""
+        notes = []
+        for name, average in AVERAGES[self.suite].items():
+            notes.append(f"{title_of(name)}: {average.definition}.")
+        protocols: dict[str, list[str]] = {}
+        for row in self.rows:
+            if row.has_encoder:
+                protocols.setdefault(_protocol(row), []).append(row.run.label)
+        for protocol, names in sorted(protocols.items()):
+            notes.append(f"{protocol}: {few(list(dict.fromkeys(names)))}.")
+        return notes + HOW_TO_READ
+
+    def _ranked_lines(self) -> Iterator[Line]:
+        for title, entries in self.tables:
+            for ranked in entries:
+                entry = ranked.entry
+                words = _words(entry.first, entry.rows)
+                detail = join_words(words["detail"], *ranked.remarks)
+                words |= {"place": ranked.places, "model": entry.label, "detail": detail}
+                yield {"group": title} | words, entry.cell
+
+    def _unranked_lines(self) -> Iterator[Line]:
+        for group in (AGAIN, OPEN, PARTS, UNFINISHED, INVALID):
+            for row in self.rows:
+                if _group_of(row) == group:
+                    yield {"group": group} | _words(row, [row]), row.cell
+        for same in distinct([row for row in self.rows if _group_of(row) == UNTRAINED]):
+            names = few(list(dict.fromkeys(row.run.label for row in same)))
+            words = {"model": BASELINES[same[0].init], "detail": f"of {names}"}
+            yield {"group": UNTRAINED, "division": "baseline", "runs": []} | words, same[0].cell
+
+
+def board_of(
+    rows: Sequence[Row], runs: Sequence[Run], verdicts: Mapping[tuple[Identity, Identity], str]
+) -> Board:
+    """Return the board of a suite's rows; a track without other objectives has the closed division alone."""
+    competing = [row for row in rows if row.competes]
+    closed = entries_of([row for row in competing if row.ranked], runs)
+    others = {track_of(row.run.record) for row in competing if not row.ranked}
+    mixed = entries_of([row for row in competing if track_of(row.run.record) in others], runs)
+    tables = []
+    for track in sort_tracks({*mixed, *closed}):
+        where = f", {track.title}" if track else ""
+        for title, entries in ((CLOSED, closed), (ANY_OBJECTIVE, mixed)):
+            if track in entries:
+                tables.append((f"{title}{where}", rank_entries(entries[track], verdicts)))
+    return Board(rows[0].suite, rows, tables)
+
+
+def column_title(name: str) -> str:
+    """Return the title of a column."""
+    return TITLES.get(name) or title_of(name)
 
 
 def _group_of(row: Row) -> str | None:
@@ -51,7 +192,7 @@ def _group_of(row: Row) -> str | None:
         return None
     if row.verdict.division == "invalid":
         return INVALID
-    if row.baseline:
+    if row.is_baseline:
         return UNTRAINED
     if row.verdict.division == "unfinished":
         return UNFINISHED
@@ -60,244 +201,183 @@ def _group_of(row: Row) -> str | None:
     return AGAIN if row.again else OPEN
 
 
-def board_of(
-    rows: Sequence[Row],
-    runs: Sequence[Run],
-    verdicts: Mapping[tuple[Identity, Identity], str],
-    figure: Figure | None,
-) -> "Board":
-    """The board of a suite's rows. Tracks where no other objective competes have the closed division alone."""
-    competing = [row for row in rows if row.competes]
-    closed = ranked_entries([row for row in competing if row.ranked], runs, verdicts)
-    others = {track_of(row.run.record) for row in competing if not row.ranked}
-    any_objective = ranked_entries(
-        [row for row in competing if track_of(row.run.record) in others], runs, verdicts
-    )
-    tables = []
-    for track in in_order({*any_objective, *closed}):
-        where = f", {track.title}" if track else ""
-        tables.append((f"{CLOSED}{where}", closed.get(track, [])))
-        tables.append((f"{ANY_OBJECTIVE}{where}", any_objective.get(track, [])))
-    return Board(rows[0].suite, rows, tables, figure)
-
-
-@dataclass(frozen=True)
-class Board:
-    """The rows of one suite; `tables`: those that have a place, each table with its title, of a track the closed
-    division's before that of any objective."""
-
-    suite: str
-    rows: Sequence[Row]
-    tables: Sequence[tuple[str, Sequence[RankedEntry]]]
-    figure: Figure | None = None
-
-    @property
-    def title(self) -> str:
-        return SUITE_TITLES[self.suite]
-
-    @cached_property
-    def columns(self) -> list[str]:
-        averages = map(title_of, AVERAGES[self.suite])
-        return [
-            "#",
-            "Model",
-            "Division",
-            *averages,
-            *self.noise_columns,
-            *map(title_of, columns_of(self.suite)),
-        ]
-
-    @cached_property
-    def noise_columns(self) -> list[str]:
-        """Those about pretraining seeds; none where every recipe has one run."""
-        several = any(one.entry.confirmed for _, found in self.tables for one in found)
-        return ["Pretraining seeds", "95 % interval", "p to the row above"] if several else []
-
-    @cached_property
-    def ranked_entries(self) -> list[RankedEntry]:
-        """Every entry once: of the closed division where it is in it."""
-        placed = [one for _, found in self.tables for one in found]
-        return list({one.entry.first: one for one in reversed(placed)}.values())[::-1]
-
-    @cached_property
-    def groups(self) -> list[Group]:
-        unranked = [
-            Group(self._unranked(title), title, "faint" * (title == INVALID)) for title in GROUPS
-        ]
-        return [Group(self._ranked(found), title) for title, found in self.tables] + unranked
-
-    @cached_property
-    def published(self) -> Group:
-        """Published results of the same protocol; none beneath another suite's rows than GLUE's."""
-        rows = [self._published_row(row) for row in REFERENCES] if self.suite == "glue" else []
-        return Group(rows, f"Published results, same protocol ({PROTOCOL})", "faint")
-
-    def _ranked(self, found: Sequence[RankedEntry]) -> list[list[Cell]]:
-        entries = columns_of(self.suite)
-        best = {
-            task: max((one.entry.score(task)[0] or 0.0 for one in found), default=None)
-            for task in entries
-        }
-        return [self._placed_row(one, best) for one in found]
-
-    def _placed_row(self, ranked: RankedEntry, best: Mapping[str, float | None]) -> list[Cell]:
-        entry = ranked.entry
-        detail = _entry_words(entry) if entry.confirmed else _row_words(entry.first)
-        small = ", ".join(filter(None, (detail, *entry.remarks)))
-        model = Cell(entry.label, small, "main", [anchor(row.run) for row in entry.rows])
-        noise = noise_cells(ranked) if self.noise_columns else []
-        return self._line(
-            [Cell(ranked.places), model, division_cell(entry.first)],
-            entry_cells(entry, best),
-            noise,
-        )
-
-    def _unranked(self, title: str) -> list[list[Cell]]:
-        rows = [row for row in self.rows if _group_of(row) == title]
-        lines = (
-            [(_baseline_cells(row, same), row) for row, same in distinct(rows).items()]
-            if title == UNTRAINED
-            else [([Cell(""), _model_cell(row), division_cell(row)], row) for row in rows]
-        )
-        return [self._line(cells, number_cells(row)) for cells, row in lines]
-
-    def _published_row(self, row: Reference) -> list[Cell]:
-        named = [
-            Cell(""),
-            Cell(row.title, "; ".join(filter(None, (row.source, row.note)))),
-            Cell("published"),
-        ]
-        averages = [
-            Cell(score_words(row.avg9), spread_words(row.spread)),
-            Cell(score_words(row.avg8)),
-        ]
-        scores = [Cell(score_words(row.scores.get(entry))) for entry in columns_of(self.suite)]
-        return self._line(named, averages + scores)
-
-    def _line(
-        self, named: Sequence[Cell], numbers: Sequence[Cell], noise: Sequence[Cell] = ()
-    ) -> list[Cell]:
-        """What is about pretraining seeds stands behind the averages: empty cells where a row has nothing of it."""
-        averages, empty = len(AVERAGES[self.suite]), [Cell("")] * len(self.noise_columns)
-        return [*named, *numbers[:averages], *(noise or empty), *numbers[averages:]]
-
-    @property
-    def protocols(self) -> dict[str, list[str]]:
-        """How the scores were made, in words, and by that the runs."""
-        found: dict[str, list[str]] = {}
-        for row in self.rows:
-            names = found.setdefault(_protocol(row), []) if not row.without_encoder else []
-            names += [row.run.label] if row.run.label not in names else []
-        return dict(sorted(found.items()))
-
-    @property
-    def has_subset(self) -> bool:
-        return any(task.subset for row in self.rows for task in row.section.tasks.values())
-
-    @property
-    def gaps_and_gains(self) -> list[str]:
-        """Why averages are not printed, and what pretraining adds."""
-        gaps = [f"{row.run.label}, {row.init}: {said}" for row in self.rows if (said := _gaps(row))]
-        gains = [
-            f"{row.run.label}: {said}" for row in self.rows if (said := gain_words(row, self.rows))
-        ]
-        return gaps + gains
-
-
-def _model_cell(row: Row) -> Cell:
-    return Cell(row.run.label, _row_words(row), "main", [anchor(row.run)])
-
-
-def _row_words(row: Row) -> str:
-    parts = [BASELINES.get(row.init, row.init), _seeds_words(row), swept(row.section)]
-    if not row.baseline:
-        parts += [model_words(row.run.record), budget_words(row.run.record)]
-        parts += [f"same weights as {', '.join(row.same_weights)}"] if row.same_weights else []
-    return ", ".join(filter(None, parts))
-
-
-def _entry_words(entry: Entry) -> str:
-    record, names = entry.first.run.record, [row.run.label for row in entry.rows]
-    parts = [
-        f"mean of {few(names)}",
-        f"{_seeds_words(entry.first)} each",
-        model_words(record),
-        budget_words(record),
-    ]
-    return ", ".join(filter(None, parts))
-
-
-def _baseline_cells(row: Row, same: Sequence[Row]) -> list[Cell]:
-    """A row without pretraining under its own name; the runs that it was scored for stand beside it."""
-    runs = ", ".join(dict.fromkeys(r.run.label for r in same))
-    detail = f"of {runs}" if row.without_encoder else f"of {runs}, {_seeds_words(row)}"
-    return [Cell(""), Cell(BASELINES.get(row.init, row.init), detail, "main"), division_cell(row)]
-
-
-def noise_cells(ranked: RankedEntry) -> list[Cell]:
-    """Seeds, interval, and p or the verdict of a duel against the row above; then how many seeds would decide."""
-    entry, bounds = ranked.entry, ranked.entry.bounds
-    seeds = Cell(str(len(entry.rows)), "" if entry.confirmed else "unconfirmed")
-    between = Cell(f"{bounds[0]:.1f} to {bounds[1]:.1f}" if bounds else DASH)
-    p = DASH if ranked.p is None else f"{ranked.p:.2g}" if ranked.p >= 0.001 else "<0.001"
-    more = f"{ranked.needed} seeds each would decide" if ranked.needed else ""
-    return [seeds, between, Cell(ranked.duel, "in a duel") if ranked.duel else Cell(p, more)]
-
-
-def entry_cells(entry: Entry, best: Mapping[str, float | None]) -> list[Cell]:
-    """The entry's averages, then its tasks; a score equal to its column's in `best` is set off."""
-    suite = entry.first.suite
-    averages = [(*entry.average(name), "main") for name in AVERAGES[suite]]
-    tasks = [
-        (*(found := entry.score(task)), "best" * (found[0] == best[task]))
-        for task in columns_of(suite)
-    ]
-    return [
-        Cell(score_words(mean), spread_words(spread), tone)
-        for mean, spread, tone in averages + tasks
-    ]
-
-
-def number_cells(row: Row) -> list[Cell]:
-    """The row's averages, then its tasks."""
-    averages = [average_cell(row, name) for name in row.averages]
-    return averages + [score_cell(row.section.tasks.get(entry)) for entry in columns_of(row.suite)]
-
-
-def _seeds_words(row: Row) -> str:
-    return counted(len(row.section.seeds), "seed")
-
-
-def division_cell(row: Row) -> Cell:
-    """The row's division with the rules it breaks; a baseline competes in none."""
-    if row.baseline:
-        return Cell("baseline")
-    return Cell(
-        row.verdict.division, ", ".join(f.rule for f in row.verdict.broken), row.verdict.division
-    )
+def _words(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the words of a model's row; `rows`: those of all its runs."""
+    names = few([each.run.label for each in rows])
+    mean = f"mean of {names}" if len(rows) > 1 else ""
+    weights = row.same_weights and f"same weights as {few(row.same_weights)}"
+    partial = row.scored_mean is not None and f"{PARTIAL} {titles_of(row.scored)}"
+    seeds = counted(len(row.section.seeds), "seed")
+    init = row.is_baseline and BASELINES[row.init]
+    seconds = row.run.record.training.budget.spent_seconds
+    device = row.run.record.environment.device
+    return {
+        "model": row.run.label,
+        "detail": join_words(
+            mean, init, describe_run(row.run.record), seeds, swept(row.section), weights, partial
+        ),
+        "hours": "" if seconds is None else compact(seconds / 3600),
+        "hardware": device.name or device.kind,
+        "division": join_words(
+            row.verdict.division, *(finding.rule for finding in row.verdict.broken)
+        ),
+        "runs": [run_id(each.run) for each in rows],
+    }
 
 
 def _protocol(row: Row) -> str:
     section = row.section
     count = len(section.seeds)
-    length = "" if section.epochs is None else f", {counted(section.epochs, 'epoch')}"
-    few = f" (fewer than the {MIN_SEEDS} of the closed division)" if count < MIN_SEEDS else ""
-    of_seeds = "one seed" if count == 1 else f"median of {count} seeds"
-    chosen = f", {sets} by the mean over all tasks" if (sets := swept(section)) else ""
-    return f"{section.split} split, {of_seeds}{few}, {section.selection} scored{length}{chosen}"
+    seeds = "one seed" if count == 1 else f"median of {count} seeds"
+    if count < MIN_SEEDS:
+        seeds += f" (fewer than the {MIN_SEEDS} of the closed division)"
+    epochs = section.epochs and counted(section.epochs, "epoch")
+    return join_words(f"{section.split} split", seeds, f"{section.selection} scored", epochs)
 
 
-def _gaps(row: Row) -> str:
-    """Why averages of the row are not printed; empty where all are."""
-    dashed = [title_of(name) for name, value in row.averages.items() if value is None]
-    tasks, absent, lacking = row.section.tasks, row.section.absent, []
-    for entry in columns_of(row.suite):
-        if row.score(entry) is None:
-            reason = (
-                tasks[entry].remark
-                if entry in tasks
-                else absent.get(entry) or absent.get(ENTRIES[entry][0].name)
-            )
-            lacking.append(f"{title_of(entry)} ({reason or 'not scored'})")
-    why = f"there is no score for {', '.join(lacking) or 'some entry'}"
-    return f"{' and '.join(dashed)} not printed, because {why}" if dashed else ""
+def to_csv(rows: Sequence[Row], ranked: Sequence[RankedEntry]) -> str:
+    """Return the text of leaderboard.csv: every scored row, with the place of its entry and the facts of its run.
+
+    Published rows stand beneath.
+    """
+    places: dict[Row, dict[str, Any]] = {}
+    for each in ranked:
+        places |= dict.fromkeys(each.entry.rows, _csv_place(each))
+    runs = {row.run.label: row.run for row in rows}
+    facts = [{"run": label, **facts_of(run.record)} for label, run in runs.items()]
+    scores = pd.DataFrame([_csv_line(row) | places.get(row, {}) for row in rows])
+    measured = scores.merge(pd.DataFrame(facts), on="run")
+    published = pd.DataFrame([_csv_reference(reference) for reference in REFERENCES])
+    table = pd.concat([measured, published]).map(_csv_cell)
+    return table.to_csv(index=False, lineterminator="\n")
+
+
+def _csv_line(row: Row) -> dict[str, Any]:
+    """Return what a row says of itself, and its scores."""
+    section = row.section
+    return {
+        "kind": "run",
+        "run": row.run.label,
+        "folder": row.run.folder.name,
+        "init": row.init,
+        "suite": row.suite,
+        "division": row.verdict.division,
+        "broken_rules": " ".join(finding.rule for finding in row.verdict.broken),
+        "split": section.split,
+        "selection": section.selection,
+        "seeds": " ".join(map(str, section.seeds)),
+        "subset": row.subset,
+        **_csv_scores(row.cell),
+    }
+
+
+def _csv_reference(reference: Reference) -> dict[str, Any]:
+    """Return the line of a published result."""
+    words = {"kind": "published", "run": reference.title, "suite": "glue"}
+    return words | _csv_scores(reference.cell) | {"source": reference.source}
+
+
+def _csv_scores(cell: Callable[[str], Score]) -> dict[str, float | None]:
+    """Return all scores of a row, and their standard deviations."""
+    scores: dict[str, float | None] = {}
+    for name in (*AVERAGES["glue"], *AVERAGES["embedded"], SCORED_MEAN, GAIN, *ENTRIES):
+        scores[name], scores[f"{name}_std"], _ = cell(name)
+    return scores
+
+
+def _csv_place(ranked: RankedEntry) -> dict[str, Any]:
+    """Return the places of an entry, its mean over runs, and how it compares with the entry above it."""
+    return {
+        "entry": ranked.entry.label,
+        "first_place": ranked.first,
+        "last_place": ranked.last,
+        "mean": ranked.entry.main,
+        "p_above": ranked.p,
+        "duel_above": ranked.duel,
+        "seeds_to_decide": ranked.needed,
+        "remarks": "; ".join(ranked.remarks),
+    }
+
+
+def _csv_cell(value: Any) -> str:
+    """Return seven digits of a number; a text that a spreadsheet would run as a formula gets an apostrophe."""
+    if value is None or value != value:  # None or NaN
+        return ""
+    if isinstance(value, float):
+        return f"{value:.7g}"
+    text = str(value)
+    is_formula = text.lstrip(" \n")[:1] in FORMULA and not NUMBER.fullmatch(text)
+    return f"'{text}" if is_formula else text
+
+
+def to_latex(boards: Sequence[Board]) -> str:
+    """Return the text of leaderboard.tex: a table per suite for the package booktabs."""
+    tables = ["% Needs \\usepackage{booktabs} and an engine that reads UTF-8.\n"]
+    for board in boards:
+        table = in_words(board.frame, board.columns)
+        alignment = "ll" + "r" * (len(board.columns) - 2)
+        caption = board.title
+        tables.append(
+            table.to_latex(index=False, escape=True, column_format=alignment, caption=caption)
+        )
+    return "\n".join(tables)
+
+
+def in_words(frame: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    """Return columns of the table in words, each group below a row with its title."""
+    parts = []
+    for title, group in frame.groupby("group", sort=False):
+        parts.append(pd.DataFrame({"model": [title]}))
+        parts.append(group[columns].map(_one_line))
+    return pd.concat(parts).fillna("")[columns].rename(columns=column_title)
+
+
+def summary_table(board: Board) -> Table:
+    """Return name, headline score, hours, hardware and division of each row that was measured here."""
+    measured = board.frame[board.frame["group"] != PUBLISHED]
+    names = ("place", "model", main_average(board.suite), SCORED_MEAN, GAIN)
+    names += ("hours", "hardware", "division")
+    table = in_words(measured, [name for name in names if name in measured])
+    return Table(list(table), table.values.tolist(), 2)
+
+
+def _one_line(value: object) -> str:
+    return " ".join(str(value).split())
+
+
+def board_blocks(board: Board) -> list[Block]:
+    """Return the headline, the table and the notes of a suite."""
+    table = in_words(board.frame, board.columns)
+    details = [f"{row.model}: {row.detail}." for row in board.frame.itertuples()]
+    return [
+        Text(board.headline),
+        Table(list(table), table.values.tolist(), 2),
+        Details("The rows", [Notes(details)]),
+        Details("How to read this table", [Notes(board.notes)]),
+    ]
+
+
+def runs_table(runs: Sequence[Run]) -> Table:
+    """Return the training and the recipe of each run; a fact that no run has gets no column."""
+    shown = [fact.title for fact in FACTS.values() if fact.view != "origin"]
+    frame = pd.DataFrame([known_facts(run.record) for run in runs])
+    frame = frame[[title for title in shown if title in frame]].fillna(DASH)
+    frame.insert(0, "Model", [run.label for run in runs])
+    return Table(list(frame), frame.values.tolist())
+
+
+def reference_blocks() -> list[Block]:
+    """Return the rules, and published results of other protocols."""
+    rules = [(rule.number, rule.sentence, CONSEQUENCES[rule.kind]) for rule in RULES]
+    entries = [name for name in columns_of("glue") if name != "mnli_mismatched"]
+    results = []
+    for row in OTHER_PROTOCOLS:
+        scores = [str(Score(row.scores.get(name))) for name in entries]
+        source = join_words(row.source, row.note, separator="; ")
+        results.append((row.title, str(row.avg8), *scores, row.parameters, row.cost, source))
+    titles = [title_of(name).removesuffix("-m") for name in entries]
+    columns = ("Model", "average of 8", *titles, "Parameters", "Pretraining", "Source")
+    return [
+        Details("The rules", [Table(("Rule", "Sentence", "A run that breaks it"), rules, 3)]),
+        Details("Published results of other protocols, not comparable", [Table(columns, results)]),
+    ]

@@ -1,8 +1,7 @@
-"""The model card (templates/model_card.j2): README.md of an exported folder, as the Hugging Face hub reads it.
+"""Model card (templates/model_card.j2): README.md of an exported folder, as the Hugging Face hub reads it.
 
-A YAML header for the hub's search, then what a stranger needs before using the weights: how to load them, what they
-score, what was spent, on which text, by which recipe, what the rules say, and what the model is not for. All of it
-comes from the run's record; a model that came without one says so. Paths of the machine are left out.
+The first screen says what a stranger needs: how to load the model, what it scores, what was spent, what it is not for.
+Scores by task, corpus, recipe and rules are folded. Everything comes from the run's record, without paths of a machine.
 """
 
 import re
@@ -14,10 +13,12 @@ from typing import Any
 from cramming import __version__
 from cramming.data.task_files import ENTRIES
 from cramming.record_schema import Record, read_record
-from eval.report.ranking import rows_of
-from eval.report.render import markdown
-from eval.report.run_page import RunPage
-from eval.report.wording import budget_words
+from eval.report.blocks import Block, Details, Table, escape, to_markdown
+from eval.report.facts import known_facts
+from eval.report.format import DASH, compact, describe_budget, join_words, pairs, title_of
+from eval.report.page import template
+from eval.report.run_page import DIVISIONS, run_blocks
+from eval.report.table import main_average, rows_of
 from eval.rules.load import Run
 
 RECIPE = (
@@ -32,14 +33,17 @@ RECIPE = (
     "memory",
     "runtime",
 )
+HEADLINES = ("Budget", "Tokens", "Energy (kWh)", "Sources", "Licences")
 MOST_SOURCES = 20
 CARD_TAG = "pretrained-from-scratch"
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What the card says of the folder itself; `family`: the model type in its config.json, None for this suite's own;
-    `has_head`: for masked language modelling."""
+    """Exported folder. `family`: the model type in its config.json, None for this suite's own architecture.
+
+    `has_head`: whether it has a head for masked language modelling.
+    """
 
     name: str
     family: str | None
@@ -53,24 +57,52 @@ class Exported:
 
 
 def write_card(model: Exported, run: Run | None) -> str:
-    """The text of README.md."""
+    """Return the text of README.md."""
     record = run.record if run else read_record({})
     train = record.config.get("train")
-    text = markdown(
-        "model_card.j2",
+    text = template("model_card.j2").render(
         model=model,
+        parameters=compact(model.parameters),
         record=record,
         header=_header(model, record).strip(),
-        budget=budget_words(record),
+        budget=escape(describe_budget(record) or ""),
         version=record.suite_version or __version__,
-        one=RunPage(run, rows_of([run])) if run else None,
-        recipe=_recipe(record),
-        MOST_SOURCES=MOST_SOURCES,
+        headlines=to_markdown([_headlines(run)]) if run else "",
+        details=to_markdown(_details(run)) if run else "",
         trained_length=train.get("sequence_length") if isinstance(train, Mapping) else None,
     )
     for path, name in _paths(record).items():
         text = text.replace(path, name)
-    return text
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def _headlines(run: Run) -> Table:
+    """Return score, gain, budget, data and division."""
+    rows = []
+    for row in rows_of([run]):
+        if not row.is_baseline:
+            name = main_average(row.suite)
+            rows += [(title_of(name), str(row.cell(name))), ("Gain", str(row.gain or DASH))]
+    facts = known_facts(run.record)
+    rows += [(title, facts[title]) for title in HEADLINES if title in facts]
+    broken = [finding.rule for finding in run.verdict.broken]
+    rows.append(("Rules", join_words(DIVISIONS[run.verdict.division], *broken)))
+    return Table(("", ""), rows, 2)
+
+
+def _details(run: Run) -> list[Block]:
+    """Return the run's report, the sources of its corpus, and its recipe, each folded."""
+    record = run.record
+    sources = []
+    for source in record.corpus.sources[:MOST_SOURCES]:
+        sources.append((source.name or "", source.license or "not given", source.sha256 or ""))
+    sources.append(("Documents removed", pairs(record.corpus.removed) or "none", ""))
+    recipe = [(name, pairs(record.config[name])) for name in RECIPE if record.config.get(name)]
+    return [
+        Details("Scores and rules", run_blocks(run, rows_of([run]))),
+        Details("Corpus", [Table(("Source", "Licence", "SHA-256"), sources, 3)]),
+        Details("Recipe", [Table(("Section", "Settings"), recipe, 2)]),
+    ]
 
 
 def _header(model: Exported, record: Record) -> str:
@@ -78,8 +110,11 @@ def _header(model: Exported, record: Record) -> str:
 
     named = [source.dataset or "" for source in record.corpus.sources]
     hub = [name for name in named if re.fullmatch(r"[\w.-]+/[\w.-]+", name)]
-    tags = ["cramming", *(["masked-lm"] if model.has_head else []), CARD_TAG]
-    tags += [] if model.family else ["custom_code"]
+    tags = ["cramming", CARD_TAG]
+    if model.has_head:
+        tags.append("masked-lm")
+    if not model.family:
+        tags.append("custom_code")
     data = ModelCardData(
         language=model.language,
         license=model.license,
@@ -88,58 +123,41 @@ def _header(model: Exported, record: Record) -> str:
         tags=tags,
         datasets=list(dict.fromkeys(hub)) or None,
         model_name=model.name,
-        eval_results=_index(record) or None,
+        eval_results=_results(record) or None,
     )
     return str(data.to_yaml())
 
 
-def _index(record: Record) -> list[Any]:
-    """The scores on whole GLUE tasks, in the hub's form."""
+def _results(record: Record) -> list[Any]:
+    """Return the scores on whole GLUE tasks, in the hub's form."""
     from huggingface_hub import EvalResult
 
     section = record.trained
+    results = []
     tasks = section.tasks if section and section.suite == "glue" else {}
-    return [
-        EvalResult(
-            task_type="text-classification",
-            dataset_type="nyu-mll/glue",
-            dataset_name=f"GLUE {ENTRIES[name][1].title}",
-            dataset_config=ENTRIES[name][1].hub_config,
-            dataset_split=ENTRIES[name][1].hub_split,
-            metric_type=str(task.main_metric),
-            metric_value=round(task.score, 2),
+    for name, task in tasks.items():
+        if name not in ENTRIES or task.score is None or task.subset:
+            continue
+        source = ENTRIES[name][1]
+        results.append(
+            EvalResult(
+                task_type="text-classification",
+                dataset_type="nyu-mll/glue",
+                dataset_name=f"GLUE {source.title}",
+                dataset_config=source.hub_config,
+                dataset_split=source.hub_split,
+                metric_type=task.main_metric,
+                metric_value=round(task.score, 2),
+            )
         )
-        for name, task in tasks.items()
-        if name in ENTRIES and task.score is not None and not task.subset
-    ]
-
-
-def _recipe(record: Record) -> dict[str, Any]:
-    """The settings, section by section, and what they came to."""
-    training = record.training
-    chosen = {
-        "precision": training.precision,
-        "residual stream": training.residual,
-        "attention": training.attention_kernels or None,
-        "peak learning rate": training.peak_learning_rate,
-    }
-    in_force = {name: value for name, value in chosen.items() if value is not None}
-    return {name: record.config.get(name) for name in RECIPE} | {"in force": in_force}
+    return results
 
 
 def _paths(record: Record) -> dict[str, str]:
-    """Paths on the machine that trained, and what the card calls them; the longest first."""
-    sources = [
-        source.folder or (None if source.kind == "hub" or source.dataset else source.name)
-        for source in record.corpus.sources
-    ]
-    found = {
-        path: Path(path).name for path in [*sources, record.corpus.folder] if path and "/" in path
-    }
-    scored = [section.model for section in record.glue.values()]
-    found |= {
-        path: "/".join(Path(path).parts[-2:])
-        for path in scored
-        if path and Path(path).is_absolute()
-    }
-    return dict(sorted(found.items(), key=lambda item: -len(item[0])))
+    """Return the absolute paths of the machine that trained, and their last two parts; the longest first."""
+    paths = [record.corpus.folder, *(section.model for section in record.glue.values())]
+    for source in record.corpus.sources:
+        paths += [source.name, source.folder]
+    absolute = {path for path in paths if path and Path(path).is_absolute()}
+    ordered = sorted(absolute, key=len, reverse=True)
+    return {path: "/".join(Path(path).parts[-2:]) for path in ordered}

@@ -1,221 +1,179 @@
-"""The scored rows of all runs, judged and in order; the numbers that tables, plots and CSV are made of. Places have
-entries.py.
+"""Which entries of a track seeds tell apart: the tests, and the places that they leave.
 
-One `Row` per run and initialisation, and per baseline without an encoder. Only a trained model of the closed division,
-with every task of the suite on its full official data, competes for a rank: what the open division allows, a downloaded
-model for one, has no limit. A number that is missing stays None all the way.
+Two groups of runs of one recipe each are compared by Student's and by Welch's t-test, and the larger p-value counts:
+alone, Welch's calls 10 % of equal groups of 2 and 10 runs different at 5 %, and Student's 33 % if the smaller group's
+spread is three times the larger's (tests/eval/test_ranking.py). P-values are adjusted for all pairs of a track (Holm
+1979). An entry has every place that the others leave open (Mogstad, Romano, Shaikh and Wilhelm 2024).
 """
 
+import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from cramming.data.suites import AVERAGES
-from cramming.record_schema import Scores
-from cramming.scores import WITHOUT_ENCODER, mean_of
-from eval.report.plots import Bar
-from eval.report.references import NINE, REFERENCES
-from eval.rules.load import Run
-from eval.rules.table import Verdict
+import numpy as np
 
-BAG_OF_WORDS, CONSTANT = WITHOUT_ENCODER.values()
-OBJECTIVE_RULE = "R9"  # without which any objective competes, by the same clock
-# Rows without pretraining: initialisation -> in words.
-BASELINES = {"random": "random initialisation", BAG_OF_WORDS: BAG_OF_WORDS, CONSTANT: CONSTANT}
+from cramming.scores import spread
+from eval.duel.sequential_test import ROUNDING
+from eval.report.entries import Entry, Identity
+
+NOISE = 0.05  # largest p-value of a difference that is not noise
+POWER = 0.9  # of the number of seeds that would decide
+MOST_SEEDS = 200
 
 
-@dataclass(frozen=True, eq=False)
-class Row:
-    """One row: a run's model, or a baseline of it (`init`), on one suite."""
+@dataclass(frozen=True)
+class RankedEntry:
+    """Entry with its places, from `first` to `last`, and its comparison with the entry above it.
 
-    run: Run
-    init: str
-    suite: str
-    section: Scores
-    again: bool = False  # a row with the same weights stands before it
-
-    @property
-    def verdict(self) -> Verdict:
-        return self.run.verdict
-
-    @property
-    def averages(self) -> dict[str, float | None]:
-        recorded = self.section.averages
-        return {
-            name: recorded[name].value if name in recorded else None
-            for name in AVERAGES[self.suite]
-        }
-
-    @property
-    def baseline(self) -> bool:
-        """Whether the row is one without pretraining."""
-        return self.init != "pretrained"
-
-    @property
-    def without_encoder(self) -> bool:
-        """Whether it is a bag of words or a constant class."""
-        return self.init in (BAG_OF_WORDS, CONSTANT)
-
-    def of_seeds(self, average: str) -> list[float]:
-        """An average for each seed alone, of that seed's main metrics in percent; empty where a value is missing."""
-        tasks = [self.section.tasks.get(entry) for entry in AVERAGES[self.suite][average].entries]
-        values = [task.main.per_seed if task else [] for task in tasks]
-        means = (
-            [mean_of(column) for column in zip(*values)] if len(set(map(len, values))) == 1 else []
-        )
-        known = [100 * mean for mean in means if mean is not None]
-        return known if len(known) == len(means) else []
-
-    def spread(self, average: str) -> float | None:
-        """Standard deviation of an average over seeds; None below two seeds."""
-        values = self.of_seeds(average)
-        return statistics.stdev(values) if len(values) > 1 else None
-
-    @property
-    def main(self) -> float | None:
-        """The average that the suite is ranked by."""
-        return self.averages[main_average(self.suite)]
-
-    @property
-    def subset(self) -> bool:
-        """Whether any entry of the averages was trained or scored on a part of its official data."""
-        tasks = self.section.tasks
-        return any(tasks[entry].subset for entry in columns_of(self.suite) if entry in tasks)
-
-    def score(self, entry: str) -> float | None:
-        """An entry's score in percent."""
-        return self.section.tasks[entry].score if entry in self.section.tasks else None
-
-    @property
-    def competes(self) -> bool:
-        """Whether the row has a place: a trained model that breaks no rule but that of the objective, all tasks, all
-        data, each model once.
-        """
-        whole = self.main is not None and not self.subset and not self.baseline and not self.again
-        only_objective = [finding.rule for finding in self.verdict.broken] == [OBJECTIVE_RULE]
-        return whole and (self.verdict.division == "closed" or only_objective)
-
-    @property
-    def ranked(self) -> bool:
-        """Whether that place is in the closed division."""
-        return self.competes and self.verdict.division == "closed"
-
-    @property
-    def same_weights(self) -> list[str]:
-        """The other runs of the report that scored the weights of this row."""
-        return [] if self.baseline else [str(other.run) for other in self.run.record.elsewhere]
-
-
-def main_average(suite: str) -> str:
-    """The name of the average that a suite is ranked by."""
-    return next(iter(AVERAGES[suite]))
-
-
-def trained_row(run: Run) -> Row | None:
-    """That of the trained model, where its suite has averages."""
-    section = run.record.trained
-    return (
-        Row(run, "pretrained", section.suite, section)
-        if section and section.suite in AVERAGES
-        else None
-    )
-
-
-def rows_of(runs: Sequence[Run]) -> list[Row]:
-    """All rows of all readable runs, best first, missing averages last."""
-    rows = [
-        Row(run, WITHOUT_ENCODER.get(init, init), section.suite, section)
-        for run in runs
-        if not run.problem
-        for init, section in {**run.record.glue, **run.record.baselines}.items()
-        if section.suite in AVERAGES
-    ]
-    ordered = sorted(
-        rows, key=lambda row: (row.main is None, -(row.main or 0.0), row.baseline, row.run.label)
-    )
-    found, seen = [], set()
-    for row in ordered:
-        model = (row.suite, str(row.section.model_sha256))
-        found.append(replace(row, again=row.competes and model in seen))
-        seen |= {model} if row.competes else set()
-    return found
-
-
-def distinct(rows: Sequence[Row]) -> dict[Row, list[Row]]:
-    """Of the rows of one initialisation whose scores agree the one with the most of them, and all that it stands for.
-    Runs that were scored on the same tasks have the same bag of words.
+    `p` is adjusted for all pairs of the track. With `needed` seeds each the two would be told apart with a probability
+    of 0.9, if difference and spread are those seen. `duel`: the verdict of a duel of the two.
     """
-    found: dict[Row, list[Row]] = {}
-    for row in sorted(rows, key=lambda r: -len(_known(r))):
-        of_kind = (r for r in found if (r.init, r.suite) == (row.init, row.suite))
-        same = next((r for r in of_kind if _known(row).items() <= _known(r).items()), row)
-        found.setdefault(same, []).append(row)
-    return {row: found[row] for row in rows if row in found}
+
+    entry: Entry
+    first: int
+    last: int
+    p: float | None = None
+    needed: int | None = None
+    duel: str = ""
+
+    @property
+    def places(self) -> str:
+        """Places such as `1` or `2–4`."""
+        return str(self.first) if self.first == self.last else f"{self.first}–{self.last}"
+
+    @property
+    def remarks(self) -> list[str]:
+        """Interval of the mean, the comparison with the entry above, and what could be a selection."""
+        remarks = []
+        bounds = interval(self.entry.scores)
+        if bounds:
+            remarks.append(f"95 % interval {bounds[0]:.1f} to {bounds[1]:.1f}")
+        if self.duel:
+            remarks.append(f"{self.duel} in a duel with the row above")
+        elif self.p is not None:
+            remarks.append(f"p {self.p:.2g} to the row above")
+        if self.needed:
+            remarks.append(f"{self.needed} seeds each would decide")
+        return remarks + self.entry.remarks
 
 
-def _known(row: Row) -> dict[str, tuple[float, float | None]]:
-    tasks = row.section.tasks.items()
-    return {name: (task.score, task.spread) for name, task in tasks if task.score is not None}
+def rank_entries(
+    entries: Sequence[Entry], verdicts: Mapping[tuple[Identity, Identity], str]
+) -> list[RankedEntry]:
+    """Return the entries of a track with their places, best first; `verdicts`: those of duels."""
+    entries = sorted(entries, key=lambda entry: -entry.main)
+    p = p_values([entry.scores for entry in entries])
+    tested = np.triu(~np.isnan(p), 1)  # the better entry of a pair has the row
+    p[tested] = adjust_holm(p[tested])
+    apart = np.triu(np.where(np.isnan(p), _apart_by_fine_tuning(entries), p < NOISE), 1)
+    ranked = []
+    for place, entry in enumerate(entries):
+        first, last = apart[:, place].sum() + 1, len(entries) - apart[place].sum()
+        compared = _compare(entries, place, p, tested, apart) if place else {}
+        if place:
+            pair = (entry.identity, entries[place - 1].identity)
+            compared["duel"] = verdicts.get(pair, "")
+        ranked.append(RankedEntry(entry, int(first), int(last), **compared))
+    return ranked
 
 
-@cache
-def columns_of(suite: str) -> tuple[str, ...]:
-    """The entries that the suite's averages are made of, in the order in which papers print them."""
-    used = {entry for average in AVERAGES[suite].values() for entry in average.entries}
-    return tuple(entry for entry in NINE if entry in used)
+def _compare(
+    entries: Sequence[Entry], place: int, p: np.ndarray, tested: np.ndarray, apart: np.ndarray
+) -> dict[str, Any]:
+    """Return how an entry compares with the one above it: p, and the seeds that would decide."""
+    pair = (place - 1, place)
+    if not tested[pair]:
+        return {}
+    needed = None
+    if not apart[pair]:
+        needed = _seeds_needed(entries[place - 1], entries[place], int(tested.sum()))
+    return {"p": float(p[pair]), "needed": needed}
 
 
-def gain_over(row: Row, other: Row) -> tuple[float | None, int]:
-    """Mean difference of the scores over the averages' entries that both have, and how many those are."""
-    both = [(row.score(entry), other.score(entry)) for entry in columns_of(row.suite)]
-    gains = [mine - theirs for mine, theirs in both if mine is not None and theirs is not None]
-    return (statistics.fmean(gains) if gains else None), len(gains)
+def p_values(groups: Sequence[Sequence[float]]) -> np.ndarray:
+    """Return [group, group]: two-sided p-values for the difference of the means of two groups of runs.
 
-
-def gain_words(row: Row, rows: Sequence[Row]) -> str:
-    """Such as `+0.4 points above the best row without pretraining (bag of words), on average over ...`: of the same
-    run's baselines the one that a trained model is the least above; empty where there is none. One with fewer entries
-    than others, as the constant class without a correlation, stands back.
+    A single run is taken to have the spread of the other group. NaN stands where there is no spread: two single runs,
+    runs that all agree (scores are coarse), or a group without any.
     """
-    others = [
-        r
-        for r in rows
-        if r.run is row.run and r.suite == row.suite and r.baseline and not row.baseline
-    ]
-    gains = [(other, *gain_over(row, other)) for other in others]
-    known = [(other, gain, count) for other, gain, count in gains if gain is not None]
-    if not known:
-        return ""
-    other, gain, count = min(known, key=lambda found: (-found[2], found[1]))
-    name, over = (
-        BASELINES.get(other.init, other.init),
-        f"{count} {'entry' if count == 1 else 'entries'}",
-    )
-    points = f"{gain:+.1f} points above" if gain >= 0 else f"{-gain:.1f} points below"
-    return f"{points} the best row without pretraining ({name}), on average over the {over} that both rows have"
+    from scipy.stats import ttest_ind_from_stats  # half a second, needed with two ranked entries
+
+    size = np.array([len(group) for group in groups], dtype=float)
+    mean = np.array([statistics.fmean(group) if group else math.nan for group in groups])
+    std = np.array([statistics.stdev(group) if len(group) > 1 else 0.0 for group in groups])
+    agrees = np.array([_agree(group) for group in groups], dtype=bool)
+    first = (mean[:, None], std[:, None], size[:, None])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        student = ttest_ind_from_stats(*first, mean, std, size, equal_var=True).pvalue
+        welch = ttest_ind_from_stats(*first, mean, std, size, equal_var=False).pvalue
+    several = np.logical_and.outer(size > 1, size > 1)
+    p = np.where(several, np.maximum(student, welch), student)
+    p[np.logical_and.outer(agrees, agrees)] = math.nan
+    return p
 
 
-def bars(rows: Sequence[Row], suite: str) -> list[Bar]:
-    """The score plot's bars: every printed average of valid full-data rows, with published ones for GLUE."""
-    found = []
-    shown = [
-        row
-        for row in rows
-        if row.suite == suite and row.verdict.division in ("closed", "open") and not row.subset
-    ]
-    for row in distinct(shown):
-        if row.main is not None:
-            name = row.init if row.without_encoder else f"{row.run.label}, {row.init}"
-            kind = "untrained" if row.baseline else "pretrained"
-            found.append(
-                Bar(
-                    name if row.baseline else row.run.label,
-                    row.main,
-                    row.spread(main_average(suite)),
-                    kind,
-                )
-            )
-    if suite == "glue" and found:
-        found += [Bar(r.title, r.avg9, r.spread, "published") for r in REFERENCES]
-    return found
+def adjust_holm(p: np.ndarray) -> np.ndarray:
+    """Return p-values adjusted for looking at all of them (Holm 1979)."""
+    order = np.argsort(p)
+    scaled = p[order] * np.arange(len(p), 0, -1)
+    adjusted = np.empty(len(p))
+    adjusted[order] = np.minimum(np.maximum.accumulate(scaled), 1.0)
+    return adjusted
+
+
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return Student's 95 % interval of the mean; None without a spread."""
+    if _agree(values):
+        return None
+    low, high = spread(values)["mean_ci95"]
+    return low, high
+
+
+def power(effect: float, seeds: int, error: float = NOISE) -> float:
+    """Return the power of Student's t-test between two groups of so many runs each (Cohen 1988).
+
+    `effect`: difference of the means in standard deviations; `error`: largest p-value that tells two groups apart.
+    """
+    from scipy.stats import nct, t
+
+    freedom = 2 * seeds - 2
+    shift = abs(effect) * math.sqrt(seeds / 2)
+    limit = t.isf(error / 2, freedom)
+    return float(nct.sf(limit, freedom, shift) + nct.cdf(-limit, freedom, shift))
+
+
+def seeds_needed(effect: float, error: float = NOISE) -> int | None:
+    """Return how many runs each find an effect with a probability of `POWER`; None above `MOST_SEEDS`."""
+    for seeds in range(2, MOST_SEEDS + 1):
+        if power(effect, seeds, error) >= POWER:
+            return seeds
+    return None
+
+
+def _agree(values: Sequence[float]) -> bool:
+    """Return whether there is no spread but that of rounding."""
+    return len(values) < 2 or max(values) - min(values) <= ROUNDING
+
+
+def _apart_by_fine_tuning(entries: Sequence[Entry]) -> np.ndarray:
+    """Return [entry, entry]: whether fine-tuning seeds of the best runs tell two entries apart.
+
+    Their means have to have the order of the scores, which are medians. Without a spread the scores decide.
+    """
+    by_seed = [entry.fine_tunings for entry in entries]
+    main = np.array([entry.main for entry in entries])
+    mean = np.array([statistics.fmean(group) if group else math.nan for group in by_seed])
+    p = p_values(by_seed)
+    difference = np.subtract.outer(main, main)
+    same_order = difference * np.subtract.outer(mean, mean) > 0
+    return np.where(np.isnan(p), np.abs(difference) > ROUNDING, (p < NOISE) & same_order)
+
+
+def _seeds_needed(above: Entry, entry: Entry, comparisons: int) -> int | None:
+    groups = [each.scores for each in (above, entry) if each.confirmed]
+    freedom = sum(len(group) - 1 for group in groups)
+    squares = sum((len(group) - 1) * statistics.variance(group) for group in groups)
+    effect = (above.main - entry.main) / math.sqrt(squares / freedom)
+    return seeds_needed(effect, NOISE / comparisons)

@@ -1,12 +1,9 @@
-"""Published results, each with its source (references.yaml), to hang beneath one's own rows.
+"""Published results, each with its source (references.yaml), for the rows beneath one's own.
 
-Only numbers that stand in a paper, a model card or a public repository's thread are there; a number that somebody else
-quotes is marked as second-hand. `same_protocol` follows this suite's (at most 5 epochs, one hyperparameter set for all
-tasks, development set), so its rows may stand under a run's own row. `other_protocols` do not (tuning per task,
-intermediate MNLI training, test set, or another average), and are printed apart, for orientation only.
-
-A row's avg-9 is the published number. Where all task scores are published it must be what this suite's definition gives
-(a test recomputes it); avg-8 is not published for these rows and is computed here, by this suite's definition.
+Every number stands in a paper, a model card or a public repository's thread; one that was quoted by others is marked as
+second-hand. Rows of `same_protocol` follow this suite's (at most 5 epochs, one hyperparameter set for all tasks,
+development set). Rows of `other_protocols` do not (tuning per task, intermediate MNLI training, test set, or another
+average), so they are printed apart, for orientation only.
 """
 
 from collections.abc import Mapping
@@ -17,6 +14,7 @@ import yaml
 
 from cramming.data.suites import AVERAGES
 from cramming.scores import mean_of
+from eval.report.format import Score
 
 # The entries of avg-9 in the order in which the cramming paper prints them.
 NINE = ("mnli_matched", "mnli_mismatched", "qqp", "qnli", "sst2", "cola", "stsb", "mrpc", "rte")
@@ -27,7 +25,10 @@ PROTOCOL = "GLUE dev, at most 5 epochs, one hyperparameter set for all tasks"
 
 @dataclass(frozen=True)
 class Reference:
-    """A published row of the same protocol, in percent; `scores` is empty where only the average is published."""
+    """Published row of the same protocol, in percent; `scores` is empty if only the average is published.
+
+    The average is the published number. If all task scores are published, it is what this suite's definition gives.
+    """
 
     title: str
     source: str
@@ -38,13 +39,19 @@ class Reference:
 
     @property
     def avg8(self) -> float | None:
-        """The average with one MNLI entry, computed from the task scores; None where they are not published."""
+        """Average with one MNLI entry, computed from the task scores; None if they are not published."""
         return mean_of([self.scores.get(entry) for entry in EIGHT])
+
+    def cell(self, column: str) -> Score:
+        """Return the score of an average or an entry."""
+        if column == "avg9":
+            return Score(self.avg9, self.spread)
+        return Score(self.avg8 if column == "avg8" else self.scores.get(column))
 
 
 @dataclass(frozen=True)
 class OtherProtocol:
-    """A published row of another protocol: an average over 8 tasks that cannot be compared with the table above."""
+    """Published row of another protocol: an average over 8 tasks that compares with no average of this suite."""
 
     title: str
     parameters: str

@@ -1,221 +1,243 @@
-"""One run's page (templates/run.j2): its numbers and tables."""
+"""Report of one run: scores first, then its division, and facts and rules behind folded parts."""
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
+import numpy as np
+
+from cramming.data.suites import AVERAGES
 from cramming.data.task_files import ENTRIES
 from cramming.record import RECORD
-from cramming.record_schema import Metric, TaskScore
+from cramming.record_schema import Record, TaskScore
 from cramming.runlog import RUN_LOG
-from eval.report.ranking import BAG_OF_WORDS, BASELINES, CONSTANT, Row, gain_words
-from eval.report.render import Cell
-from eval.report.settings import recipe
-from eval.report.wording import (
+from eval.report.blocks import Block, Details, Links, Notes, Table, Text
+from eval.report.facts import known_facts
+from eval.report.format import (
     DASH,
-    anchor,
-    budget_words,
-    model_words,
-    score_words,
-    spread_words,
+    SUBSET,
+    Score,
+    describe_run,
+    join_words,
+    pairs,
     title_of,
+    titles_of,
 )
+from eval.report.table import BASELINES, SCORED_MEAN, Row
 from eval.rules.load import Run
-from eval.rules.table import RULES, Finding, Rule
+from eval.rules.table import RULES, Kind
 
-# Initialisations as columns. The first that was scored is the one that the others of its suite stand beside.
-COLUMNS = {
-    "pretrained": "Pretrained",
-    "random": "Random init",
-    BAG_OF_WORDS: "Bag of words",
-    CONSTANT: "Constant class",
+# Titles of initialisations, in the order in which one is chosen as what the page is about.
+TITLES = {"pretrained": "Pretrained"} | {
+    name: words.capitalize() for name, words in BASELINES.items()
 }
+DIVISIONS = {
+    "closed": "Closed division",
+    "open": "Open division",
+    "unfinished": "Not finished, not ranked",
+    "invalid": "Invalid, not ranked",
+}
+CONSEQUENCES: dict[Kind, str] = {
+    "finished": "is not finished",
+    "both": "is invalid",
+    "closed": "is in the open division",
+    "remark": "is remarked on",
+}
+POINTS = 200  # of a curve
+AXES = ("step", "tokens", "seconds")
 
 
-@dataclass(frozen=True)
-class RunPage:
-    """What run.j2 shows of one run: `rows` are its own, `lines` are about files beside it, `links` lead to them."""
-
-    run: Run
-    rows: Sequence[Row]
-    lines: Sequence[str] = ()
-    links: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def anchor(self) -> str:
-        """The run's place in a page."""
-        return anchor(self.run)
-
-    @property
-    def badge(self) -> str:
-        """Such as `open, interrupted`."""
-        division = self.run.verdict.division if self.rows else "not scored"
-        status = self.run.record.training.status
-        return ", ".join(filter(None, (division, "" if status == "finished" else status)))
-
-    @property
-    def opening(self) -> str:
-        """Such as `12.3M parameters, 24 h on 1 RTX A6000`."""
-        return ", ".join(
-            filter(None, (model_words(self.run.record), budget_words(self.run.record)))
-        )
-
-    @cached_property
-    def recipe(self) -> dict[str, str]:
-        """What was trained with which settings, in words."""
-        return recipe(self.run.record)
-
-    @property
-    def runs_setting(self) -> str:
-        """What `cramming glue` needs beside the run's name."""
-        home = self.run.folder.parent
-        return "" if home.name == "runs" else f" --runs {home}"
-
-    @cached_property
-    def first(self) -> Row:
-        """The row that the page is about."""
-        return next(
-            (row for init in COLUMNS for row in self.rows if row.init == init), self.rows[0]
-        )
-
-    @cached_property
-    def beside(self) -> list[Row]:
-        """What it is measured against."""
-        of_suite = [
-            row for row in self.rows if row.suite == self.first.suite and row is not self.first
-        ]
-        return [row for init in BASELINES for row in of_suite if row.init == init]
-
-    @property
-    def gain(self) -> str:
-        """Over the best row without pretraining, in words; empty where there is none."""
-        return gain_words(self.first, self.rows)
-
-    @property
-    def columns(self) -> list[str]:
-        """Of the table of scores: the trained model, and beside it what it is measured against."""
-        mine = COLUMNS.get(self.first.init, self.first.init)
-        columns = [
-            "Task",
-            "Metric",
-            "Other metrics",
-            "Examples",
-            f"{mine}, mean",
-            f"{mine}, median",
-        ]
-        return columns + [
-            title for row in self.beside for title in (f"{COLUMNS[row.init]}, median", "Difference")
-        ]
-
-    @property
-    def task_rows(self) -> list[list[Cell]]:
-        tasks = self.first.section.tasks
-        names = [*(n for n in ENTRIES if n in tasks), *(n for n in tasks if n not in ENTRIES)]
-        return [self._score_row(name, tasks[name]) for name in names]
-
-    @property
-    def average_rows(self) -> list[list[Cell]]:
-        return [self._average_row(name) for name in self.first.averages]
-
-    def _score_row(self, name: str, task: TaskScore) -> list[Cell]:
-        beside = []
-        for row in self.beside:
-            beside += [
-                score_cell(row.section.tasks.get(name)),
-                _difference(task.score, row.score(name)),
-            ]
-        metrics = {
-            key.replace("_", " "): value
-            for key, value in task.metrics.items()
-            if key != task.main_metric
-        }
-        medians = [
-            f"{key} {100 * value.median:.1f}"
-            for key, value in metrics.items()
-            if value.median is not None
-        ]
-        train = _examples(task.train_examples, task.official_train_examples)
-        return [
-            Cell(title_of(name) if name in ENTRIES else task.title or name, "", "main"),
-            Cell((task.main_metric or "").replace("_", " ")),
-            Cell(", ".join(medians) or DASH),
-            Cell(f"{train} / {_examples(task.eval_examples, task.official_eval_examples)}"),
-            _mean_cell(task.main),
-            score_cell(task),
-            *beside,
-        ]
-
-    def _average_row(self, name: str) -> list[Cell]:
-        mine, recorded, beside = (
-            self.first.averages[name],
-            self.first.section.averages.get(name),
-            [],
-        )
-        for row in self.beside:
-            beside += [average_cell(row, name), _difference(mine, row.averages[name])]
-        missing = recorded.missing if recorded else []
-        why = (
-            f"not printed, missing: {', '.join(map(title_of, map(str, missing)))}"
-            if mine is None
-            else ""
-        )
-        parts = [Cell(title_of(name), "", "main"), Cell("mean"), Cell(why), Cell(""), Cell("")]
-        return [*parts, average_cell(self.first, name), *beside]
-
-    @property
-    def findings(self) -> list[tuple[Rule, Finding]]:
-        return list(zip(RULES, self.run.verdict.findings))
+def status_of(run: Run, rows: Sequence[Row]) -> str:
+    """Return the division of a run and how far it has come, such as `open, interrupted`."""
+    status = run.record.training.status
+    division = run.verdict.division if rows else "not scored"
+    return join_words(division, "" if status == "finished" else status)
 
 
-FILES = {"record": RECORD, "run log": RUN_LOG}
-
-
-def links(run: Run, place: Path, repository: str | None, own: Path | None = None) -> dict[str, str]:
-    """Where a page at `place` leads to, by title: the run's `own` report, its files that are there, and its commit."""
-    found = {"report": own / "report.html"} if own else {}
-    found |= {title: path for title, name in FILES.items() if (path := run.folder / name).exists()}
-    found |= {"archive": run.folder} if run.folder.is_file() else {}
-    paths = {title: Path(os.path.relpath(path, place)).as_posix() for title, path in found.items()}
-    targets = {title: quote(os.fsencode(path)) for title, path in paths.items()}
-    commit = run.record.environment.git.commit
-    return targets | (
-        {f"commit {commit[:12]}": f"{repository}/commit/{commit}"} if repository and commit else {}
+def run_blocks(run: Run, rows: Sequence[Row], remarks: Sequence[str] = ()) -> list[Block]:
+    """Return a run's report; `rows`: its own, `remarks`: on files beside it."""
+    blocks = [*_score_blocks(run, rows), *_division_blocks(run)] if rows else [_unscored(run)]
+    notes = [*_other_scores(run.record), *remarks]
+    if notes:
+        blocks.append(Notes(notes))
+    facts = list(known_facts(run.record).items())
+    blocks.append(
+        Details("Model, budget, corpus and machine", [Table(("Fact", "Value"), facts, 2)])
     )
+    blocks.append(_rules_details(run))
+    return blocks
 
 
-def score_cell(task: TaskScore | None) -> Cell:
-    """`83.9 ±0.4`, with the subset's mark; a dash where there is no score."""
-    if task is None or task.score is None:
-        return Cell(DASH, "", "warn" if task and task.problem else "")
-    return Cell(score_words(task.score, task.subset), spread_words(task.spread))
+def _unscored(run: Run) -> Block:
+    home = run.folder.parent
+    where = "" if home.name == "runs" else f" --runs {home}"
+    return Text(f"Not scored yet: `cramming glue --name {run.folder.name}{where}` does it.")
 
 
-def average_cell(row: Row, name: str) -> Cell:
-    """A row's average with its spread."""
-    value = row.averages[name]
-    return Cell(
-        score_words(value, row.subset),
-        "" if value is None else spread_words(row.spread(name)),
-        "main",
-    )
+def _score_blocks(run: Run, rows: Sequence[Row]) -> Iterator[Block]:
+    """Yield the headline, the table of scores and the notes on them."""
+    order = list(TITLES)
+    first, *others = sorted(rows, key=lambda row: order.index(row.init))
+    yield Text(join_words(first.gain, describe_run(run.record), separator=". ") + ".")
+    yield scores_table(first, [row for row in others if row.suite == first.suite])
+    yield Details("How the scores are made", [Notes(list(_score_notes(first)))])
 
 
-def _mean_cell(metric: Metric) -> Cell:
-    """`83.7`, with `83.1 to 84.3` beside it; a dash where it is not on record."""
-    if metric.mean is None:
-        return Cell(DASH)
-    ends = [f"{100 * end:.1f}" for end in metric.mean_ci95 or []]
-    return Cell(f"{100 * metric.mean:.1f}", " to ".join(ends))
+def scores_table(first: Row, beside: Sequence[Row]) -> Table:
+    """Return the scores of a row, averages first, and those of the rows that it stands beside."""
+    titles = ["Task", TITLES[first.init]]
+    for row in beside:
+        titles += [TITLES[row.init], "Difference"]
+    lines = []
+    for name in (*first.averages, SCORED_MEAN):
+        if first.cell(name).value is not None:
+            title = f"mean of {titles_of(first.scored)}" if name == SCORED_MEAN else title_of(name)
+            lines.append([title, *_compare(name, first, beside), "", "", "", ""])
+    for name, task in sorted(first.section.tasks.items(), key=lambda item: _place(item[0])):
+        title = title_of(name) if name in ENTRIES else task.title
+        lines.append([title, *_compare(name, first, beside), *_task_cells(task)])
+    return Table([*titles, "Metric", "Mean over seeds", "Other metrics", "Examples"], lines)
 
 
-def _examples(have: float | None, official: float | None) -> str:
-    if have is None:
+def _place(name: str) -> int:
+    return list(ENTRIES).index(name) if name in ENTRIES else len(ENTRIES)
+
+
+def _compare(column: str, first: Row, beside: Sequence[Row]) -> Iterator[str]:
+    """Yield a score, and of each row beside it the score and the difference."""
+    mine = first.cell(column)
+    yield str(mine)
+    for row in beside:
+        theirs = row.cell(column)
+        yield str(theirs)
+        is_known = mine.value is not None and theirs.value is not None
+        yield f"{mine.value - theirs.value:+.1f}" if is_known else DASH  # type: ignore[operator]
+
+
+def _task_cells(task: TaskScore) -> Iterator[str]:
+    """Yield main metric, mean over seeds, medians of the other metrics, and numbers of examples."""
+    main = task.main
+    yield task.main_metric.replace("_", " ")
+    ends = " to ".join(f"{100 * end:.1f}" for end in main.mean_ci95 or [])
+    mean = DASH if main.mean is None else f"{100 * main.mean:.1f}"
+    yield f"{mean} ({ends})" if ends else mean
+    others = {name: each.median for name, each in task.metrics.items() if name != task.main_metric}
+    medians = [f"{name} {100 * value:.1f}" for name, value in others.items() if value is not None]
+    yield ", ".join(medians)
+    train = _count(task.train_examples, task.official_train_examples)
+    yield f"{train} / {_count(task.eval_examples, task.official_eval_examples)}"
+
+
+def _count(examples: int | None, official: int | None) -> str:
+    if examples is None:
         return DASH
-    return f"{have:,.0f}" if official in (None, have) else f"{have:,.0f} of {official:,.0f}"
+    return f"{examples:,}" if official in (None, examples) else f"{examples:,} of {official:,}"
 
 
-def _difference(mine: float | None, theirs: float | None) -> Cell:
-    return Cell(DASH if mine is None or theirs is None else f"{mine - theirs:+.1f}")
+def _score_notes(row: Row) -> Iterator[str]:
+    """Yield what the numbers mean, and what is wrong with them."""
+    section = row.section
+    for name in row.averages:
+        yield f"{title_of(name)}: {AVERAGES[row.suite][name].definition}."
+    seeds = ", ".join(map(str, section.seeds))
+    yield (
+        f"{section.split} split, median ± standard deviation over seeds {seeds}, {section.selection} scored."
+        " ± of an average: that of each seed's own average. Mean over seeds: with Student's 95 % interval."
+    )
+    problems = {name: task.remark for name, task in section.tasks.items() if task.remark}
+    for name, problem in (problems | section.absent).items():
+        yield f"{title_of(name)}: {problem}."
+    if row.subset:
+        yield f"{SUBSET} not the official number of examples; not comparable with full-task numbers."
+    yield f"Fine-tuning: {pairs(section.hyperparameters)}."
+
+
+def _division_blocks(run: Run) -> Iterator[Block]:
+    """Yield the division, and the rules that are broken."""
+    verdict = run.verdict
+    claim = "the run claims the open division" if run.record.claims_open else ""
+    broken = [f"{finding.rule}: {finding.evidence}" for finding in verdict.broken]
+    holds = "" if broken else "every rule holds"
+    yield Text(join_words(DIVISIONS[verdict.division], claim, holds) + ".")
+    if broken:
+        yield Notes(broken)
+
+
+def _other_scores(record: Record) -> Iterator[str]:
+    """Yield scores that are no part of the table, and what is not finished."""
+    if record.unfinished:
+        yield f"Scoring not finished: {'; '.join(record.unfinished)}."
+    for init, section in record.superglue.items():
+        scores = []
+        for task in section.tasks.values():
+            score = Score(task.score, task.spread, SUBSET if task.subset else "")
+            scores.append(f"{task.title} {score}")
+        scores += [f"{each.definition}: {Score(each.value)}" for each in section.averages.values()]
+        yield f"SuperGLUE, {init}: {join_words(*scores, *section.absent.values(), separator='; ')}."
+    minimal = record.minimal_pairs
+    if minimal.accuracy is not None:
+        yield f"Minimal pairs: {minimal.accuracy:.1f} ({minimal.definition})."
+
+
+def _rules_details(run: Run) -> Details:
+    """Return the table of all rules with what was found."""
+    findings = run.verdict.findings
+    rows = []
+    for rule, finding in zip(RULES, findings):
+        result = "holds" if finding.ok else "broken"
+        rows.append((rule.number, result, finding.evidence, rule.sentence, CONSEQUENCES[rule.kind]))
+    columns = ("Rule", "Finding", "Evidence", "Sentence", "A run that breaks it")
+    holding = sum(finding.ok for finding in findings)
+    return Details(f"Rules: {holding} of {len(findings)} hold", [Table(columns, rows, 5)])
+
+
+def links_of(run: Run, place: Path, repository: str | None) -> Links:
+    """Return the links of a page in the folder `place` to a run's report, its files and its commit."""
+    files = {
+        "report": run.folder / "report" / "report.html",
+        "record": run.folder / RECORD,
+        "run log": run.folder / RUN_LOG,
+        "archive": run.folder,
+    }
+    targets = {}
+    for title, path in files.items():
+        if path.is_file() and path.parent != place:
+            targets[title] = quote(Path(os.path.relpath(path, place)).as_posix())
+    commit = run.record.environment.git.commit
+    if repository and commit:
+        targets[f"commit {commit[:12]}"] = f"{repository}/commit/{commit}"
+    return Links(targets)
+
+
+def curve_of(run: Run) -> dict[str, Any]:
+    """Return the columns of a run's curves: training in at most POINTS means, and validations.
+
+    `flops`: exaFLOPs per token, on average over the run.
+    """
+    training = run.record.training
+    steps = [row for row in run.metrics if "loss" in row]
+    validations = [row for row in run.metrics if "validation_loss" in row]
+    flops, tokens = training.exaflops, training.tokens
+    return {
+        "train": _columns(steps, (*AXES, "loss", "lr", "grad_norm"), POINTS),
+        "validation": _columns(validations, (*AXES, "validation_loss"), POINTS),
+        "flops": flops / tokens if flops and tokens else None,
+    }
+
+
+def _columns(
+    rows: Sequence[Mapping[str, Any]], names: Sequence[str], most: int
+) -> dict[str, list[float | None]]:
+    """Return columns of means over consecutive rows; what is not a number is null."""
+    if not rows:
+        return {name: [] for name in names}
+    values = np.array([[row.get(name) for name in names] for row in rows], dtype=float)
+    starts = np.arange(0, len(values), -(-len(values) // most))
+    counts = np.diff([*starts, len(values)])
+    means = np.add.reduceat(values, starts) / counts[:, None]
+    columns = {}
+    for name, column in zip(names, means.T.tolist()):
+        columns[name] = [float(f"{x:.5g}") if np.isfinite(x) else None for x in column]
+    return columns

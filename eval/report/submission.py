@@ -1,12 +1,12 @@
-"""The zip that the GLUE server takes, of predictions that it would not refuse.
+"""Zip of test predictions for the GLUE server, written only if the server would accept it.
 
 The server (gluebenchmark.com) wants eleven files at the top of a zip, one per test set, each with the header
 `index<TAB>prediction` and one line per test example in order. Classes are written as 0 and 1, except in the inference
 tasks (MNLI-m, MNLI-mm, AX, QNLI, RTE), which want the words; STS-B is a number from 0 to 5, with three decimals.
 Sizes, label order and names come from the task table.
 
-A submission takes one seed per task, and always the first: choosing the seed by its development score would be a
-selection that the record does not show.
+A submission takes the first seed of each task: choosing the seed by its development score would be a selection that
+the record does not show.
 """
 
 import io
@@ -18,15 +18,37 @@ import numpy as np
 
 from cramming.config import file_sha256
 from cramming.data.task_files import GLUE, ExampleFile, Task
+from cramming.files import overwrite_atomically
 from cramming.record_schema import Scores
 from cramming.scores import run_name
 from eval.rules.evidence import predicted
+from eval.rules.load import Run
 
 # File name in the zip -> the task whose labels it uses, and the test set.
 FILES: dict[str, tuple[Task, ExampleFile]] = {
     f"{source.title}.tsv": (task, source) for task in GLUE.values() for source in task.blind
 }
 HEADER = "index\tprediction"
+
+
+def write_submission(run: Run, folder: Path | None) -> str | None:
+    """Write `submission.zip` into a folder if all test predictions are there; return what there is to say."""
+    section = run.record.trained
+    predictions_folder = run.folder / "predictions"
+    if section is None or section.suite != "glue" or not predictions_folder.is_dir():
+        return None
+    seed = section.seeds[0]
+    predictions, missing = collect(predictions_folder, section, seed)
+    if folder:
+        (folder / "submission.zip").unlink(missing_ok=True)  # an earlier one has other predictions
+    if missing:
+        reasons = "; ".join(sorted(set(missing.values())))
+        return f"No submission to the GLUE server, for want of {', '.join(missing)}: {reasons}."
+    if folder is None:
+        return None
+    content = archive(predictions)
+    overwrite_atomically(folder / "submission.zip", lambda path: path.write_bytes(content))
+    return f"Submission to the GLUE server: report/submission.zip (seed {seed})."
 
 
 def collect(
@@ -77,7 +99,7 @@ def _problem(values: np.ndarray, ids: np.ndarray, task: Task, source: ExampleFil
 
 
 def to_tsv(file: str, values: Sequence[float] | np.ndarray) -> str:
-    """One file's text from class numbers (scores for STS-B, clipped to 0..5), in the order of the test set."""
+    """Return one file's text from class numbers (scores for STS-B, clipped to 0..5), in the order of the test set."""
     task, _ = FILES[file]
     if task.score_range is not None:
         words = [f"{np.clip(value, *task.score_range):.3f}" for value in values]
@@ -87,7 +109,7 @@ def to_tsv(file: str, values: Sequence[float] | np.ndarray) -> str:
 
 
 def archive(predictions: Mapping[str, Sequence[float] | np.ndarray]) -> bytes:
-    """The zip's bytes, the same for the same predictions; `predictions` has one entry per name in FILES."""
+    """Return the zip's bytes, the same for the same predictions; `predictions` has one entry per name in FILES."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as bundle:
         for file in FILES:

@@ -5,7 +5,7 @@ one bad folder: each run comes with its verdict, or with one line that says what
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 from cramming.config import UserError, printable
 from cramming.process_pool import Map, parallel_map, serial_map, usable_cores
 from cramming.record import derive, metrics_of, read_run, record_text
-from cramming.record_schema import FilesPresent, OtherRun, Record, read_record
+from cramming.record_schema import FilesPresent, FineTuning, OtherRun, Record, read_record
 from cramming.runlog import RUN_LOG, training_of
 from eval.archive import SUFFIX, changed_since, opened, weights_address
 from eval.rules.evidence import Evidence, few
@@ -86,7 +86,8 @@ def load_runs(runs: Path, run_map: Map = serial_map) -> list[Run]:
         )
     labels = [run.label for run in loaded]
     named = [_with_unique_label(run, labels) for run in loaded]
-    return [_with_elsewhere(run, named) for run in named]
+    by_weights = _runs_by_weights(named)
+    return [_with_elsewhere(run, by_weights) for run in named]
 
 
 def _with_unique_label(run: Run, labels: Sequence[str]) -> Run:
@@ -95,20 +96,29 @@ def _with_unique_label(run: Run, labels: Sequence[str]) -> Run:
     return replace(run, label=printable(f"{run.label} ({run.folder.name})"))
 
 
-def _with_elsewhere(run: Run, runs: Sequence[Run]) -> Run:
+def _runs_by_weights(runs: Sequence[Run]) -> dict[str, list[OtherRun]]:
+    """Return the runs that fine-tuned or scored each model, by the SHA-256 of its weights."""
+    by_weights: dict[str, list[OtherRun]] = {}
+    for run in runs:
+        lines: dict[str | None, list[FineTuning]] = {}
+        if run.record.trained:
+            lines[run.record.trained.model_sha256] = []
+        for line in run.record.history:
+            lines.setdefault(line.model_sha256, []).append(line)
+        for sha256, of_weights in lines.items():
+            if sha256 is not None:
+                other = OtherRun(run=run.label, lines=of_weights)
+                by_weights.setdefault(sha256, []).append(other)
+    return by_weights
+
+
+def _with_elsewhere(run: Run, by_weights: Mapping[str, Sequence[OtherRun]]) -> Run:
     """Return the run with what other runs fine-tuned of its weights, evaluated with that."""
     trained = run.record.trained
     sha256 = trained.model_sha256 if trained else None
     if sha256 is None:
         return run
-    others: list[OtherRun] = []
-    for other in runs:
-        if other is run:
-            continue
-        lines = [line for line in other.record.history if line.model_sha256 == sha256]
-        other_trained = other.record.trained
-        if lines or (other_trained and other_trained.model_sha256 == sha256):
-            others.append(OtherRun(run=other.label, lines=lines))
+    others = [other for other in by_weights[sha256] if other.run != run.label]
     if not others:
         return run
     record = run.record.model_copy(update={"elsewhere": others})

@@ -68,9 +68,11 @@ class Verdict(NamedTuple):
         return tuple(f for f in self.findings if not f.ok and KINDS[f.rule] == kind)
 
     def with_record(self, record: Record) -> "Verdict":
-        """Return the verdict with the rules on the record checked for `record`, the others as they are."""
-        findings = [rule(record) for rule in RECORD_RULES]
-        findings += self.findings[len(RECORD_RULES) :]
+        """Return the verdict with the rules that read other runs checked for `record`, the others as they are."""
+        findings = list(self.findings)
+        for place, rule in enumerate(RECORD_RULES):
+            if rule.number in READ_OTHER_RUNS:
+                findings[place] = rule(record)
         return Verdict(_division(record, findings), tuple(findings))
 
 
@@ -122,6 +124,7 @@ PLAUSIBILITY_RULES = (
     Rule("P17", "remark", curves.varies_from_step_to_step, untrained=True),
 )
 RULES = (*RECORD_RULES, *PLAUSIBILITY_RULES)
+READ_OTHER_RUNS = ("R17",)  # what other runs of a report fine-tuned of the same weights
 KINDS: dict[str, Kind] = {rule.number: rule.kind for rule in RULES}
 # Rules that a run can already break when its training begins.
 FORESEEABLE = ("R7", "R8", "R9", "R10", "R12", "R13", "R14", "R20", "R21", "R22")

@@ -1,34 +1,11 @@
-// Curves and the plot of scores against cost, drawn with uPlot from the data that page_data.py packed into the page.
+// Plots with uPlot: curves of runs, and scores against what they cost.
 "use strict";
 
 const COLOURS = ["#2f86c9", "#d55e00", "#009e73", "#cc79a7", "#b87d00", "#56b4e9", "#8c6d31", "#7b61c4"];
 const INK = "#747f8b", LINES = "#747f8b40"; // read on light, dark and printed ground
 
-async function unpack(id) {
-  const text = atob(document.getElementById(id).textContent), bytes = new Uint8Array(text.length);
-  for (let at = 0; at < text.length; at++) bytes[at] = text.charCodeAt(at); // four times as fast as Uint8Array.from
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
-  return JSON.parse(await new Response(stream).text());
-}
-
-let unpacked; // what is shown on demand, unpacked when it is first asked for
-const details = () => (unpacked ??= unpack("details"));
-
-function element(tag, attributes = {}, ...children) {
-  const found = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) found.setAttribute(name, value);
-  found.append(...children);
-  return found;
-}
-
-function chooser(label, values, chosen) {
-  const select = element("select", {}, ...values.map((value) => element("option", { value }, value)));
-  select.addEventListener("change", () => chosen(select.value));
-  return [element("label", {}, label + " ", select), select];
-}
-
 const short = (value) => (value == null ? "–" : Number(value.toPrecision(4)).toLocaleString("en", { maximumSignificantDigits: 4 }));
-const counted = (value) => Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 4 }).format(value);
+const compactNumber = (value) => (Math.abs(value) < 1e-3 && value ? value.toExponential(1) : Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 4 }).format(value));
 
 // The point of a series that is nearest to the cursor: series have values at different x.
 function nearest(u, series, index) {
@@ -38,7 +15,7 @@ function nearest(u, series, index) {
   return index;
 }
 
-// One plot that follows its place's width; arrow keys move the cursor, whose values stand in the legend.
+// One plot that follows the width of its place; arrow keys move the cursor, whose values stand in the legend.
 function draw(place, data, series, axes, more = {}) {
   place.uplot?.destroy();
   place.replaceChildren();
@@ -47,15 +24,16 @@ function draw(place, data, series, axes, more = {}) {
   });
   const width = () => Math.max(280, place.clientWidth);
   const u = new uPlot({
-    width: width(), height: 300, scales: { x: { time: false, distr: more.log ? 3 : 1 } },
-    axes: [axis(axes[0], counted), axis(axes[1], short)],
-    series: [{ label: axes[0], value: (u, v) => (v == null ? "–" : counted(v)) }, ...series],
+    width: width(), height: 320, scales: { x: { time: false, distr: more.log ? 3 : 1 } },
+    axes: [axis(axes[0], compactNumber), axis(axes[1], short)],
+    series: [{ label: axes[0], value: (u, v) => (v == null ? "–" : compactNumber(v)) }, ...series],
     cursor: { focus: { prox: more.closest ? -1 : 40 }, dataIdx: more.closest ?? nearest, points: { size: 7 } },
+    hooks: { draw: more.drawn ? [more.drawn] : [] },
   }, data, place);
   place.uplot = u;
   place.tabIndex = 0;
   place.setAttribute("role", "group");
-  place.setAttribute("aria-label", `${axes[1]} over ${axes[0]}: ${series.map((s) => s.label).join(", ")}. Arrow keys move the cursor.`);
+  place.setAttribute("aria-label", `${axes[1]} over ${axes[0]}. Arrow keys move the cursor.`);
   place.onkeydown = (event) => {
     const step = { ArrowLeft: -0.02, ArrowRight: 0.02 }[event.key];
     if (!step) return;
@@ -63,78 +41,145 @@ function draw(place, data, series, axes, more = {}) {
     u.setCursor({ left: Math.min(plot.width, Math.max(0, Math.max(u.cursor.left, 0) + step * plot.width)), top: plot.height / 2 });
     event.preventDefault();
   };
-  new ResizeObserver(() => place.uplot === u && u.setSize({ width: width(), height: 300 })).observe(place);
+  new ResizeObserver(() => place.uplot === u && u.setSize({ width: width(), height: 320 })).observe(place);
   return u;
 }
 
-const COSTS = ["tokens", "exaFLOPs", "hours"]; // of the x axis of curves
-const MEASURES = { loss: "loss (nats)", lr: "learning rate" };
+const AXES = { step: "steps", tokens: "tokens", hours: "hours", exaflops: "exaFLOPs" };
+const MEASURES = { loss: "loss (nats)", lr: "learning rate", grad_norm: "gradient norm" };
+
+// Values of an x axis for the points of one column group of a curve.
+function xValues(columns, axis, flops) {
+  if (axis === "hours") return columns.seconds.map((seconds) => seconds / 3600);
+  if (axis === "exaflops") return columns.tokens.map((tokens) => tokens * flops);
+  return columns[axis];
+}
+
+// Exponential moving average without its bias at the start; a gap stays a gap.
+function smoothed(values, weight) {
+  let mean = 0, mass = 0;
+  return values.map((value) => {
+    if (value == null) return null;
+    mean = weight * mean + (1 - weight) * value;
+    mass = weight * mass + (1 - weight);
+    return mean / mass;
+  });
+}
 
 // Curves of some runs: a line each, and their validations as points of the same colour.
-function curves(place, runs, x, y) {
-  const tables = [], series = [];
-  const table = ({ curve }, columns) => {
-    const xs = x === "exaFLOPs" ? columns.tokens.map((n) => n * curve.flops) : columns[x];
-    const order = [...xs.keys()].sort((a, b) => xs[a] - xs[b]); // a resumed run repeats steps
-    return [order.map((at) => xs[at]), order.map((at) => columns[y][at])];
+function drawCurves(place, runs, { axis, measure, smooth }) {
+  const tables = [], series = [], value = (u, v) => short(v);
+  const table = (columns, flops, values) => {
+    const xs = xValues(columns, axis, flops), order = [...xs.keys()].sort((a, b) => xs[a] - xs[b]); // a resumed run repeats steps
+    return [order.map((at) => xs[at]), order.map((at) => values[at])];
   };
-  runs.filter(({ curve }) => x !== "exaFLOPs" || curve.flops).forEach((run, index) => {
-    const colour = COLOURS[index % COLOURS.length], value = (u, v) => short(v), { train, validation } = run.curve;
-    if (train[y].length) {
-      tables.push(table(run, train));
-      series.push({ label: run.name, stroke: colour, width: 1.6, spanGaps: true, points: { show: train[y].length === 1 }, value });
+  runs.forEach(({ name, curve: { train, validation, flops } }, index) => {
+    if (axis === "exaflops" && !flops) return;
+    const stroke = COLOURS[index % COLOURS.length];
+    if (train[measure].some((v) => v != null)) {
+      if (smooth > 0) {
+        tables.push(table(train, flops, train[measure]));
+        series.push({ label: `${name}, as logged`, stroke: stroke + "50", width: 1, spanGaps: true, points: { show: false }, value });
+      }
+      tables.push(table(train, flops, smoothed(train[measure], smooth)));
+      series.push({ label: name, stroke, width: 1.8, spanGaps: true, points: { show: train[measure].length === 1 }, value });
     }
-    if (y === "loss" && validation.loss.length) {
-      tables.push(table(run, validation));
-      series.push({ label: `${run.name}, validation`, stroke: colour, paths: () => null, points: { show: true, size: 6, width: 1.5 }, value });
+    if (measure === "loss" && validation.step.length) {
+      tables.push(table(validation, flops, validation.validation_loss));
+      series.push({ label: `${name}, validation`, stroke, paths: () => null, points: { show: true, size: 6, fill: stroke }, value });
     }
   });
-  if (series.length) draw(place, uPlot.join(tables), series, [x, MEASURES[y]]);
-  else place.replaceChildren(`No run here has ${y} over ${x} on record.`);
+  if (series.length) draw(place, uPlot.join(tables), series, [AXES[axis], MEASURES[measure]]);
+  else place.replaceChildren(`No run here has ${MEASURES[measure]} over ${AXES[axis]}.`);
 }
 
-// Choosers of both axes above a plot; hands back what redraws it, for other runs when given.
-function curvePanel(place, runs) {
-  const plot = element("div", { class: "plot" }), redraw = (others) => curves(plot, (runs = others ?? runs), over.value, of.value);
-  const [xLabel, over] = chooser("Over", COSTS, () => redraw()), [yLabel, of] = chooser("Curve", Object.keys(MEASURES), () => redraw());
-  place.replaceChildren(element("div", { class: "controls" }, yLabel, xLabel), plot);
-  redraw();
-  return redraw;
+// Choosers above a plot of curves; returns what draws it for some runs. `state` keeps what was chosen.
+function curvePanel(place, state, changed = () => {}) {
+  const plot = element("div", { class: "plot" }), known = { runs: [] };
+  const redraw = () => drawCurves(plot, known.runs, state);
+  const set = (name) => (value) => { state[name] = name === "smooth" ? Number(value) : value; redraw(); changed(); };
+  const slider = element("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: state.smooth });
+  slider.addEventListener("input", () => set("smooth")(slider.value));
+  place.replaceChildren(element("div", { class: "controls" }, chooser("Curve", Object.entries(MEASURES), state.measure, set("measure")),
+    chooser("Over", Object.entries(AXES), state.axis, set("axis")), element("label", {}, "Smoothing ", slider)), plot);
+  return (runs) => { known.runs = runs; redraw(); };
 }
 
-async function drawCurves(root, facts) {
-  for (const place of root.querySelectorAll(".curves[data-run]")) {
-    const { curve } = (await details()).runs[place.dataset.run];
-    const points = curve.train.loss.length + curve.validation.loss.length;
-    if (points) curvePanel(place, [{ name: facts[place.dataset.run].name, curve }]);
-  }
-}
+const COSTS = {
+  hours: ["hours", (facts) => facts.spent_seconds / 3600],
+  tokens: ["tokens", (facts) => facts.tokens],
+  energy: ["energy (kWh)", (facts) => facts.energy_kwh],
+  money: ["money (hours × devices × price)", (facts, price) => (facts.spent_seconds / 3600) * (facts.devices ?? 1) * price],
+  exaflops: ["exaFLOPs", (facts) => facts.exaflops],
+  parameters: ["parameters", (facts) => facts.parameters],
+};
+const DIVISIONS = ["closed", "open", "invalid", "unfinished"];
 
-// Score against cost: a point for each run that has both; a click opens the run.
-function costPanel(place, facts, open) {
-  const suite = place.dataset.suite, plot = element("div", { class: "plot" }), divisions = ["closed", "open", "invalid", "unfinished"];
+// Scores against cost: a point for each row of the table that has both, and a line for each baseline.
+function costPanel(place, board, overview, state, { visible, open, changed }) {
+  const plot = element("div", { class: "plot" }), measures = board.columns.filter(([name]) => !["place", "model", "division"].includes(name));
+  const trained = board.rows.filter((row) => row.runs.length);
+  const scored = ([name]) => trained.some((row) => row[name]?.[0] != null);
+  const first = measures.find(scored);
+  if (!first) return () => {};
+  if (!measures.some(([name]) => name === state.score)) state.score = first[0];
+  const cost = (row, name) => COSTS[name][1](overview.runs[row.runs[0]].facts, state.price);
+  const costs = Object.keys(COSTS).filter((name) => trained.some((row) => cost(row, name) > 0));
+  if (!costs.length) return () => {};
+  if (!costs.includes(state.cost)) state.cost = costs[0];
   const redraw = () => {
-    const known = Object.entries(facts).filter(([, run]) => run.visible && run.cost[cost.value] > 0 && run.scores[suite] != null);
-    known.sort(([, a], [, b]) => a.cost[cost.value] - b.cost[cost.value]);
-    if (!known.length) return plot.replaceChildren(`No run here has a score and ${cost.value} on record.`);
-    const shown = divisions.filter((name) => known.some(([, run]) => run.division === name));
-    const data = [known.map(([, run]) => run.cost[cost.value]), ...shown.map((name) => known.map(([, run]) => (run.division === name ? run.scores[suite] : null)))];
+    const { score } = state, title = measures.find(([name]) => name === score)[1];
+    price.parentElement.hidden = state.cost !== "money";
+    const points = trained.filter((row) => visible(row) && cost(row, state.cost) > 0 && row[score]?.[0] != null);
+    if (!points.length) return plot.replaceChildren("No run here has both.");
+    points.sort((a, b) => cost(a, state.cost) - cost(b, state.cost));
+    const xs = points.map((row) => cost(row, state.cost)), of = (row) => overview.runs[row.runs[0]].division;
+    const shown = DIVISIONS.filter((name) => points.some((row) => of(row) === name));
     const series = shown.map((name) => ({
-      label: name, stroke: COLOURS[divisions.indexOf(name)], paths: () => null, points: { show: true, size: 8, width: 2 },
-      value: (u, v, at, index) => (index == null || v == null ? "–" : `${v.toFixed(1)} ${known[index][1].name}`),
+      label: name, stroke: COLOURS[DIVISIONS.indexOf(name)], paths: () => null, points: { show: true, size: 9, fill: COLOURS[DIVISIONS.indexOf(name)] },
+      value: (u, v, at, index) => (index == null || v == null ? "–" : `${v.toFixed(1)} ${points[index].model}`),
     }));
-    let at = 0; // the point closest to the cursor: many runs have the same budget
-    const distance = (u, [, run]) => Math.hypot(u.valToPos(run.cost[cost.value], "x") - u.cursor.left, u.valToPos(run.scores[suite], "y") - u.cursor.top);
+    const data = [xs, ...shown.map((name) => points.map((row) => (of(row) === name ? row[score][0] : null)))];
+    const baselines = new Map(board.rows.filter((row) => row.division === "baseline" && row[score]?.[0] != null).map((row) => [row.model, row]));
+    for (const row of baselines.values()) {
+      series.push({ label: row.model, stroke: INK, paths: () => null, points: { show: false }, value: (u, v) => (v == null ? "–" : v.toFixed(1)) });
+      data.push(points.map(() => row[score][0]));
+    }
+    let at = 0; // the point that is closest to the cursor: many runs have the same budget
+    const distance = (u, index) => Math.hypot(u.valToPos(xs[index], "x") - u.cursor.left, u.valToPos(points[index][score][0], "y") - u.cursor.top);
     const closest = (u, column) => {
-      if (column === 0) at = known.reduce((best, run, index) => (distance(u, run) < distance(u, known[best]) ? index : best), 0);
+      if (column === 0) at = xs.reduce((best, _, index) => (distance(u, index) < distance(u, best) ? index : best), 0);
       return u.data[column][at] == null ? null : at;
     };
-    const spans = known.at(-1)[1].cost[cost.value] / known[0][1].cost[cost.value];
-    const u = draw(plot, data, series, [cost.value, place.dataset.title], { log: spans > 20, closest });
-    u.over.addEventListener("click", () => open(known[at][0]));
+    const annotate = (u) => { // a dashed line for each baseline, and the names of points where there is room
+      u.ctx.save();
+      Object.assign(u.ctx, { fillStyle: INK, strokeStyle: INK, font: `${12 * devicePixelRatio}px system-ui`, textBaseline: "middle" });
+      u.ctx.setLineDash([4 * devicePixelRatio, 4 * devicePixelRatio]);
+      for (const row of baselines.values()) {
+        const y = u.valToPos(row[score][0], "y", true);
+        u.ctx.beginPath();
+        u.ctx.moveTo(u.bbox.left, y);
+        u.ctx.lineTo(u.bbox.left + u.bbox.width, y);
+        u.ctx.stroke();
+        u.ctx.textAlign = "right";
+        u.ctx.fillText(row.model, u.bbox.left + u.bbox.width, y - 8 * devicePixelRatio);
+      }
+      if (points.length <= 16) points.forEach((row, index) => {
+        const x = u.valToPos(xs[index], "x", true), y = u.valToPos(row[score][0], "y", true), right = x > u.bbox.left + 0.7 * u.bbox.width;
+        u.ctx.textAlign = right ? "right" : "left";
+        u.ctx.fillText(row.model.slice(0, 24), x + (right ? -9 : 9) * devicePixelRatio, y);
+      });
+      u.ctx.restore();
+    };
+    const u = draw(plot, data, series, [COSTS[state.cost][0], title], { log: xs.at(-1) / xs[0] > 20, closest, drawn: annotate });
+    u.over.addEventListener("click", () => open(points[at].runs[0]));
   };
-  const [label, cost] = chooser("Cost", ["hours", "exaFLOPs", "tokens", "parameters"], redraw);
-  place.replaceChildren(element("div", { class: "controls" }, label), plot);
+  const set = (name) => (value) => { state[name] = value; redraw(); changed(); };
+  const price = element("input", { type: "number", min: 0, step: 0.1, value: state.price });
+  price.addEventListener("input", () => set("price")(Number(price.value)));
+  place.replaceChildren(element("h3", {}, "Score against cost"), element("div", { class: "controls" },
+    chooser("Score", measures.filter(scored), state.score, set("score")), chooser("Cost", costs.map((name) => [name, COSTS[name][0]]), state.cost, set("cost")),
+    element("label", {}, "Price of a device hour ", price)), plot);
   redraw();
   return redraw;
 }

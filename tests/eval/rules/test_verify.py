@@ -12,7 +12,7 @@ import pytest
 
 from eval import verify
 from eval.archive import SUFFIX, pack
-from eval.report.ranking import rows_of
+from eval.report.table import rows_of
 from eval.rules.load import load_runs
 from eval.verify import Inputs, Verification, verify_run
 from tests.eval.rules.forge import forge, of_kind, read_events, write_events
