@@ -64,10 +64,10 @@ def format_count(value: float, unit: str) -> str:
 def budget_text(unit: str, limit: float) -> str:
     """Return a limit in words: `2 minutes`, `24 hours`, `1,000 steps`, `13 exaflops`."""
     if unit == "hours" and limit < 2:
-        return f"{60 * limit:.4g} minutes"
-    if unit in ("tokens", "steps"):
-        return f"{limit:,.0f} {unit}"
-    return f"{limit:.4g} {unit}"
+        unit, limit = "minutes", 60 * limit
+    amount = f"{limit:,.0f}" if unit in ("tokens", "steps") else f"{limit:.4g}"
+    noun = unit.removesuffix("s") if amount == "1" else unit
+    return f"{amount} {noun}"
 
 
 def duration(seconds: float) -> str:

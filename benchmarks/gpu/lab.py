@@ -32,9 +32,10 @@ class Scale:
 
     `shape`: overrides that make any model small. `micro`, `batch`: tokens of a micro-batch and of a step. `capped`:
     sequences of a step in 11 GiB. `square`: side of the products of the ceilings. `load`, `timed`, `burst`: seconds
-    before and of a measurement, and of a ceiling. `budget`: overrides of the run that is killed. `tests`: pytest's
-    choice of the tests, dealt out to `shards`, beside which steps are compiled for `untimed` seconds at most. `factor`:
-    what an estimated time is multiplied by.
+    before and of a measurement, and of a ceiling. `budget`: overrides of the run that is killed behind its first
+    checkpoint; it is one of steps, of which most are left to the second process whatever the starts take. `tests`:
+    pytest's choice of the tests, dealt out to `shards`, beside which steps are compiled for `untimed` seconds at most.
+    `factor`: what an estimated time is multiplied by.
     """
 
     shape: tuple[str, ...] = ()
@@ -49,7 +50,7 @@ class Scale:
     load: float = 3.0
     timed: float = 9.0
     burst: float = 0.2
-    budget: tuple[str, ...] = ("budget.minutes=1.1", "checkpoint.every_steps=15")
+    budget: tuple[str, ...] = ("budget.steps=60", "checkpoint.every_steps=10")
     tests: str = "not flex and not descent and not autotune"
     shards: int = 4
     untimed: float = 65.0
@@ -70,7 +71,7 @@ TINY = Scale(
     load=0.02,
     timed=0.1,
     burst=0.01,
-    budget=("budget.steps=100", "checkpoint.every_steps=10"),
+    budget=("budget.steps=150", "checkpoint.every_steps=20"),
     tests="repeated or subset",
     shards=1,
     untimed=25.0,

@@ -3,7 +3,9 @@
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from lab import Lab, Result
 from processes import Jobs, kill, start, tail
@@ -91,16 +93,24 @@ def killed_and_resumed(lab: Lab) -> Result:
     finally:
         kill(process)
     section, metrics = load_record(folder)["pretrain"], load_metrics(folder)
-    losses = [(row["step"], row["loss"]) for row in metrics if "loss" in row]
-    rates = [row["tokens_per_second"] for row in metrics if "tokens_per_second" in row]
+    rows = [row for row in metrics if "loss" in row]
+    losses = [(row["step"], row["loss"]) for row in rows]
     return {
         "resumed_step": step,
         "record": {key: section.get(key) for key in RECORD_FIELDS},
         "losses": losses[:: max(1, len(losses) // 40)],
-        "tokens_per_second": rates[-1] if rates else 0.0,
+        "tokens_per_second": training_rate([row for row in rows if row["step"] > step]),
         "processes": section["budget"]["processes"],
         "exported": (folder / "final").exists(),
     }
+
+
+def training_rate(rows: Sequence[dict[str, Any]]) -> float:
+    """Return the tokens/s between the first and the last of these rows, without a start; 0 with fewer than two."""
+    if len(rows) < 2:
+        return 0.0
+    first, last = rows[0], rows[-1]
+    return (last["tokens"] - first["tokens"]) / (last["seconds"] - first["seconds"])
 
 
 def resumed_step(folder: Path) -> int:

@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 
 from cramming.config import settings_hash
 from cramming.plan import cards
+from cramming.progress import budget_text
 from cramming.record_schema import Record
 from cramming.scores import mean_of
 from eval.duel.duel_log import Duel, DuelLog
 from eval.duel.ladder import MEASURES
 from eval.recipe import Recipe, recipe, recipe_of
-from eval.report.format import Score, describe_amount
+from eval.report.format import Score
 from eval.report.table import Row, main_average
 from eval.rules.evidence import few, made_with
 from eval.rules.load import Run
@@ -48,8 +49,8 @@ class Track(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Title such as `24 h on RTX A6000` or `13 exaFLOPs on any device (the day of an RTX A6000)`."""
-        amount = describe_amount(self.unit, self.limit)
+        """Title such as `24 hours on RTX A6000` or `13 exaflops on any device (the day of an RTX A6000)`."""
+        amount = budget_text(self.unit, self.limit)
         if self.unit == "hours":
             clock = " of CPU time" if self.clock == "cpu" else ""
             return f"{amount}{clock} on {self.device}"
@@ -75,9 +76,13 @@ def track_of(record: Record) -> Track | None:
 
 def sort_tracks(tracks: Collection[Track | None]) -> list[Track | None]:
     """Return the tracks in the order of their tables: hours first, long before short, None last."""
-    known = [track for track in tracks if track]
-    known.sort(key=lambda t: (UNITS.index(t.unit), -t.limit, str(t.device), str(t.clock)))
-    return [*known, *(track for track in tracks if track is None)]
+    return sorted(tracks, key=_track_key)
+
+
+def _track_key(track: Track | None) -> tuple[Any, ...]:
+    if track is None:
+        return (len(UNITS),)
+    return UNITS.index(track.unit), -track.limit, str(track.device), str(track.clock)
 
 
 class Identity(NamedTuple):

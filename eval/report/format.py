@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from cramming.data.task_files import ENTRIES, GLUE
-from cramming.progress import duration
+from cramming.progress import budget_text, duration
 from cramming.record_schema import Record
 from eval.rules.load import Run
 
@@ -90,26 +90,19 @@ def join_words(*parts: object, separator: str = ", ") -> str:
 
 
 def describe_run(record: Record) -> str:
-    """Return `12.3M parameters, 24 h on RTX A6000`, or as much of it as the record has."""
+    """Return `12.3M parameters, 24 hours on RTX A6000`, or as much of it as the record has."""
     parameters = record.training.parameters
     model = parameters and f"{compact(parameters)} parameters"
     return join_words(model, describe_budget(record))
 
 
 def describe_budget(record: Record) -> str | None:
-    """Return `24 h on RTX A6000`; None for a model without pretraining."""
+    """Return `24 hours on RTX A6000`; None for a model without pretraining."""
     limit, unit = record.training.budget.limit, record.training.budget.unit
-    if limit is None:
+    if limit is None or unit is None:
         return None
     device = record.environment.device
-    return join_words(describe_amount(unit, limit), device.name or device.kind, separator=" on ")
-
-
-def describe_amount(unit: str | None, limit: float) -> str:
-    """Return `24 h`, `3 min` or `13 exaFLOPs`."""
-    if unit == "hours":
-        return f"{limit:.3g} h" if limit >= 0.5 else f"{limit * 60:.3g} min"
-    return f"{compact(limit)} {'exaFLOPs' if unit == 'exaflops' else unit}"
+    return join_words(budget_text(unit, limit), device.name or device.kind, separator=" on ")
 
 
 def run_id(run: Run) -> str:

@@ -32,20 +32,18 @@ from eval.report.format import (
     titles_of,
 )
 from eval.report.ranking import RankedEntry, rank_entries
-from eval.report.references import OTHER_PROTOCOLS, PROTOCOL, REFERENCES, Reference
+from eval.report.references import EIGHT, OTHER_PROTOCOLS, PROTOCOL, REFERENCES, Reference
 from eval.report.run_page import CONSEQUENCES
 from eval.report.table import (
     BASELINES,
     GAIN,
     SCORED_MEAN,
     Row,
-    columns_of,
     distinct,
     main_average,
     score_columns,
 )
 from eval.rules.evidence import few, swept
-from eval.rules.fine_tuning import MIN_SEEDS
 from eval.rules.load import Run
 from eval.rules.table import RULES
 
@@ -105,8 +103,7 @@ class Board:
                 columns.append(name)
         if self.suite == "glue":
             for row in REFERENCES:
-                source = join_words(row.source, row.note, separator="; ")
-                words = {"group": PUBLISHED, "model": row.title, "detail": source}
+                words = {"group": PUBLISHED, "model": row.title, "detail": row.detail}
                 lines.append((words | {"division": "published", "runs": []}, row.cell))
         table = [words | {name: score(name) for name in columns} for words, score in lines]
         words = ["group", "place", "model", "detail", "hours", "hardware"]
@@ -131,18 +128,11 @@ class Board:
         return f"{best.run.label}: {join_words(score, best.gain, describe_run(best.run.record))}."
 
     @property
-    def notes(self) -> list[str]:
+    def notes(self) -> Details:
         """How to read the table."""
-        notes = []
-        for name, average in AVERAGES[self.suite].items():
-            notes.append(f"{title_of(name)}: {average.definition}.")
-        protocols: dict[str, list[str]] = {}
-        for row in self.rows:
-            if row.has_encoder:
-                protocols.setdefault(_protocol(row), []).append(row.run.label)
-        for protocol, names in sorted(protocols.items()):
-            notes.append(f"{protocol}: {few(list(dict.fromkeys(names)))}.")
-        return notes + HOW_TO_READ
+        averages = AVERAGES[self.suite].items()
+        definitions = [f"{title_of(name)}: {average.definition}." for name, average in averages]
+        return Details("How to read this table", [Notes(definitions + HOW_TO_READ)])
 
     def _ranked_lines(self) -> Iterator[Line]:
         for title, entries in self.tables:
@@ -208,13 +198,21 @@ def _words(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
     weights = row.same_weights and f"same weights as {few(row.same_weights)}"
     partial = row.scored_mean is not None and f"{PARTIAL} {titles_of(row.scored)}"
     seeds = counted(len(row.section.seeds), "seed")
+    epochs = row.section.epochs and counted(row.section.epochs, "epoch")
     init = row.is_baseline and BASELINES[row.init]
     seconds = row.run.record.training.budget.spent_seconds
     device = row.run.record.environment.device
     return {
         "model": row.run.label,
         "detail": join_words(
-            mean, init, describe_run(row.run.record), seeds, swept(row.section), weights, partial
+            mean,
+            init,
+            describe_run(row.run.record),
+            seeds,
+            epochs,
+            swept(row.section),
+            weights,
+            partial,
         ),
         "hours": "" if seconds is None else compact(seconds / 3600),
         "hardware": device.name or device.kind,
@@ -223,16 +221,6 @@ def _words(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
         ),
         "runs": [run_id(each.run) for each in rows],
     }
-
-
-def _protocol(row: Row) -> str:
-    section = row.section
-    count = len(section.seeds)
-    seeds = "one seed" if count == 1 else f"median of {count} seeds"
-    if count < MIN_SEEDS:
-        seeds += f" (fewer than the {MIN_SEEDS} of the closed division)"
-    epochs = section.epochs and counted(section.epochs, "epoch")
-    return join_words(f"{section.split} split", seeds, f"{section.selection} scored", epochs)
 
 
 def to_csv(rows: Sequence[Row], ranked: Sequence[RankedEntry]) -> str:
@@ -353,7 +341,7 @@ def board_blocks(board: Board) -> list[Block]:
         Text(board.headline),
         Table(list(table), table.values.tolist(), 2),
         Details("The rows", [Notes(details)]),
-        Details("How to read this table", [Notes(board.notes)]),
+        board.notes,
     ]
 
 
@@ -369,14 +357,18 @@ def runs_table(runs: Sequence[Run]) -> Table:
 def reference_blocks() -> list[Block]:
     """Return the rules, and published results of other protocols."""
     rules = [(rule.number, rule.sentence, CONSEQUENCES[rule.kind]) for rule in RULES]
-    entries = [name for name in columns_of("glue") if name != "mnli_mismatched"]
     results = []
     for row in OTHER_PROTOCOLS:
-        scores = [str(Score(row.scores.get(name))) for name in entries]
-        source = join_words(row.source, row.note, separator="; ")
-        results.append((row.title, str(row.avg8), *scores, row.parameters, row.cost, source))
-    titles = [title_of(name).removesuffix("-m") for name in entries]
-    columns = ("Model", "average of 8", *titles, "Parameters", "Pretraining", "Source")
+        scores = [str(row.cell(name)) for name in ("avg8", *EIGHT)]
+        results.append((row.title, *scores, row.parameters, row.cost, row.detail))
+    columns = (
+        "Model",
+        "average of 8",
+        *map(title_of, EIGHT),
+        "Parameters",
+        "Pretraining",
+        "Source",
+    )
     return [
         Details("The rules", [Table(("Rule", "Sentence", "A run that breaks it"), rules, 3)]),
         Details("Published results of other protocols, not comparable", [Table(columns, results)]),

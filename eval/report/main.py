@@ -80,15 +80,7 @@ def main(
         of_suite = [row for row in rows if row.suite == suite]
         if of_suite:
             boards.append(board_of(of_suite, loaded, verdicts))
-    problems = {run.folder.name: run.problem for run in loaded if run.problem}
-    ranked = sum(row.ranked for row in rows)
-    counts = (counted(len(loaded), "run"), counted(len(rows), "scored row"), f"{ranked} ranked")
-    summary = f"{', '.join(counts)}."
-    _write(out / "leaderboard.html", leaderboard_page(boards, sections, problems, summary))
-    _write(out / "leaderboard.md", to_markdown(_markdown_blocks(boards, loaded, problems, summary)))
-    entries = [ranked for board in boards for ranked in board.ranked]
-    _write(out / "leaderboard.csv", to_csv(rows, entries))
-    _write(out / "leaderboard.tex", to_latex(boards))
+    _write_leaderboard(out, loaded, rows, boards, sections)
     for board in boards:
         table = summary_table(board)
         show_table(board.title, table.columns, table.rows)
@@ -124,6 +116,25 @@ def _takes_report(run: Run, place: Path) -> bool:
         return True
     say(f"{run.label}: its folder can only be read, so it gets no report")
     return False
+
+
+def _write_leaderboard(
+    out: Path,
+    runs: Sequence[Run],
+    rows: Sequence[Row],
+    boards: Sequence[Board],
+    sections: Sequence[Section],
+) -> None:
+    """Write the four forms of the leaderboard."""
+    problems = {run.folder.name: run.problem for run in runs if run.problem}
+    ranked = sum(row.ranked for row in rows)
+    counts = (counted(len(runs), "run"), counted(len(rows), "scored row"), f"{ranked} ranked")
+    summary = f"{', '.join(counts)}."
+    _write(out / "leaderboard.html", leaderboard_page(boards, sections, problems, summary))
+    _write(out / "leaderboard.md", to_markdown(_markdown_blocks(boards, runs, problems, summary)))
+    entries = [ranked for board in boards for ranked in board.ranked]
+    _write(out / "leaderboard.csv", to_csv(rows, entries))
+    _write(out / "leaderboard.tex", to_latex(boards))
 
 
 def _markdown_blocks(

@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from cramming.data.task_files import ENTRIES
-from eval.report.blocks import Block, Details, Notes, Table, to_data
+from eval.report.blocks import Block, Table, to_data
 from eval.report.facts import FACTS, differences, facts_of
 from eval.report.format import Score, describe_run, run_id
 from eval.report.leaderboard import Board, column_title, reference_blocks, summary_table
@@ -109,13 +109,12 @@ def _board_data(board: Board) -> dict[str, Any]:
     for name in board.columns:
         columns.append([name, column_title(name), "task" if name in ENTRIES else "headline"])
     rows = frame.map(_cell_data).to_dict("records")
-    notes = Details("How to read this table", [Notes(board.notes)])
     return {
         "title": board.title,
         "headline": board.headline,
         "columns": columns,
         "rows": rows,
-        "notes": to_data([notes]),
+        "notes": to_data([board.notes]),
     }
 
 

@@ -6,7 +6,7 @@ development set). Rows of `other_protocols` do not (tuning per task, intermediat
 average), so they are printed apart, for orientation only.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import yaml
 
 from cramming.data.suites import AVERAGES
 from cramming.scores import mean_of
-from eval.report.format import Score
+from eval.report.format import Score, join_words
 
 # The entries of avg-9 in the order in which the cramming paper prints them.
 NINE = ("mnli_matched", "mnli_mismatched", "qqp", "qnli", "sst2", "cola", "stsb", "mrpc", "rte")
@@ -25,22 +25,26 @@ PROTOCOL = "GLUE dev, at most 5 epochs, one hyperparameter set for all tasks"
 
 @dataclass(frozen=True)
 class Reference:
-    """Published row of the same protocol, in percent; `scores` is empty if only the average is published.
+    """Published row, in percent; `scores` is empty if only an average is published.
 
-    The average is the published number. If all task scores are published, it is what this suite's definition gives.
+    An average is the published number, or what this suite's definition gives if all task scores are published. That of
+    another protocol compares with no average of this suite. `spread`: standard deviation of avg-9.
     """
 
     title: str
     source: str
-    avg9: float
     scores: Mapping[str, float]
+    avg9: float | None = None
+    avg8: float | None = None
     spread: float | None = None
+    parameters: str = ""
+    cost: str = ""
     note: str = ""
 
     @property
-    def avg8(self) -> float | None:
-        """Average with one MNLI entry, computed from the task scores; None if they are not published."""
-        return mean_of([self.scores.get(entry) for entry in EIGHT])
+    def detail(self) -> str:
+        """Source and note."""
+        return join_words(self.source, self.note, separator="; ")
 
     def cell(self, column: str) -> Score:
         """Return the score of an average or an entry."""
@@ -49,25 +53,16 @@ class Reference:
         return Score(self.avg8 if column == "avg8" else self.scores.get(column))
 
 
-@dataclass(frozen=True)
-class OtherProtocol:
-    """Published row of another protocol: an average over 8 tasks that compares with no average of this suite."""
-
-    title: str
-    parameters: str
-    cost: str
-    avg8: float
-    source: str
-    scores: Mapping[str, float]
-    note: str = ""
+def _read(section: str, entries: Sequence[str]) -> tuple[Reference, ...]:
+    """Return the rows of a section of the file, whose scores have the order of `entries`."""
+    rows = []
+    for row in _PUBLISHED[section]:
+        scores = dict(zip(entries, row.get("scores", ())))
+        computed = mean_of([scores.get(entry) for entry in EIGHT])
+        rows.append(Reference(**{"avg8": computed, **row, "scores": scores}))
+    return tuple(rows)
 
 
 _PUBLISHED = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-REFERENCES = tuple(
-    Reference(**{**row, "scores": dict(zip(NINE, row.get("scores", ())))})
-    for row in _PUBLISHED["same_protocol"]
-)
-OTHER_PROTOCOLS = tuple(
-    OtherProtocol(**{**row, "scores": dict(zip(EIGHT, row.get("scores", ())))})
-    for row in _PUBLISHED["other_protocols"]
-)
+REFERENCES = _read("same_protocol", NINE)
+OTHER_PROTOCOLS = _read("other_protocols", EIGHT)

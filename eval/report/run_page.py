@@ -91,14 +91,14 @@ def scores_table(first: Row, beside: Sequence[Row]) -> Table:
     for row in beside:
         titles += [TITLES[row.init], "Difference"]
     lines = []
-    for name in (*first.averages, SCORED_MEAN):
+    for name in (*AVERAGES[first.suite], SCORED_MEAN):
         if first.cell(name).value is not None:
             title = f"mean of {titles_of(first.scored)}" if name == SCORED_MEAN else title_of(name)
-            lines.append([title, *_compare(name, first, beside), "", "", "", ""])
+            lines.append([title, *_compare(name, first, beside), "", "", ""])
     for name, task in sorted(first.section.tasks.items(), key=lambda item: _place(item[0])):
         title = title_of(name) if name in ENTRIES else task.title
         lines.append([title, *_compare(name, first, beside), *_task_cells(task)])
-    return Table([*titles, "Metric", "Mean over seeds", "Other metrics", "Examples"], lines)
+    return Table([*titles, "Metric", "Other metrics", "Examples"], lines)
 
 
 def _place(name: str) -> int:
@@ -117,12 +117,8 @@ def _compare(column: str, first: Row, beside: Sequence[Row]) -> Iterator[str]:
 
 
 def _task_cells(task: TaskScore) -> Iterator[str]:
-    """Yield main metric, mean over seeds, medians of the other metrics, and numbers of examples."""
-    main = task.main
+    """Yield main metric, medians of the other metrics, and numbers of examples."""
     yield task.main_metric.replace("_", " ")
-    ends = " to ".join(f"{100 * end:.1f}" for end in main.mean_ci95 or [])
-    mean = DASH if main.mean is None else f"{100 * main.mean:.1f}"
-    yield f"{mean} ({ends})" if ends else mean
     others = {name: each.median for name, each in task.metrics.items() if name != task.main_metric}
     medians = [f"{name} {100 * value:.1f}" for name, value in others.items() if value is not None]
     yield ", ".join(medians)
@@ -139,12 +135,12 @@ def _count(examples: int | None, official: int | None) -> str:
 def _score_notes(row: Row) -> Iterator[str]:
     """Yield what the numbers mean, and what is wrong with them."""
     section = row.section
-    for name in row.averages:
-        yield f"{title_of(name)}: {AVERAGES[row.suite][name].definition}."
+    for name, average in AVERAGES[row.suite].items():
+        yield f"{title_of(name)}: {average.definition}."
     seeds = ", ".join(map(str, section.seeds))
     yield (
         f"{section.split} split, median ± standard deviation over seeds {seeds}, {section.selection} scored."
-        " ± of an average: that of each seed's own average. Mean over seeds: with Student's 95 % interval."
+        " ± of an average: that of each seed's own average."
     )
     problems = {name: task.remark for name, task in section.tasks.items() if task.remark}
     for name, problem in (problems | section.absent).items():

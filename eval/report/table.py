@@ -63,22 +63,23 @@ class Row:
         """Whether the row is without pretraining."""
         return self.init != "pretrained"
 
-    @property
-    def has_encoder(self) -> bool:
-        """Whether an encoder was scored, trained or not."""
-        return self.init not in (BAG_OF_WORDS, CONSTANT)
-
     @cached_property
-    def averages(self) -> dict[str, float | None]:
-        """Values of the suite's averages."""
-        recorded = self.section.averages
-        names = AVERAGES[self.suite]
-        return {name: recorded[name].value if name in recorded else None for name in names}
+    def scores(self) -> dict[str, Score]:
+        """Scores of the recorded tasks and averages."""
+        scores = {}
+        for name, task in self.section.tasks.items():
+            scores[name] = Score(task.score, task.spread, SUBSET if task.subset else "")
+        mark = SUBSET if self.subset else ""
+        for name, average in self.section.averages.items():
+            values = self.scores_by_seed(name)
+            spread = statistics.stdev(values) if len(values) > 1 else None
+            scores[name] = Score(average.value, spread, mark)
+        return scores
 
     @property
     def main(self) -> float | None:
         """Average that the suite is ranked by."""
-        return self.averages[main_average(self.suite)]
+        return self.score(main_average(self.suite))
 
     @property
     def subset(self) -> bool:
@@ -114,7 +115,7 @@ class Row:
         """Mean of the tasks that have a score, for a row without the main average."""
         if self.main is not None or not self.scored:
             return None
-        return mean_of([self.score(entry) for entry in self.scored])
+        return self._mean(self.scored)
 
     @cached_property
     def gain(self) -> Gain | None:
@@ -125,18 +126,17 @@ class Row:
         gains = []
         for baseline in self.baselines:
             both = [entry for entry in self.scored if entry in baseline.scored]
-            points = [self._points(entry) - baseline._points(entry) for entry in both]
-            if points:
-                gains.append(Gain(statistics.fmean(points), baseline, len(both)))
+            if both:
+                points = self._mean(both) - baseline._mean(both)
+                gains.append(Gain(points, baseline, len(both)))
         return min(gains, key=lambda gain: (-gain.entries, gain.points), default=None)
 
-    def score(self, entry: str) -> float | None:
-        """Return the score of an entry in percent."""
-        task = self.section.tasks.get(entry)
-        return task.score if task else None
+    def score(self, column: str) -> float | None:
+        """Return the score of a task or an average in percent."""
+        return self.cell(column).value
 
-    def _points(self, entry: str) -> float:
-        return self.score(entry) or 0.0
+    def _mean(self, entries: Sequence[str]) -> float:
+        return statistics.fmean(self.score(entry) or 0.0 for entry in entries)
 
     def scores_by_seed(self, average: str) -> list[float]:
         """Return an average for each seed alone, in percent; empty if a value is missing."""
@@ -150,19 +150,11 @@ class Row:
 
     def cell(self, column: str) -> Score:
         """Return the score of an average, of an entry, of the gain, or of the scored tasks."""
-        mark = SUBSET if self.subset else ""
         if column == GAIN:
             return Score(self.gain.points if self.gain else None)
         if column == SCORED_MEAN:
             return Score(self.scored_mean, mark=PARTIAL)
-        if column in self.averages:
-            values = self.scores_by_seed(column) if self.averages[column] is not None else []
-            spread = statistics.stdev(values) if len(values) > 1 else None
-            return Score(self.averages[column], spread, mark)
-        task = self.section.tasks.get(column)
-        if task is None:
-            return Score()
-        return Score(task.score, task.spread, SUBSET if task.subset else "")
+        return self.scores.get(column, Score())
 
 
 def main_average(suite: str) -> str:

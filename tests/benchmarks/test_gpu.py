@@ -826,6 +826,7 @@ def test_a_killed_run_is_resumed_from_a_checkpoint(gpu: Any, tiny_lab: Any, bund
     tiny_lab.record.add(row="run", begun=1.0)
     result = gpu.run_rows.killed_and_resumed(tiny_lab)
     assert result["resumed_step"] > 0 and len(result["processes"]) == 2 and result["exported"]
+    assert result["tokens_per_second"] > 0 and result["record"]["steps"] > result["resumed_step"]
     told = gpu.run_rows.tell_run({**result, **tiny_lab.record.result("run")})
     assert f"resumed from step {result['resumed_step']}" in told
 

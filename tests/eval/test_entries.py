@@ -166,9 +166,9 @@ def test_tracks_of_equal_work_know_no_device() -> None:
     assert day == track_for("hours", 24, "wall", "A100 80GB")
     assert work == track_for("exaflops", 13, None, None)
     assert [track.title for track in (day, work, minutes)] == [
-        "24 h on A100 80GB",
-        "13 exaFLOPs on any device (the day of an RTX A6000)",
-        "3 min of CPU time on AMD EPYC",
+        "24 hours on A100 80GB",
+        "13 exaflops on any device (the day of an RTX A6000)",
+        "3 minutes of CPU time on AMD EPYC",
     ]
     assert sort_tracks([None, work, minutes, day]) == [day, minutes, work, None]
 
