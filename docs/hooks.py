@@ -17,7 +17,9 @@ from eval.rules.page import rules_list
 
 _MARKER = re.compile(r"^<!-- generated: (.+) -->$", re.MULTILINE)
 _CODE = re.compile(r"(`[^`]*`)")
-_MARKUP = re.compile(r"[<>*_\[\]]")
+_MARKUP = str.maketrans(
+    {"<": "&lt;", ">": "&gt;", "*": r"\*", "_": r"\_", "[": r"\[", "]": r"\]"}
+)
 
 _ROOT = Path(__file__).resolve().parents[1]
 # Pictures that lie beside their raw numbers, by their place in the site.
@@ -95,7 +97,7 @@ def _escaped_segments(text: str) -> Iterator[str]:
         if segment.startswith("`"):
             yield segment
         else:
-            yield _MARKUP.sub(lambda sign: f"\\{sign[0]}", segment)
+            yield segment.translate(_MARKUP)
 
 
 GENERATED: dict[str, Callable[[], str]] = {

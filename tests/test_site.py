@@ -75,7 +75,7 @@ def test_the_page_of_the_run_log_has_all_events() -> None:
 
 def test_code_stays_and_the_rest_is_no_markup() -> None:
     escaped = HOOKS.escape("`a<b>` is <runs>/*_x_*")
-    assert escaped == "`a<b>` is \\<runs\\>/\\*\\_x\\_\\*"
+    assert escaped == r"`a<b>` is &lt;runs&gt;/\*\_x\_\*"
 
 
 def test_the_navigation_has_every_page_once() -> None:

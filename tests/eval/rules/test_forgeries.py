@@ -1,6 +1,6 @@
 """A table of forged logs whose chain is whole again: what the rules flag, what other proof shows, what nothing does.
 
-docs/explanation/verification.md has the counts by class. No goal is set on them; the table is there to keep them honest.
+docs/explanation/verification.md has the counts by class. No goal is set on them; the table keeps them honest.
 """
 
 import collections
