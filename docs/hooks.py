@@ -17,12 +17,10 @@ from eval.rules.page import rules_list
 
 _MARKER = re.compile(r"^<!-- generated: (.+) -->$", re.MULTILINE)
 _CODE = re.compile(r"(`[^`]*`)")
-_MARKUP = str.maketrans(
-    {"<": "&lt;", ">": "&gt;", "*": r"\*", "_": r"\_", "[": r"\[", "]": r"\]"}
-)
+_MARKUP = str.maketrans({"<": "&lt;", ">": "&gt;", "*": r"\*", "_": r"\_", "[": r"\[", "]": r"\]"})
 
 _ROOT = Path(__file__).resolve().parents[1]
-# Pictures that lie beside their raw numbers, by their place in the site.
+# Path in the site -> picture that lies beside its raw numbers.
 PICTURES = {
     "results/curves_10M.svg": "benchmarks/results/duels_5M_10M_cpu_2026-11-23/curves_10M.svg",
 }
@@ -32,8 +30,8 @@ def on_files(files: Any, config: Any) -> Any:
     """Add the pictures that are not in docs/; mkdocs calls it once."""
     from mkdocs.structure.files import File
 
-    for place, path in PICTURES.items():
-        files.append(File.generated(config, place, abs_src_path=str(_ROOT / path)))
+    for site_path, path in PICTURES.items():
+        files.append(File.generated(config, site_path, abs_src_path=str(_ROOT / path)))
     return files
 
 

@@ -96,7 +96,7 @@ def test_the_navigation_has_every_page_once() -> None:
 )
 def test_a_linked_file_exists(path: Path) -> None:
     links = re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8"))
-    borrowed = {f"{DOCS}/{place}" for place in HOOKS.PICTURES}
+    borrowed = {f"{DOCS}/{site_path}" for site_path in HOOKS.PICTURES}
     for link in links:
         file = path.parent / link.partition("#")[0]
         if "://" not in link and str(file) not in borrowed:
