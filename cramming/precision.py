@@ -83,7 +83,7 @@ def slow_products(mode: Mode, device_type: str) -> str | None:
     """Return a warning where a CPU emulates the products of `mode`; None elsewhere.
 
     fp16 trained at 0.08 and bf16 at 0.1 times the speed of fp32 on a CPU without instructions for them
-    (docs/tricks.md).
+    (docs/results/tricks.md).
     """
     if device_type != "cpu" or mode == resolve("auto", torch.device("cpu")):
         return None

@@ -2,7 +2,7 @@
 
 `runs/<name>/run.jsonl` is the run: everything else that is said about it is computed from these events
 (cramming/record.py). Nothing is ever rewritten. A resume supersedes earlier events by naming its checkpoint, and a last
-line that a crash cut short is dropped. The chain proves order and completeness, not truth (docs/run_log.md).
+line that a crash cut short is dropped. The chain proves order and completeness, not truth (docs/reference/run_log.md).
 """
 
 import hashlib

@@ -56,7 +56,9 @@ def _refuse(folder: Path, run: Run) -> None:
         raise UserError(f"{folder}: not finished: {missing or reason}.")
     if verdict.division == "invalid":
         rules = ", ".join(finding.rule for finding in verdict.broken_of("both"))
-        raise UserError(f"{folder}: invalid by {rules} (docs/rules.md). Nothing to submit.")
+        raise UserError(
+            f"{folder}: invalid by {rules} (docs/reference/rules.md). Nothing to submit."
+        )
 
 
 def _manifest(folder: Path, record: Record) -> Path | None:

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import typer
 import yaml
 
 from cramming import cli, verbs
@@ -35,7 +36,7 @@ SHOWN = {
     f"{path.relative_to(ROOT)}: {command}": command
     for path in (
         ROOT / "README.md",
-        *sorted((ROOT / "docs").glob("*.md")),
+        *sorted((ROOT / "docs").rglob("*.md")),
         *sorted((ROOT / "conf").rglob("*.yaml")),
     )
     if path.name != "log.md"  # history: commands of their time
@@ -43,11 +44,17 @@ SHOWN = {
 }
 
 
+def verbs_shown(prefix: str) -> set[str]:
+    """Return the verbs of the commands in files whose paths begin so."""
+    return {command.split()[0] for place, command in SHOWN.items() if place.startswith(prefix)}
+
+
 def test_the_commands_are_found() -> None:
-    shown = {
-        command.split()[0] for place, command in SHOWN.items() if place.startswith("README.md")
-    }
-    assert shown == set(VERBS)
+    """The README shows every everyday verb, and the pages show all verbs."""
+    commands = typer.main.get_command(cli.app).commands
+    everyday = {name for name, verb in commands.items() if verb.rich_help_panel == cli.EVERYDAY}
+    assert verbs_shown("README.md") >= everyday
+    assert verbs_shown("README.md") | verbs_shown("docs/") == set(VERBS)
     files = {shown.split(":")[0] for shown in SHOWN}
     assert files >= {"conf/experiment/crammed-bert-day.yaml", "conf/study/architectures.yaml"}
 
@@ -113,10 +120,10 @@ TORCHRUN = re.compile(r"^(.*\btorchrun .*) -m cramming pretrain (.*)$", re.MULTI
 
 
 def test_the_commands_for_several_processes_are_accepted_by_as_many() -> None:
-    """Those of README.md and docs/several_machines.md; and the batch script there is one for bash."""
+    """Those of the guides on several processes and machines; and the batch script there is one for bash."""
     texts = [
         (ROOT / name).read_text(encoding="utf-8")
-        for name in ("README.md", "docs/several_machines.md")
+        for name in ("docs/guides/several_processes.md", "docs/guides/several_machines.md")
     ]
     found = [pair for text in texts for pair in TORCHRUN.findall(re.sub(r"\\\n\s*", "", text))]
     assert len(found) == 4
@@ -136,11 +143,12 @@ def test_the_commands_for_several_processes_are_accepted_by_as_many() -> None:
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
-def test_the_readmes_recipes_are_no_laptops_defaults() -> None:
+def test_the_recipes_of_a_day_are_no_laptops_defaults() -> None:
     """A large model comes with the batch and the learning rate that it was made for."""
+    pages = ("README.md", "docs/tutorials/first_gpu_day.md")
     for shown, command in SHOWN.items():
         words = shlex.split(command, comments=True)
-        if shown.startswith("README.md") and words[0] in ("run", "pretrain", "plan"):
+        if shown.startswith(pages) and words[0] in ("run", "pretrain", "plan"):
             call = call_of(words)
             if call is not None and not call.sweep:
                 recipe = verbs.recipe_of(call)

@@ -13,7 +13,7 @@ the pieces whose JSON contains a text:
                kernel that computes angles fails: rotary tables are made once, not for each head of each layer.
 
 With `--report` nothing is tried: tables of both, with a roofline, go into `--out` (a result file) and `--docs` (a
-section of docs/tricks.md).
+section of docs/results/tricks.md).
 
 It needs torch's CUDA build with Triton (for the H200's versions: torch 2.11.0+cu130, Triton 3.6), gcc, and what the
 suite needs. It says nothing about whether a number is right, nor how fast a kernel is: the roofline is a reckoning.
@@ -199,7 +199,7 @@ def main() -> None:
     parser.add_argument(
         "--docs",
         type=Path,
-        help="the file whose section on the dry run is replaced: docs/tricks.md",
+        help="the file whose section on the dry run is replaced: docs/results/tricks.md",
     )
     parser.add_argument("--pieces", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -1,6 +1,6 @@
-"""Tables of a measured card: a result file, and a section of docs/tricks.md.
+"""Tables of a measured card: a result file, and a section of docs/results/tricks.md.
 
-    python benchmarks/gpu/write.py measured --docs docs/tricks.md
+    python benchmarks/gpu/write.py measured --docs docs/results/tricks.md
 
 The section replaces this card's earlier one. Without `--docs` only the result file is written; its end has the lines.
 """

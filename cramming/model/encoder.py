@@ -342,7 +342,7 @@ class Encoder(nn.Module):
 def _materialized_stream(hidden_TD: Tensor) -> Tensor:
     """Return `hidden_TD`, materialized where products are in 16 bits.
 
-    There it saves bytes in the dry run of a GPU's compiled code (docs/tricks.md); elsewhere nothing was reckoned.
+    There it saves bytes in the dry run of a GPU's compiled code (docs/results/tricks.md). Elsewhere it was not tried.
     """
     is_low = compute_dtype(hidden_TD).itemsize == 2
     return materialized(hidden_TD) if is_low else hidden_TD

@@ -1,11 +1,9 @@
-"""The tables of events in docs/run_log.md, generated from the models of the events.
+"""The tables of events in run.jsonl and duels.jsonl, generated from the models of the events.
 
-python -m eval.report.log_page        # writes docs/run_log.md anew
+python -m eval.report.log_page        # prints both; the site's page of the run log shows the same
 """
 
-import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -13,17 +11,15 @@ from pydantic import BaseModel
 from cramming.runlog import COUNTERS, Counted, Event, LabelledSet, RunEvent, SetScores, Timed
 from eval.duel.duel_log import DuelEvent, SideResult, SideTerms
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "run_log.md"
-_GENERATED = re.compile(r"(<!-- (run|duels): begin -->\n).*?(<!-- \2: end -->)", re.DOTALL)
+
+def run_events() -> str:
+    """Return the table of the events of a run log as Markdown."""
+    return _table([*_events(RunEvent), LabelledSet, SetScores])
 
 
-def log_page(page: str) -> str:
-    """Return the page with its tables of events generated anew; the rest of the text stays."""
-    tables = {
-        "run": _table([*_events(RunEvent), LabelledSet, SetScores]),
-        "duels": _table([*_events(DuelEvent), SideTerms, SideResult]),
-    }
-    return _GENERATED.sub(lambda match: f"{match[1]}\n{tables[match[2]]}\n{match[3]}", page)
+def duel_events() -> str:
+    """Return the table of the events of duels.jsonl as Markdown."""
+    return _table([*_events(DuelEvent), SideTerms, SideResult])
 
 
 def _events(annotated: Any) -> tuple[type[Event], ...]:
@@ -65,4 +61,4 @@ def _fields(model: type[BaseModel]) -> list[str]:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(log_page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    print(run_events(), duel_events(), sep="\n")

@@ -1,1 +1,1 @@
-"""The numbered rules (docs/rules.md) and their evidence."""
+"""The numbered rules (docs/reference/rules.md) and their evidence."""

@@ -1,7 +1,7 @@
 """Rules of the closed division: machine, objective, weights, corpus, tokenizer, code.
 
-Each check's docstring is the rule's sentence in docs/rules.md; `eval.rules.table` numbers them. Rules on scores are in
-`eval.rules.fine_tuning`.
+Each check's docstring is the rule's sentence in docs/reference/rules.md; `eval.rules.table` numbers them. Rules on
+scores are in `eval.rules.fine_tuning`.
 """
 
 import re

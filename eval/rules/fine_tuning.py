@@ -1,6 +1,6 @@
 """Rules of the closed division on scores: one set of hyperparameters, no selection, seeds, whole tasks.
 
-Each check's docstring is the rule's sentence in docs/rules.md; `eval.rules.table` numbers them.
+Each check's docstring is the rule's sentence in docs/reference/rules.md; `eval.rules.table` numbers them.
 """
 
 import json

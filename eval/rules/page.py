@@ -1,37 +1,34 @@
-"""The list of rules in docs/rules.md, generated from the docstrings of the checks.
+"""The list of rules, generated from the docstrings of the checks.
 
-python -m eval.rules.page        # writes docs/rules.md anew
+python -m eval.rules.page        # prints it; the site's page of rules shows the same
 """
 
-import re
-from pathlib import Path
+from collections.abc import Sequence
 
 from eval.rules.table import PLAUSIBILITY_RULES, RECORD_RULES, Kind, Rule
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "rules.md"
-# Heading of each list, and what a broken rule of it means.
+# Heading of each list by what a broken rule of it means.
 TITLES: dict[Kind, str] = {
     "finished": "Finished runs",
     "both": "Both divisions",
     "closed": "Closed division",
     "remark": "Remarks",
 }
-_GENERATED = re.compile(r"(<!-- rules: begin -->\n).*(<!-- rules: end -->)", re.DOTALL)
 
 
-def rules_page(page: str) -> str:
-    """Return the page with its list of rules generated anew; the rest of the text stays."""
-    lists: list[str] = []
+def rules_list() -> str:
+    """Return the numbered sentences of all rules as Markdown, one list for each kind."""
+    lines: list[str] = []
     for kind, title in TITLES.items():
-        rules = [rule for rule in RECORD_RULES if rule.kind == kind]
-        lists += _list(title, rules)
+        lines += _list(title, _of_kind(RECORD_RULES, kind))
         if kind == "both":
-            rules = [rule for rule in PLAUSIBILITY_RULES if rule.kind == kind]
-            lists += _list("Both divisions: plausibility of the log", rules)
-        if kind == "remark":
-            lists += _list(title, [rule for rule in PLAUSIBILITY_RULES if rule.kind == kind])
-    text = "\n".join(lists)
-    return _GENERATED.sub(lambda match: f"{match[1]}\n{text}\n{match[2]}", page)
+            title = "Both divisions: plausibility of the log"
+        lines += _list(title, _of_kind(PLAUSIBILITY_RULES, kind))
+    return "\n".join(lines)
+
+
+def _of_kind(rules: Sequence[Rule], kind: Kind) -> list[Rule]:
+    return [rule for rule in rules if rule.kind == kind]
 
 
 def _list(title: str, rules: list[Rule]) -> list[str]:
@@ -42,4 +39,4 @@ def _list(title: str, rules: list[Rule]) -> list[str]:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(rules_page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    print(rules_list())

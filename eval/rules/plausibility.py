@@ -1,8 +1,9 @@
 """Plausibility rules: is the log one that a training process can have written?
 
-Each function's docstring is the rule's sentence in docs/rules.md. The numbers of a log follow from each other and from
-the recipe, and its clocks and rates are bounded by the hardware; a careless forgery breaks one of these. Whoever keeps
-to all of them is found by a replay, by the weights or by the labels, or not at all (docs/rules.md).
+Each function's docstring is the rule's sentence in docs/reference/rules.md. The numbers of a log follow from each other
+and from the recipe, and its clocks and rates are bounded by the hardware; a careless forgery breaks one of these.
+Whoever keeps to all of them is found by a replay, by the weights or by the labels, or not at all
+(docs/explanation/verification.md).
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The rules of the suite as code: each numbered sentence of docs/rules.md is one pure function.
+"""The rules of the suite as code: each numbered sentence of docs/reference/rules.md is one pure function.
 
 A check never repairs or guesses: it reads what the log says, returns whether the sentence holds, and shows its
 evidence. `report`, `verify` and `submit` all get a run's verdict from `evaluate`.
@@ -39,7 +39,7 @@ class Rule(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """The sentence, as docs/rules.md has it."""
+        """The sentence, as docs/reference/rules.md has it."""
         return " ".join((self.check.__doc__ or "").split())
 
     def __call__(self, evidence: Record | Evidence) -> Finding:

@@ -1,6 +1,6 @@
 """Rules for both divisions: what a run needs before its numbers are listed.
 
-Each check's docstring is the rule's sentence in docs/rules.md; `eval.rules.table` numbers them.
+Each check's docstring is the rule's sentence in docs/reference/rules.md; `eval.rules.table` numbers them.
 """
 
 from collections.abc import Iterator

@@ -349,14 +349,14 @@ def test_transformers_loads_the_tokenizer_of_a_corpus_with_its_special_tokens(
     } == corpus.special_ids._asdict()
 
 
-def test_the_loop_that_the_readme_shows_reads_a_corpus(
+def test_the_loop_that_the_corpus_page_shows_reads_a_corpus(
     text_file: Path, text_config: Config, run: Run
 ) -> None:
     folder = run(text_config(text_file)).folder
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    page = Path(__file__).parents[2] / "docs" / "reference" / "corpus.md"
     (code,) = [
         block
-        for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+        for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
         if "Corpus.open" in block
     ]
     names: dict[str, Any] = {}

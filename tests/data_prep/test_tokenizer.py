@@ -94,7 +94,7 @@ def test_loads_in_stock_transformers_and_encodes_pairs(
     spaced = [
         words[0],
         *(" " + word for word in words[1:]),
-    ]  # as README.md has it for byte-level BPE
+    ]  # as docs/guides/export.md has it for byte-level BPE
     assert fast(spaced, is_split_into_words=True)["input_ids"] == fast(" ".join(words))["input_ids"]
 
 

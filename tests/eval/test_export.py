@@ -23,7 +23,7 @@ from eval.rules.load import load_run
 from tests.eval.runs import score_run, write_run
 
 Export = Callable[..., Path]
-SPLIT_WORDS = '[words[0], *(" " + word for word in words[1:])]'  # README.md says it too
+SPLIT_WORDS = '[words[0], *(" " + word for word in words[1:])]'  # docs/guides/export.md says it too
 MODEL = Exported("a", None, 10, True, 128, 1, "ab" * 32, None, None)
 OWN = "model.first_attn_norm=true"  # a choice that stock transformers lacks
 

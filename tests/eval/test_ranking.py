@@ -42,7 +42,7 @@ def test_equal_recipes_are_called_different_no_more_often_than_is_said(spread: f
 
 @pytest.mark.parametrize(("most", "share"), [(5, 0.08), (10, 0.14)])
 def test_seeds_added_until_p_is_small_find_too_much(most: int, share: float) -> None:
-    """As docs/rules.md says, of equal recipes with three runs each to begin with."""
+    """As the page of rules says, of equal recipes with three runs each to begin with."""
     first, second = np.random.default_rng(3).standard_normal((2, DRAWS, most))
     counts = range(3, most + 1)
     different = [_simulated(first[:, :count], second[:, :count]) < NOISE for count in counts]

@@ -124,7 +124,7 @@ def test_a_rank_holds_its_part_only(spread: Any, case: Any, name: str) -> None:
 
 @pytest.mark.parametrize("name", list(TWO))
 def test_what_is_exchanged_follows_the_formula(spread: Any, case: Any, name: str) -> None:
-    """docs/experimental.md has it; the few numbers of the gradient's norm are not counted."""
+    """docs/explanation/experimental.md has it; the few numbers of the gradient's norm are not counted."""
     model, sizes = whole_model(case(TWO[name][0]))
     layers, late, width, found = (
         model.num_layers,

@@ -147,7 +147,10 @@ def test_a_parameter_with_two_names_is_loaded_by_both(
 
 @pytest.mark.parametrize("name", [*PLAIN, *HYBRID])
 def test_what_is_sent_and_held_follows_the_formula(spread: Any, alone: Any, name: str) -> None:
-    """docs/tricks.md has it, the sums of losses and norms aside: k micro-batches, N processes, S to a copy."""
+    """As docs/guides/several_processes.md has it, the sums of losses and norms aside.
+
+    k micro-batches, N processes, S to a copy.
+    """
     ranks, strategy, parameters = SPREAD[name][0], name.split("-")[0], alone(ONE)["parameters"]
     k, shards = 2 if ranks == 2 or name in HYBRID else 1, 2 if name in HYBRID else ranks
     gathered, scattered = {"zero2": (1, k), "zero3": (2 * k, k)}.get(strategy, (1, 1))

@@ -100,7 +100,9 @@ def test_a_cards_numbers_agree_with_each_other(card: Card) -> None:
     assert name is None or int(name[1]) == card.memory
 
 
-@pytest.mark.parametrize("page", ["README.md", "cramming/cli.py"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/tutorials/first_gpu_day.md", "cramming/cli.py"]
+)
 def test_cards_that_are_named_to_users_exist(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     named = re.findall(r'--device "([A-Z][^"]+)"', text) + re.findall(r'by name\W+"([^"]+)"', text)

@@ -1,6 +1,6 @@
 """A table of forged logs whose chain is whole again: what the rules flag, what other proof shows, what nothing does.
 
-The counts by class stand in docs/rules.md. No goal is set on them; the table is there to keep them honest.
+docs/explanation/verification.md has the counts by class. No goal is set on them; the table keeps them honest.
 """
 
 import collections
@@ -26,7 +26,7 @@ from eval.tasks.readers import read_file
 from eval.verify import Inputs, verify_run
 from tests.eval.rules.forge import Event, of_kind, read_events, write_events
 
-DOCS = Path(__file__).parents[3] / "docs" / "rules.md"
+DOCS = Path(__file__).parents[3] / "docs" / "explanation" / "verification.md"
 Change = Callable[[list[Event]], object]
 # What shows a forgery: a rule; else a verifier with the labels, the corpus, the weights, or a fine-tuning done again
 # (`verify`; weights include checkpoints at hand); a replay of the steps; nothing at all.
@@ -606,7 +606,7 @@ def test_what_shows_a_forgery(
 
 
 def test_the_rules_page_has_the_numbers() -> None:
-    """The table in docs/rules.md counts the forgeries by class and by what shows them."""
+    """The table in docs/explanation/verification.md counts the forgeries by class and by what shows them."""
     counts = collections.Counter((forgery.group, forgery.shown_by) for forgery in FORGERIES)
     groups = dict.fromkeys(forgery.group for forgery in FORGERIES)
     rows = [[group, *(str(counts[group, proof]) for proof in PROOFS)] for group in groups]
