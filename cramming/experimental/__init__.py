@@ -1,1 +1,1 @@
-"""Research strategies that most runs never use: documented in docs/explanation/experimental.md, loaded by name, never imported."""
+"""Research strategies that most runs never use, loaded by name (docs/explanation/experimental.md)."""

@@ -5,7 +5,8 @@ of others' entries. Parameters become DTensors on the mesh's `tp`; attention and
 plain tensors, so that every kernel, number format and autograd function does what it does in one process. Between them
 the residual stream is whole on each rank, or, with `sequence`, cut by tokens (Korthikanti et al. 2022, section
 4.2.2): norms, sums and dropout are then done once, not on each rank. Late layers work on the whole stream.
-docs/explanation/experimental.md has the communication volume and the memory. Shapes: T tokens, M targets, D hidden size.
+docs/explanation/experimental.md has the communication volume and the memory. Shapes: T tokens, M targets, D hidden
+size.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence

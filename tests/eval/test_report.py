@@ -98,7 +98,10 @@ def test_pages_are_as_before(tmp_path: Path, name: str) -> None:
     out = _report(folder)
     path = folder / "best-1" / "report" / name if name == "report.md" else out / name
     text = HASH.sub("<hash>", path.read_text(encoding="utf-8"))
-    for rules in ("## Reference", "<details><summary>Rules"):  # the page of rules has a test of its own
+    for rules in (
+        "## Reference",
+        "<details><summary>Rules",
+    ):  # the page of rules has a test of its own
         text = text.partition(rules)[0]
     if os.environ.get("UPDATE_GOLDEN"):
         (GOLDEN / name).write_text(text, encoding="utf-8")
