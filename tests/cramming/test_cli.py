@@ -427,7 +427,7 @@ class TestCheck:
                 ["max_length=4096", "512 positions"],
             ),
             (["optim.lr=-1"], ["optim"]),
-            (["forced=[gibberish]"], ["forced=['gibberish']: the tricks are:"]),
+            (["forced=[gibberish]"], ["forced=gibberish: unknown choice"]),
             (["train.sequence_length=100000"], ["train.sequence_length=100000"]),
             (["data=text", "data.paths=[nowhere.txt]"], ["nowhere.txt"]),
             (
