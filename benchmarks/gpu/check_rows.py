@@ -134,15 +134,15 @@ def parity(lab: Lab) -> Result:
 
 
 def tell_parity(result: Result) -> str:
-    """Return how many models have the gradients of fp32, and the distances of each in a line of its own."""
+    """Return how many models have the gradients of fp32, and the distances of each, those of the wrong ones first."""
     parts = []
-    for model, row in result["models"].items():
+    for model, row in sorted(result["models"].items(), key=lambda item: item[1]["is_right"]):
         loss, norm = (f"{pair[1]:.4f} ({pair[0]:.4f})" for pair in (row["loss"], row["norm"]))
         mark = "" if row["is_right"] else " BAD"
         cosine = f"{row['cosine']:.4f} of {row['worst']}"
         parts.append(f"{model} loss {loss} norm {norm} cosine {cosine}{mark}")
     right = len(parts) - len(result["failed"])
-    return "\n".join([f"{right} of {len(parts)} models as in fp32; 16 bits (fp32):", *parts])
+    return f"{right} of {len(parts)} as in fp32, 16 bits (fp32): " + "\n".join(parts)
 
 
 def _gradients(lab: Lab, model: str, *more: str, rows: int) -> dict[str, Any]:

@@ -139,11 +139,13 @@ def about(lab: Lab, scale: str) -> dict[str, Any]:
 
 def write_head(record: Record, head: dict[str, Any]) -> None:
     """Write the head of the record; SystemExit if its rows are measured elsewhere or with something else."""
-    first = record.about()
+    first, others = record.about(), []
     for name, value in first.items():
         if name != "date" and value != head[name]:
-            problem = f"its rows have {name}={value}, this call {head[name]}"
-            raise SystemExit(f"--work={record.work}: {problem}. Name another folder.")
+            others.append(f"{name}={value} (this call {head[name]})")
+    if others:
+        problem = f"its rows have {', '.join(others)}"
+        raise SystemExit(f"--work={record.work}: {problem}. Name another folder.")
     if not first:
         record.add(about=head)
 
