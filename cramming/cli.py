@@ -54,7 +54,7 @@ VERBS = {
         "eval.verify:main",
         "check a run by the rules and its files, or a corpus folder by its SHA-256",
         "data.corpus",
-        lent=("data_prep.again:embedded_tasks", "data_prep.again:overlap"),
+        lent=("data_prep.verify_corpus:embedded_tasks", "data_prep.verify_corpus:overlap"),
     ),
     "inspect": Verb(
         "cramming.data.inspect:main", "what a corpus holds: counts, lengths, texts", "data.corpus"

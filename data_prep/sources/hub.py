@@ -155,17 +155,14 @@ class HubSource(Source):
                 streaming=True,
             )
             for row in rows.shuffle(config.seed, buffer_size=1000) if shuffled else rows:
-                self.position, self._was_read = self.position + 1, True
-                place = f"{name}:{self.position:.0f}"
+                number = int(self.position)
+                self.position, self._was_read = number + 1, True
                 if config.ids_field:
-                    yield Document(
-                        "",
-                        place,
-                        name,
-                        self._own_tokens(np.asarray(row[config.ids_field], np.int64)),
-                    )
+                    ids = self._own_tokens(np.asarray(row[config.ids_field], np.int64))
+                    yield Document("", name, number, name, ids)
                 else:
-                    yield Document(record_text(place, config.text_field, row), place, name)
+                    text = record_text(f"{name}:{number}", config.text_field, row)
+                    yield Document(text, name, number, name)
 
     def sample_documents(self) -> Iterator[Document]:
         """Shuffled where a whole pass is hours of download, as only the beginning is read."""

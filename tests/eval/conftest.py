@@ -14,7 +14,7 @@ import pytest
 from cramming import environment
 from cramming.cli import VERBS, _load
 from cramming.overrides import compose
-from data_prep.again import overlap
+from data_prep.verify_corpus import overlap
 from eval.verify import Inputs
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
