@@ -29,7 +29,7 @@ from cramming.data.manifest import (
     token_dtype,
 )
 from cramming.files import explained, lock, overwrite_atomically, release, write_atomically
-from cramming.process_pool import WorkerDiedError, process_pool
+from cramming.process_pool import process_pool
 from cramming.progress import Progress, format_count, say
 from data_prep import corpus_card
 from data_prep.corpus_card import Result
@@ -40,20 +40,11 @@ from data_prep.prepare_config import Preparation, parse
 from data_prep.selection import Rows, Selector
 from data_prep.shard_writer import CorpusWriter
 from data_prep.sources.embedded import EmbeddedConfig
-from data_prep.sources.hub import ConnectionLostError
 from data_prep.sources.source import Source, Task, limited
 from data_prep.sources.text import TextSource
 from data_prep.stages import Stages
 from data_prep.stats import StageStats, text_bytes
-from data_prep.task_grid import (
-    Unfinished,
-    UnusableTextError,
-    discard,
-    finish,
-    finished_parts,
-    make_parts,
-    map_tasks,
-)
+from data_prep.task_grid import TaskGrid, UnusableTextError, finish, map_tasks, open_grid
 from data_prep.tokenizer import train as training
 from data_prep.tokenizer.load import describe, load
 from data_prep.tokenizer.train import Sample, Sampled
@@ -79,19 +70,13 @@ def main(config: Mapping[str, Any]) -> None:
         if (folder / MANIFEST).is_file():  # another process has finished it meanwhile
             confirm(preparation)
             return
-        interrupted = Unfinished.load(folder)  # what cannot be read is the user's to delete
         try:
-            prepare(preparation, interrupted)
-        except (ConnectionLostError, WorkerDiedError):
-            raise
+            with open_grid(preparation) as grid:
+                prepare(preparation, grid)
         except UserError as error:
-            remarks = [str(error), preparation.source.remark()]  # which part ended a mix
-            is_unusable = isinstance(error, UnusableTextError)
-            if is_unusable or not (interrupted or finished_parts(folder)):
-                discard(folder)
-            elif finished_parts(folder):
-                remarks.append(f"what is finished stays in {folder}")
-            error.args = ("; ".join(filter(None, remarks)),)
+            remark = preparation.source.remark()  # which part ended a mix
+            if remark:
+                error.args = (f"{error}; {remark}",)
             raise
         except OSError as error:
             raise explained(error, folder, "run the same command again") from None
@@ -129,70 +114,34 @@ def _flat(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {f"{name}.{key}": value for name in settings for key, value in settings[name].items()}
 
 
-def prepare(preparation: Preparation, interrupted: Unfinished | None) -> None:
-    """Make everything from the source to the manifest, or what an interrupted run has left to do."""
+def prepare(preparation: Preparation, grid: TaskGrid) -> None:
+    """Make everything from the source to the manifest."""
     folder, data = preparation.folder, preparation.data
-    state = _begin(preparation, interrupted)
-    tokenizer = _tokenizer(preparation)
-    state = state.with_tokenizer(folder)
+    # Loaded as every later run has it: what is written loses the last bits of some scores.
+    tokenizer = load(grid.tokenizer(partial(_tokenizer, preparation)))
     info = describe(tokenizer, folder / TOKENIZER)
-    parts = _make_parts(preparation, tokenizer, info)
-    sources = preparation.source.parts() or [entry["name"] for entry in state.sources]
+    parts = _make_parts(preparation, grid, tokenizer, info)
+    sources = preparation.source.parts() or [entry["name"] for entry in grid.sources]
     result = _select(preparation, parts, Rows(parts, sources), info)
-    changed = preparation.changed(state.sources, state.compared)
+    changed = preparation.changed(grid.sources, grid.compared)
     if changed:
         raise UserError(f"{changed}: changed while it was being read; run `cramming prepare` again")
     if isinstance(data, EmbeddedConfig):  # its fine-tuning tasks are made from the same world
         from data_prep.synthetic import tasks
 
         overwrite_atomically(folder / TASKS, lambda path: tasks.write_tasks(path, data.seed))
-    manifest = corpus_card.complete(preparation, state.sources, tokenizer, info, result)
+    manifest = corpus_card.complete(preparation, grid.sources, tokenizer, info, result)
     write_atomically(folder / MANIFEST, manifest.to_json())
     finish(folder)
     _report(preparation, manifest)
 
 
-def _begin(preparation: Preparation, state: Unfinished | None) -> Unfinished:
-    """Return the interrupted run's `state` if it is of the same settings and sources, else a new one."""
-    folder = preparation.folder
-    if state:
-        problem = _why_not_resumed(preparation, state)
-        count = finished_parts(folder)
-        if problem is None:
-            say(f"{folder}: resuming an interrupted run, {count} tasks are finished")
-            state.clear_unfinished(folder)
-            return state
-        say(
-            f"{folder}: an interrupted run was here and cannot be resumed ({problem}); starting over, {count} finished"
-            " tasks are lost"
-        )
-        discard(folder)
-    inventory = preparation.inventory()
-    state = Unfinished(preparation.settings_hash, inventory, preparation.compared)
-    state.save(folder)
-    return state
-
-
-def _why_not_resumed(preparation: Preparation, state: Unfinished) -> str | None:
-    if state.settings_hash != preparation.settings_hash:
-        return "since then has changed: settings, or the rules for text"
-    changed = preparation.changed(state.sources, state.compared)
-    if changed:
-        return f"since then has changed: {changed}"
-    if not state.has_its_tokenizer(preparation.folder):
-        return f"{preparation.folder / TOKENIZER}: not the tokenizer that it began with"
-    return None
-
-
-def _tokenizer(preparation: Preparation) -> Tokenizer:
-    """Return the corpus's tokenizer: of an interrupted run, an existing one, or trained now."""
-    target = preparation.folder / TOKENIZER
-    if not target.is_file():
-        existing = preparation.tokenizer_path
-        model = load(existing) if existing else _trained_tokenizer(preparation)
-        write_atomically(target, model.to_str(pretty=True))
-    # As every later run has it: what is written loses the last bits of some scores.
-    return load(target)
+def _tokenizer(preparation: Preparation) -> str:
+    """Return the text of an existing tokenizer.json, or of one that is trained now."""
+    existing = preparation.tokenizer_path
+    model = load(existing) if existing else _trained_tokenizer(preparation)
+    text: str = model.to_str(pretty=True)
+    return text
 
 
 def _trained_tokenizer(preparation: Preparation) -> Tokenizer:
@@ -280,7 +229,9 @@ class _SampleTask:
         return _TaskSample(sample.sampled(), damage, size)
 
 
-def _make_parts(preparation: Preparation, tokenizer: Tokenizer, info: TokenizerInfo) -> list[Part]:
+def _make_parts(
+    preparation: Preparation, grid: TaskGrid, tokenizer: Tokenizer, info: TokenizerInfo
+) -> list[Part]:
     """Have all tasks done, and return their parts. UserError when too many tokens are unknown."""
     data, source, near = preparation.data, preparation.source, preparation.data.near_duplicates
     dtype = token_dtype(info.vocab_size)
@@ -296,15 +247,15 @@ def _make_parts(preparation: Preparation, tokenizer: Tokenizer, info: TokenizerI
     )
     parts, before = list[Part](), Counter[str]()
     tokens = unknown = 0
+    made = grid.parts(
+        source.tasks(),
+        stages,
+        lambda folder, name: Part(folder, dtype).is_whole(name),
+        data.processes,
+        data.ray,
+    )
     with _progress("tokenize", source) as update:
-        for folder, position in make_parts(
-            source.tasks(),
-            stages,
-            lambda folder, name: Part(folder, dtype).is_whole(name),
-            preparation.folder,
-            data.processes,
-            data.ray,
-        ):
+        for folder, position in made:
             part = Part(folder, dtype)
             part.before = {origin: before[origin] for origin in part.node["begun"]}
             if part.node["relative"]:

@@ -26,6 +26,7 @@ from cramming.data.corpus import TASKS
 from cramming.data.manifest import TOKENIZER
 from cramming.files import LOCK, overwrite_atomically, remove, write_atomically
 from cramming.process_pool import WorkerDiedError, process_pool, usable_cores
+from cramming.progress import say
 from data_prep.tokenizer.load import TOKENIZER_CONFIG
 
 UNFINISHED = "unfinished.json"
@@ -51,6 +52,10 @@ class UnusableTextError(UserError):
     """No corpus can be made of this text with these settings: nothing of the work is worth keeping."""
 
 
+class TransientError(UserError):
+    """The same command may succeed later: what is finished is kept."""
+
+
 class Task(Protocol):
     """A task, as far as the grid knows it."""
 
@@ -61,6 +66,28 @@ class Task(Protocol):
     @property
     def position(self) -> float:
         """How far the source is read behind it."""
+
+
+class Inputs(Protocol):
+    """What a corpus is made from."""
+
+    @property
+    def folder(self) -> Path:
+        """Where the corpus will lie."""
+
+    @property
+    def settings_hash(self) -> str:
+        """What tells its settings from others."""
+
+    @property
+    def compared(self) -> list[dict[str, Any]]:
+        """The tasks' files that the text is compared with."""
+
+    def inventory(self) -> list[dict[str, Any]]:
+        """Return what the source consists of."""
+
+    def changed(self, sources: list[dict[str, Any]], compared: list[dict[str, Any]]) -> str | None:
+        """Return what differs from an earlier run's inputs, in words."""
 
 
 Make = Callable[[Any, Path], None]  # writes the files of a task's part into a folder
@@ -104,31 +131,142 @@ class Unfinished:
             remove(file)
         return None
 
-    def with_tokenizer(self, folder: Path) -> "Unfinished":
-        """Return and save the state from the moment on at which the folder's tokenizer counts."""
-        state = replace(self, tokenizer_sha256=file_sha256(folder / TOKENIZER))
-        state.save(folder)
-        return state
 
-    def has_its_tokenizer(self, folder: Path) -> bool:
-        """Return whether the folder's tokenizer is the one that the parts are made with."""
-        path = folder / TOKENIZER
-        is_there = path.is_file() and file_sha256(path) == self.tokenizer_sha256
-        return is_there or self.tokenizer_sha256 is None
+@contextmanager
+def open_grid(inputs: Inputs) -> Iterator["TaskGrid"]:
+    """Give the grid of a corpus, with what an interrupted run of the same inputs has finished.
 
-    def clear_unfinished(self, folder: Path) -> None:
+    A UserError leaves nothing behind if nothing was finished; else its message says that the rest stays.
+    """
+    grid = TaskGrid(inputs)
+    try:
+        grid.begin()
+        yield grid
+    except UserError as error:
+        grid.keep_or_discard(error)
+        raise
+
+
+class TaskGrid:
+    """The tasks of one corpus. `sources` and `compared` are the inputs as they were at the beginning."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        self.folder, self._inputs = inputs.folder, inputs
+        self._interrupted = Unfinished.load(self.folder)  # what cannot be read is not deleted
+
+    @property
+    def sources(self) -> list[dict[str, Any]]:
+        """What the source consists of."""
+        return self._state.sources
+
+    @property
+    def compared(self) -> list[dict[str, Any]]:
+        """The tasks' files that the text is compared with."""
+        return self._state.compared
+
+    def begin(self) -> None:
+        """Resume the interrupted run, or clear it away if it had other inputs."""
+        if self._interrupted:
+            problem = self._why_not_resumed(self._interrupted)
+            count = self.finished_tasks()
+            if problem is None:
+                say(f"{self.folder}: resuming an interrupted run, {count} tasks are finished")
+                self._clear_unfinished(self._interrupted)
+                self._state = self._interrupted
+                return
+            say(
+                f"{self.folder}: an interrupted run was here and cannot be resumed ({problem}); starting over,"
+                f" {count} finished tasks are lost"
+            )
+            self._discard()
+        inputs = self._inputs
+        self._state = Unfinished(inputs.settings_hash, inputs.inventory(), inputs.compared)
+        self._state.save(self.folder)
+
+    def keep_or_discard(self, error: UserError) -> None:
+        """Remove everything that an error makes useless."""
+        if isinstance(error, TransientError | WorkerDiedError):
+            return
+        count = self.finished_tasks()
+        if isinstance(error, UnusableTextError) or not (self._interrupted or count):
+            self._discard()
+        elif count:
+            error.args = (f"{error}; what is finished stays in {self.folder}",)
+
+    def _why_not_resumed(self, state: Unfinished) -> str | None:
+        if state.settings_hash != self._inputs.settings_hash:
+            return "since then has changed: settings, or the rules for text"
+        changed = self._inputs.changed(state.sources, state.compared)
+        if changed:
+            return f"since then has changed: {changed}"
+        path, expected = self.folder / TOKENIZER, state.tokenizer_sha256
+        if expected and not (path.is_file() and file_sha256(path) == expected):
+            return f"{path}: not the tokenizer that it began with"
+        return None
+
+    def _clear_unfinished(self, state: Unfinished) -> None:
         """Remove everything that is made anew: all but parts, the state, and the tokenizer if it counts."""
-        keep = {UNFINISHED, PARTS, TOKENIZER if self.tokenizer_sha256 else UNFINISHED}
-        for path in _made_here(folder):
-            if path.name not in keep:
+        kept = {UNFINISHED, PARTS, TOKENIZER if state.tokenizer_sha256 else UNFINISHED}
+        for path in self._made_here():
+            if path.name not in kept:
                 remove(path)
-        for path in (folder / PARTS).glob(".*"):
+        for path in (self.folder / PARTS).glob(".*"):
             remove(path)
 
+    def _discard(self) -> None:
+        """Remove what `prepare` makes, and nothing else; the state last, as it says whose the rest is."""
+        if (self.folder / UNFINISHED).is_file():
+            for path in self._made_here():
+                if path.name != UNFINISHED:
+                    remove(path)
+            remove(self.folder / UNFINISHED)
 
-def finished_parts(folder: Path) -> int:
-    """Return how many tasks of an interrupted run are done."""
-    return sum(1 for _ in (folder / PARTS).glob("[0-9]*"))
+    def _made_here(self) -> list[Path]:
+        """Return everything in the folder that `prepare` makes, temporary files included."""
+        suffixes = (".bin", ".idx", ".npy", ".part", ".tmp", ".old")
+        names = (UNFINISHED, PARTS, TOKENIZER, TOKENIZER_CONFIG, TASKS, CARD)
+        paths = sorted(self.folder.iterdir())
+        return [path for path in paths if path.suffix in suffixes or path.name in names]
+
+    def finished_tasks(self) -> int:
+        """Return how many tasks are done."""
+        return sum(1 for _ in (self.folder / PARTS).glob("[0-9]*"))
+
+    def tokenizer(self, make: Callable[[], str]) -> Path:
+        """Return the corpus's tokenizer.json, after writing what `make` returns if there is none."""
+        path = self.folder / TOKENIZER
+        if not path.is_file():
+            write_atomically(path, make())
+        self._state = replace(self._state, tokenizer_sha256=file_sha256(path))
+        self._state.save(self.folder)
+        return path
+
+    def parts(
+        self,
+        tasks: Iterable[Task],
+        make: Make,
+        is_whole: IsWhole,
+        processes: int | None,
+        ray: str | None,
+    ) -> Iterator[tuple[Path, float]]:
+        """Yield each task's part and position, in order, after making the parts that are not there yet."""
+        in_order: deque[tuple[Path, float]] = deque()
+
+        def missing() -> Iterator[tuple[Path, Task]]:
+            for number, task in enumerate(tasks):
+                part = self.folder / PARTS / f"{number:06d}"
+                in_order.append((part, task.position))
+                if not is_whole(part, task.name):
+                    yield part, task
+
+        work = _SendPart(make) if ray else _WritePart(make)
+        for (part, _), files in map_tasks(work, missing(), processes, ray):
+            if ray:
+                overwrite_atomically(part, partial(_write_files, files))
+            while in_order[0][0] != part:
+                yield in_order.popleft()
+            yield in_order.popleft()
+        yield from in_order
 
 
 def finish(folder: Path) -> None:
@@ -136,52 +274,6 @@ def finish(folder: Path) -> None:
     for path in (folder / PARTS, folder / UNFINISHED):
         if path.exists():  # a finished corpus may lie where nothing can be removed
             remove(path)
-
-
-def discard(folder: Path) -> None:
-    """Remove what an unfinished run has written, and nothing else; the state last, as it says whose the rest is."""
-    if (folder / UNFINISHED).is_file():
-        for path in _made_here(folder):
-            if path.name != UNFINISHED:
-                remove(path)
-        remove(folder / UNFINISHED)
-
-
-def _made_here(folder: Path) -> list[Path]:
-    """Return everything in the folder that `prepare` makes, temporary files included."""
-    suffixes = (".bin", ".idx", ".npy", ".part", ".tmp", ".old")
-    names = (UNFINISHED, PARTS, TOKENIZER, TOKENIZER_CONFIG, TASKS, CARD)
-    return [
-        path for path in sorted(folder.iterdir()) if path.suffix in suffixes or path.name in names
-    ]
-
-
-def make_parts(
-    tasks: Iterable[Task],
-    make: Make,
-    is_whole: IsWhole,
-    folder: Path,
-    processes: int | None,
-    ray: str | None,
-) -> Iterator[tuple[Path, float]]:
-    """Yield each task's part and position, in order, after making the parts that are not there yet."""
-    in_order: deque[tuple[Path, float]] = deque()
-
-    def missing() -> Iterator[tuple[Path, Task]]:
-        for number, task in enumerate(tasks):
-            part = folder / PARTS / f"{number:06d}"
-            in_order.append((part, task.position))
-            if not is_whole(part, task.name):
-                yield part, task
-
-    work = _SendPart(make) if ray else _WritePart(make)
-    for (part, _), files in map_tasks(work, missing(), processes, ray):
-        if ray:
-            overwrite_atomically(part, partial(_write_files, files))
-        while in_order[0][0] != part:
-            yield in_order.popleft()
-        yield in_order.popleft()
-    yield from in_order
 
 
 def worker_count(processes: int | None) -> int:

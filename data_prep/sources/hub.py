@@ -20,12 +20,13 @@ from cramming.data.manifest import TokenizerInfo
 from cramming.hub import one_line, why_unreachable
 from data_prep.sources.records import record_text
 from data_prep.sources.source import DataConfig, Document, Source
+from data_prep.task_grid import TransientError
 from data_prep.tokenizer.load import describe, load
 
 NETWORK_PACKAGES = {"httpx", "httpcore", "aiohttp", "requests", "urllib3", "fsspec"}
 
 
-class ConnectionLostError(UserError):
+class ConnectionLostError(TransientError):
     """The network failed: what was prepared so far is kept and the same command goes on."""
 
 

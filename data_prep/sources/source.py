@@ -21,7 +21,7 @@ from data_prep.dedup.near import NearDuplicateConfig
 from data_prep.filters.normalise import CleanConfig
 from data_prep.filters.quality import FilterConfig
 
-TASK_SIZE = 1 << 22  # characters, or tokens where the source is tokenized
+TASK_SIZE = 1 << 21  # characters, or tokens where the source is tokenized
 LONGEST_TASK_SIZE = 1 << 26
 TASK_DOCUMENTS = 1 << 14
 

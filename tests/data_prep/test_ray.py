@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cramming.config import UserError
-from data_prep import prepare, prepare_config, task_grid
+from data_prep import prepare_config, task_grid
 from data_prep.prepare import main
 from data_prep.sources import source
 
@@ -66,9 +66,7 @@ def test_no_cluster_at_the_address_is_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("RAY_TMPDIR", short_folder)
-    with pytest.raises(
-        UserError, match=r"data\.ray=auto: no Ray cluster there .*start one with `ray start`"
-    ):
+    with pytest.raises(UserError, match=r"data\.ray=auto: no Ray cluster there .*`ray start`"):
         main(text_config(text_file, corpus=str(tmp_path / "c"), ray="auto"))
     assert not (tmp_path / "c" / task_grid.UNFINISHED).exists()
 
@@ -98,16 +96,16 @@ def test_a_corpus_of_two_nodes_is_that_of_one_machine_even_when_one_is_lost(
         contents(tmp_path / "whole") == contents(tmp_path / "here")
         and len(contents(tmp_path / "here")) > 10
     )
-    make_parts, killed = prepare.make_parts, []
+    parts, killed = task_grid.TaskGrid.parts, []
 
     def kill_a_node(*arguments: Any) -> Iterator[Any]:
-        for part in make_parts(*arguments):
+        for part in parts(*arguments):
             yield part
             if not killed:
                 killed.append(cluster.list_all_nodes()[-1])
                 cluster.remove_node(killed[0], allow_graceful=False)
 
-    monkeypatch.setattr(prepare, "make_parts", kill_a_node)
+    monkeypatch.setattr(task_grid.TaskGrid, "parts", kill_a_node)
     assert nodes == worked(tmp_path / "nodes of broken", monkeypatch, lambda: run(broken))
     assert len(killed) == 1 and contents(tmp_path / "broken") == contents(tmp_path / "here")
 

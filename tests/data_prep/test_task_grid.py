@@ -12,10 +12,9 @@ import pytest
 
 from cramming.config import UserError
 from cramming.process_pool import WorkerDiedError
-from data_prep import prepare
 from data_prep.prepare import main
 from data_prep.sources import plain_text
-from data_prep.task_grid import finished_parts, make_parts, map_tasks
+from data_prep.task_grid import PARTS, TaskGrid, map_tasks, open_grid
 
 
 def length(text: str) -> tuple[int, int]:
@@ -96,10 +95,26 @@ def is_whole(folder: Path, name: str) -> bool:
     return (folder / "name").is_file() and (folder / "name").read_text() == name
 
 
+class Nothing:
+    """Inputs that do not change."""
+
+    settings_hash = "0"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.compared = folder, list[dict[str, Any]]()
+
+    def inventory(self) -> list[dict[str, Any]]:
+        return []
+
+    def changed(self, sources: Any, compared: Any) -> None:
+        return None
+
+
 @pytest.mark.parametrize("missing", [[], [0], [3], [0, 1, 4], list(range(6))])
 def test_only_tasks_whose_part_is_missing_are_done(tmp_path: Path, missing: list[int]) -> None:
     tasks = [Numbered(number) for number in range(6)]
-    expected = list(make_parts(tasks, write, is_whole, tmp_path, 1, None))
+    with open_grid(Nothing(tmp_path)) as grid:
+        expected = list(grid.parts(tasks, write, is_whole, 1, None))
     done: list[int] = []
 
     def noted(task: Numbered, folder: Path) -> None:
@@ -108,9 +123,10 @@ def test_only_tasks_whose_part_is_missing_are_done(tmp_path: Path, missing: list
 
     for number in missing:
         (expected[number][0] / "name").write_text("another task")
-    assert list(make_parts(tasks, noted, is_whole, tmp_path, 1, None)) == expected
+    with open_grid(Nothing(tmp_path)) as grid:
+        assert list(grid.parts(tasks, noted, is_whole, 1, None)) == expected
+        assert grid.finished_tasks() == 6
     assert done == missing and [position for _, position in expected] == list(range(6))
-    assert finished_parts(tmp_path) == 6
 
 
 def test_the_work_before_a_death_is_kept(
@@ -124,10 +140,10 @@ def test_the_work_before_a_death_is_kept(
     monkeypatch.setattr(plain_text, "RANGE_BYTES", 10_000)
     whole, broken = (text_config(text_file, corpus=str(tmp_path / n)) for n in ("whole", "broken"))
     run(whole)
-    made, killed = prepare.make_parts, list[int]()
+    parts, killed = TaskGrid.parts, list[int]()
 
     def kill_one(*arguments: Any) -> Any:
-        for part in made(*arguments):
+        for part in parts(*arguments):
             yield part
             if not killed:
                 process = multiprocessing.active_children()[0]
@@ -135,9 +151,9 @@ def test_the_work_before_a_death_is_kept(
                 process.kill()
 
     with monkeypatch.context() as patch:
-        patch.setattr(prepare, "make_parts", kill_one)
+        patch.setattr(TaskGrid, "parts", kill_one)
         with pytest.raises(WorkerDiedError):
             main(broken)
-    assert finished_parts(tmp_path / "broken") >= 1
+    assert list((tmp_path / "broken" / PARTS).iterdir())
     run(broken)
     assert contents(tmp_path / "broken") == contents(tmp_path / "whole")
