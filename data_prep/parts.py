@@ -7,17 +7,17 @@ stats.json     the name of the task, and the counts of the stages that are finis
 """
 
 import json
-import zipfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from data_prep.stats import Example, Stage, excerpt
+from data_prep.stats import Example, Stage
 
 ROW = np.dtype(
     [
@@ -41,29 +41,33 @@ PLACE = np.dtype(
         ("pieces", "<u4"),
     ]
 )
+_STREAMS = ("tokens.bin", "signatures.bin", "excerpts.jsonl")
 _TASK_STAGES = ("source", "normalise", "filters")
 
 
 class PartWriter:
-    """Writes a part document by document. Memory: about 300 bytes a document, and its signature."""
+    """Writes a part document by document. Memory: about 70 bytes a document, so that a task may be a large file."""
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
         folder.mkdir()
         self.folder = folder
         self.stats = {name: Stage() for name in _TASK_STAGES}
         self.begun = Counter[str]()  # documents of each origin
-        self._tokens = (folder / "tokens.bin").open("wb")
+        self._files = {name: (folder / name).open("wb") for name in _STREAMS}
         self._token_use = np.zeros(vocab_size, dtype=np.int64)
-        self._buffer: list[np.ndarray] = []
         self._origins: dict[str, int] = {}
         self._sources: dict[str, int] = {}
+        self._added = 0
+        self._tokens: list[np.ndarray] = []  # since the last flush, as the next three
         self._rows: list[tuple[Any, ...]] = []
         self._places: list[tuple[int, ...]] = []
-        self._excerpts: list[str] = []
-        self._explanations: dict[int, str] = {}
-        self._matches: list[tuple[int, int]] = []
-        self._signatures: list[np.ndarray] = []
-        self._ngrams: list[np.ndarray] = []
+        self._shown: list[str] = []
+        self._arrays: dict[str, list[np.ndarray]] = {
+            "rows": [np.empty(0, ROW)],
+            "places": [np.empty(0, PLACE)],
+            "matches": [np.empty((0, 2), np.uint32)],
+            "ngrams": [np.empty(0, np.uint32)],
+        }
 
     def add_document(
         self,
@@ -71,55 +75,54 @@ class PartWriter:
         source: str,
         place: tuple[int, int, int, int],
         row: tuple[Any, ...],
-        text: str,
+        shown: str,
         tokens: np.ndarray,
-    ) -> int:
-        """Add a document and return its row. `place` and `row` are as in `PLACE` and `ROW`, without the names."""
+    ) -> None:
+        """Add a document. `place` and `row` are as in `PLACE` and `ROW`, without the names and the tokens."""
         *fields, too_many = row
         of_origin = self._origins.setdefault(origin, len(self._origins))
         of_source = self._sources.setdefault(source, len(self._sources))
         self._places.append((of_origin, *place))
         self._rows.append((*fields, len(tokens), of_source, too_many))
-        self._excerpts.append(excerpt(text))
-        self._buffer.append(tokens)
-        return len(self._rows) - 1
+        self._shown.append(shown)
+        self._tokens.append(tokens)
 
-    def flush(self) -> None:
-        """Write the tokens of the documents added so far; counting them one by one would take long."""
-        if self._buffer:
-            tokens = np.concatenate(self._buffer)
-            self._tokens.write(tokens.tobytes())
-            self._token_use += np.bincount(tokens, minlength=len(self._token_use))
-            self._buffer.clear()
-
-    def explain(self, row: int, explanation: str) -> None:
-        """Say why a document goes by what it holds."""
-        self._explanations[row] = explanation
-
-    def add_matches(self, row: int, task_texts: Sequence[int]) -> None:
-        """Say which of the tasks' texts a document holds."""
-        self._matches += [(row, number) for number in task_texts]
+    def add_matches(self, texts_N: Sequence[np.ndarray]) -> None:
+        """Say which of the tasks' texts each document holds that was added since the last flush."""
+        for number, texts in enumerate(texts_N, self._added):
+            pairs = np.stack([np.full(len(texts), number), texts], axis=1)
+            self._arrays["matches"].append(pairs.astype(np.uint32))
 
     def add_signatures(self, signatures_NP: np.ndarray, ngrams_N: np.ndarray) -> None:
-        """Add the next documents' signatures and numbers of n-grams."""
-        self._signatures.append(signatures_NP)
-        self._ngrams.append(ngrams_N)
+        """Add the signatures and numbers of n-grams of the documents that were added since the last flush."""
+        self._files["signatures.bin"].write(signatures_NP.tobytes())
+        self._arrays["ngrams"].append(ngrams_N)
+
+    def flush(self) -> None:
+        """Write what was added."""
+        if not self._rows:
+            return
+        tokens = np.concatenate(self._tokens)
+        self._files["tokens.bin"].write(tokens.tobytes())
+        self._token_use += np.bincount(tokens, minlength=len(self._token_use))
+        self._arrays["rows"].append(np.array(self._rows, dtype=ROW))
+        self._arrays["places"].append(np.array(self._places, dtype=PLACE))
+        lines = "".join(f"{json.dumps(shown)}\n" for shown in self._shown)
+        self._files["excerpts.jsonl"].write(lines.encode())
+        self._added += len(self._rows)
+        for added in (self._tokens, self._rows, self._places, self._shown):
+            added.clear()
 
     def finish(self, name: str, relative: bool) -> None:
-        """Write what is not written yet."""
-        self._tokens.close()
+        """Write the rest, the counts last."""
+        for file in self._files.values():
+            file.close()
         arrays: dict[str, Any] = {
-            "rows": np.array(self._rows, dtype=ROW),
-            "places": np.array(self._places, dtype=PLACE),
-            "token_use": self._token_use.astype(np.uint32),
-            "matches": np.array(self._matches, dtype=np.uint32).reshape(-1, 2),
+            key: np.concatenate(arrays) for key, arrays in self._arrays.items()
         }
-        if self._signatures:
-            arrays["signatures"] = np.concatenate(self._signatures)
-            arrays["ngrams"] = np.concatenate(self._ngrams)
+        arrays["token_use"] = self._token_use.astype(np.uint32)
         with (self.folder / "rows.npz").open("wb") as handle:
             np.savez(handle, **arrays)
-        self._write_json("excerpts", [self._excerpts, list(self._explanations.items())])
         node = {
             "name": name,
             "relative": relative,
@@ -127,11 +130,9 @@ class PartWriter:
             "origins": list(self._origins),
             "sources": list(self._sources),
             "stages": {stage: asdict(counts) for stage, counts in self.stats.items()},
+            "sizes": {path.name: path.stat().st_size for path in self.folder.iterdir()},
         }
-        self._write_json("stats", node)
-
-    def _write_json(self, name: str, node: Any) -> None:
-        (self.folder / f"{name}.json").write_text(json.dumps(node), encoding="utf-8")
+        (self.folder / "stats.json").write_text(json.dumps(node), encoding="utf-8")
 
 
 class Part:
@@ -152,6 +153,11 @@ class Part:
         with np.load(self.folder / "rows.npz") as arrays:
             array: np.ndarray = arrays[name]
             return array
+
+    def signatures(self) -> np.ndarray:
+        """Return the signatures of all documents: [N, bytes] uint8."""
+        signatures = np.fromfile(self.folder / "signatures.bin", dtype=np.uint8)
+        return signatures.reshape(len(self.array("ngrams")), -1)
 
     def tokens(self) -> np.ndarray:
         """Return the tokens of all documents, one behind the other."""
@@ -175,20 +181,18 @@ class Part:
     def is_whole(self, name: str) -> bool:
         """Return whether this is the part of the task of that name, and none of its files is cut short."""
         try:
-            tokens = int(self.array("rows")["tokens"].sum())
-            size = (self.folder / "tokens.bin").stat().st_size
-            return self.node["name"] == name and size == tokens * self._token_dtype.itemsize
-        except (FileNotFoundError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            sizes = {file: (self.folder / file).stat().st_size for file in self.node["sizes"]}
+            return bool(self.node["name"] == name and self.node["sizes"] == sizes)
+        except (FileNotFoundError, ValueError, KeyError):
             return False
 
     def example(self, row: int) -> Example:
         """Return what is shown of a document."""
         place, key = self.array("places")[row], int(self.array("rows")["key"][row])
-        node = json.loads((self.folder / "excerpts.json").read_text(encoding="utf-8"))
-        excerpts, explanations = node[0], dict(node[1])
+        with (self.folder / "excerpts.jsonl").open("rb") as lines:
+            shown = json.loads(next(islice(lines, row, None)))
         label = label_of(int(place["part"]), int(place["piece"]), int(place["pieces"]))
         origin = self.node["origins"][place["origin"]]
-        shown = explanations.get(row, excerpts[row])
         return self._numbered(Example(key, origin, int(place["number"]), label, shown))
 
 

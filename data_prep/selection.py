@@ -69,7 +69,7 @@ class Rows:
             chosen = wanted_N[first:last] & (of_part > 0)
             keys.append(self.rows_N["key"][first:last][chosen])
             ngrams.append(of_part[chosen])
-            signatures.append(part.array("signatures")[chosen])
+            signatures.append(part.signatures()[chosen])
         return np.concatenate(keys), np.concatenate(ngrams), np.concatenate(signatures)
 
 

@@ -78,8 +78,12 @@ class Stages:
             readable = drop_damaged(group, part, self.data.seed)
             pieces = self.normalised(readable, part.stats["normalise"], parts_of_last)
             passed = self.filtered(pieces, part.stats["filters"])
-            rows = self.tokenized(passed, part)
-            self.search(passed, rows, part)
+            texts_found = self.contamination(passed)
+            part.add_matches(texts_found)
+            if self.signer and passed:
+                part.add_signatures(*self.signer([piece.text for piece in passed]))
+            self.write_tokens(passed, texts_found, part)
+            part.flush()
         part.finish(task.name, task.relative)
 
     def normalised(
@@ -158,47 +162,39 @@ class Stages:
         active = quality.active_filters(self.data.filters)
         return {filter.rule.reason: filter for filter in active}
 
-    def tokenized(self, pieces: list[Piece], part: PartWriter) -> list[int]:
-        """Write the pieces as tokens, with [CLS] and [SEP] around each, and return their rows."""
+    def contamination(self, pieces: list[Piece]) -> list[np.ndarray]:
+        """Return the numbers of the tasks' texts that each piece holds; nothing where the search is off."""
+        if self.decontaminator is None:
+            return []
+        return self.decontaminator.texts_in([piece.text for piece in pieces])
+
+    def write_tokens(
+        self, pieces: list[Piece], texts_found: list[np.ndarray], part: PartWriter
+    ) -> None:
+        """Write the pieces as tokens, with [CLS] and [SEP] around each."""
         limit = self.data.filters.max_tokens_per_character
-        texts = [piece.text for piece in pieces if piece.document.ids is None]
-        encoded = self._encode(texts)
-        rows = []
-        for piece in pieces:
-            ids, violation = piece.document.ids, None
+        encoded = self._encode(piece.text for piece in pieces if piece.document.ids is None)
+        for number, piece in enumerate(pieces):
+            document, text, violation = piece.document, piece.text, None
+            ids = document.ids
             if ids is None:
                 ids = next(encoded)
-                violation = quality.too_many_tokens(len(piece.text), len(ids), limit)
+                violation = quality.too_many_tokens(len(text), len(ids), limit)
             tokens = np.empty(len(ids) + 2, dtype=self.dtype)
             tokens[0], tokens[1:-1], tokens[-1] = self.special_ids.cls, ids, self.special_ids.sep
-            document = piece.document
+            shown = excerpt(text)
+            if self.decontaminator and len(texts_found[number]):
+                shown = self.decontaminator.explain(text)
+            elif violation:
+                shown = violation.explain(text, "max_tokens_per_character")
             place = (document.number, document.part, piece.piece, piece.pieces)
-            numbers = (piece.key, piece.split_number, piece.size_bytes, *measured(piece.text))
-            fields = (*numbers, violation is not None)
-            row = part.add_document(
-                document.origin, document.source, place, fields, piece.text, tokens
-            )
-            if violation:
-                part.explain(row, violation.explain(piece.text, "max_tokens_per_character"))
-            rows.append(row)
-        part.flush()
-        return rows
+            measures = (piece.key, piece.split_number, piece.size_bytes, *measured(text))
+            row = (*measures, violation is not None)
+            part.add_document(document.origin, document.source, place, row, shown, tokens)
 
     @cached_property
     def _encode(self) -> TextEncoder:
         return text_encoder(self.tokenizer, self.dtype)
-
-    def search(self, pieces: list[Piece], rows: list[int], part: PartWriter) -> None:
-        """Write what decontamination and the search for near-duplicates need of the pieces."""
-        texts = [piece.text for piece in pieces]
-        if self.signer and texts:
-            part.add_signatures(*self.signer(texts))
-        if self.decontaminator is None:
-            return
-        for row, text, found in zip(rows, texts, self.decontaminator.texts_in(texts)):
-            if len(found):
-                part.add_matches(row, found.tolist())
-                part.explain(row, self.decontaminator.explain(text))
 
 
 def _explain(piece: Piece, filter: Filter) -> str:
