@@ -3,10 +3,12 @@
 For each reason to drop documents the card shows examples: what was measured, the limit, and the passage.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import jinja2
 import numpy as np
 from tokenizers import Tokenizer
 
@@ -18,7 +20,6 @@ from cramming.data.manifest import (
     Manifest,
     Shard,
     Split,
-    StageLine,
     TokenizerInfo,
 )
 from cramming.files import write_atomically
@@ -38,7 +39,6 @@ MUCH = 0.2  # of the text's bytes, taken by filters
 FEW_WORDS = 20  # of a tiny document, on average, and 6 characters for each: scripts without spaces have few words
 MUCH_UNKNOWN = 0.005  # of the tokens, or of the characters
 LARGE_HOLD_OUT = 0.1  # of the tokens
-NOT_KNOWN = "not known (ready-made ids)"  # of their text
 # Reason -> the setting that is behind it.
 _SETTINGS = {
     "too_short": "data.clean.min_characters",
@@ -172,124 +172,36 @@ def _decontamination(preparation: Preparation, stats: StageStats) -> dict[str, A
 
 
 def _card(manifest: Manifest) -> str:
-    found, info = manifest.statistics, manifest.tokenizer
-    licenses = sorted(
-        {str(source.get("license")) for source in manifest.sources if source["kind"] != "tokenizer"}
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    environment = jinja2.Environment(
+        loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True
     )
-    total, text, per_token = found["bytes"], NOT_KNOWN, NOT_KNOWN
-    if total:
-        text = f"{total:,} bytes, {found['characters']:,} characters, {found['words']:,} words"
-        text += " (normalised: single spaces, no indentation, no blank lines)"
-        per_token = f"{found['tokens_per_byte']}, {found['tokens_per_word']}"
-    rows = [
-        *(
-            [f"{split} tokens", sum(s.tokens for s in shards)]
-            for split, shards in manifest.splits.items()
-        ),
-        ["documents", manifest.counts["documents"]],
-        ["median tokens per document", found["median_length"]],
-        ["text", text],
-        [
-            "tokenizer",
-            f"{info.kind}, {info.vocab_size:,} entries, of which {found['vocabulary_used']:,} occur",
-        ],
-        ["tokens per byte, per word", per_token],
-        [
-            "unknown tokens",
-            f"{manifest.counts['unknown_tokens']:,} ({100 * found['unknown_rate']:.4f} %)",
-        ],
-        ["characters that no token stands for", _lost(manifest)],
-        ["orders", ", ".join(("shuffled", "source", *manifest.orders)) + " (`train.order`)"],
-    ]
-    lines = [
-        f"# Corpus {manifest.name}",
-        "",
-        f"Made by `cramming prepare` {manifest.suite_version}; settings {manifest.settings_hash}; format"
-        f" {manifest.format}. License of the text: {', '.join(licenses)}. `manifest.json` holds all numbers of this"
-        " page, the settings and the sources; `cramming verify` checks every file against it.",
-        "",
-        *_table("|", rows),
-        *("## Stages", ""),
-        *_table(
-            "stage|documents in|out|bytes in|out|dropped|notes", map(_stage_row, manifest.stages)
-        ),
-    ]
-    if any(stage.dropped for stage in manifest.stages):
-        lines += [
-            "`file:n` is document n of that file, counted from 0; the first filter that removes is named.",
-            "",
-        ]
-    for stage in manifest.stages:
-        for reason, entry in stage.dropped.items():
-            lines += [f"Dropped by {stage.name}, {reason}, for example:", ""]
-            lines += [f"- `{example.replace('`', ' ')}`" for example in entry.examples] + [""]
-    lines += ["## Decontamination", "", *_overlap(manifest.decontamination), "## Sources", ""]
-    lines += _table(
-        "source|documents|bytes|share of the bytes",
-        (
-            [name, row["documents"], row["bytes"], f"{100 * row['bytes'] / total:.2f} %"]
-            if total
-            else [name, row["documents"], NOT_KNOWN, NOT_KNOWN]
-            for name, row in found["by_source"].items()
-        ),
-    )
-    if remark := found.get("remark"):
-        lines += [f"{remark[0].upper()}{remark[1:]}.", ""]
-    return "\n".join(lines)
-
-
-def _lost(manifest: Manifest) -> str:
-    """The share of the characters that no token stands for; else how many at least, one for each unknown token."""
-    found, unknown = manifest.statistics, manifest.counts["unknown_tokens"]
-    if found["characters_lost"] is not None:
-        return f"{100 * found['characters_lost']:.4f} %"
-    return (
-        f"at least {100 * unknown / found['characters']:.4f} %"
-        if found["characters"]
-        else NOT_KNOWN
+    environment.filters |= {"cell": _cell, "notes": _notes}
+    sources = [source for source in manifest.sources if source["kind"] != "tokenizer"]
+    return environment.get_template("corpus_card.md.j2").render(
+        manifest=manifest,
+        info=manifest.tokenizer,
+        found=manifest.statistics,
+        overlap=manifest.decontamination,
+        unknown=manifest.counts["unknown_tokens"],
+        licenses=sorted({str(source.get("license")) for source in sources}),
+        not_known="not known (ready-made ids)",
     )
 
 
-def _table(columns: str, rows: Iterable[Sequence[Any]]) -> list[str]:
-    """Lines of Markdown with an empty one behind; `columns` are separated by `|`."""
-    names = columns.split("|")
-    cells = (
-        [
-            f"{value:,}" if isinstance(value, int) else str(value).replace("|", r"\|")
-            for value in row
-        ]
-        for row in rows
-    )
-    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
-    return [*lines, *(f"| {' | '.join(row)} |" for row in cells), ""]
+def _cell(value: Any) -> str:
+    """Return what a cell of a table shows."""
+    return f"{value:,}" if isinstance(value, int) else str(value).replace("|", r"\|")
 
 
-def _stage_row(stage: StageLine) -> list[Any]:
-    dropped = (
-        f"{entry.documents:,} {reason} ({entry.bytes:,} B)"
-        for reason, entry in stage.dropped.items()
-    )
-    notes = []
-    for key, note in stage.notes.items():
+def _notes(notes: dict[str, Any]) -> str:
+    shown = []
+    for key, note in notes.items():
         if isinstance(note, dict):
             note = ", ".join(f"{count:,} {name}" for name, count in note.items())
-        notes += [f"{key} {note}"] if note or note == 0 else []
-    counts = [stage.documents_in, stage.documents_out, stage.bytes_in, stage.bytes_out]
-    return [stage.name, *counts, "; ".join(dropped), "; ".join(notes)]
-
-
-def _overlap(found: dict[str, Any]) -> list[str]:
-    if not found:
-        return ["Off: the corpus was not compared with any task (`data.decontaminate`).", ""]
-    sets = "training, dev and test" if found["train_text"] else "dev and test"
-    how = (
-        f"runs of {found['ngram']} words;"
-        " sentences of fewer from 6 words and 28 letters, standing alone from 4 and 20"
-    )
-    keys = ("examples", "searchable", "found", "removed")
-    rows = ([task, *(found[key][task] for key in keys)] for task in found["removed"])
-    table = _table("task|texts|searchable|found|documents dropped", rows)
-    return [f"Compared with the {sets} texts in {found['tasks']}: {how}.", "", *table]
+        if note or note == 0:
+            shown.append(f"{key} {note}")
+    return "; ".join(shown)
 
 
 def advice(manifest: Manifest, config: DataConfig, documents: str | None = None) -> Iterator[str]:
