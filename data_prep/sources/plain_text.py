@@ -9,29 +9,25 @@ import io
 import lzma
 import re
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, dropwhile, groupby, islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from cramming.config import UserError
-from cramming.process_pool import Submit
 
 BLOCK_BYTES = 1 << 20
-LONGEST_STRETCH = (
-    1 << 23
-)  # bytes; what has no end of a document for so long is not read in stretches
+RANGE_BYTES = 1 << 23  # of a plain file that is cut into tasks
+PACKED_RANGE_BYTES = 1 << 22  # of a compressed one, before it is unpacked
+WAITING_BYTES = 1 << 26  # unpacked, and kept for the ranges that follow
 LONGEST_TEXT_LINE = 1 << 24  # bytes; a longer line of plain text is handed on in parts
 OR_DROP = "; data.damaged=drop skips and counts damaged text"
-AHEAD = 4  # blocks that are unpacked before they are asked for
 MANY_NULS = 1e-3  # of the bytes: of binary data; random bytes have one in 256
 
-Block = tuple[
-    bytes, int
-]  # of a file's content, unpacked, and how many bytes of the file itself are read then
+Block = tuple[int, bytes]  # the number of the range that it begins in, and unpacked content
 Part = tuple[str, int]  # a text, and which part of its document it is, from 0
 
 
@@ -105,14 +101,20 @@ class TextFile:
     """A file being read.
 
     `lenient`: bytes that are not UTF-8 become lone surrogates (Python's surrogateescape) instead of an error, NUL bytes
-    stay unless they are many in the first block; `escaped` and `binary` tell that there were any. `stretch`: read only
-    this part of the file's content, unpacked already.
+    stay unless they are many in the first block; `escaped` and `binary` tell that there were any. `blocks`: the part of
+    the file's content to read, unpacked already; `begins`: with the file's first byte.
     """
 
-    def __init__(self, path: Path, lenient: bool = False, stretch: "Stretch | None" = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        lenient: bool = False,
+        blocks: Iterator[bytes] | None = None,
+        begins: bool = True,
+    ) -> None:
         self.path, self.lenient, self.escaped, self.binary = path, lenient, False, False
-        self.raw: BinaryIO = io.BytesIO(stretch.data) if stretch else path.open("rb")
-        self._unpacked, self._begins = stretch is not None, stretch is None or stretch.begins
+        self.raw: BinaryIO = io.BytesIO() if blocks else path.open("rb")
+        self._blocks, self._begins = blocks, begins
 
     @property
     def position(self) -> int:
@@ -122,10 +124,8 @@ class TextFile:
     @contextmanager
     def decompressed(self) -> Iterator[BinaryIO]:
         """The file's content. UserError for a damaged or cut-off archive; an error of the disk stays an OSError."""
-        packed = (
-            not self._unpacked and self.path.stat().st_size
-        )  # a file of no bytes is empty, whatever its name
-        suffix = self.path.suffix.lower() if packed else ""
+        is_empty = not self.path.stat().st_size  # whatever its name
+        suffix = "" if is_empty else self.path.suffix.lower()
         try:
             with names_file(self.path):
                 yield COMPRESSIONS.get(suffix, lambda handle: handle)(self.raw)
@@ -172,7 +172,7 @@ class TextFile:
             yield from text.removesuffix("\n").split("\n")
             offset += len(block)
             line += _count_lines(block)
-        if offset == 0:
+        if offset == 0 and self._blocks is None:
             raise UnreadableError("empty_file", f"{self.path}: empty file")
 
     def _whole_lines(self, longest: int) -> Iterator[bytes]:
@@ -181,78 +181,177 @@ class TextFile:
             bytes
         ] = []  # the line whose end is not read yet; joined once, or a long one would be copied often
         size = total = 0
-        with self.decompressed() as handle:
-            while block := handle.read(BLOCK_BYTES):
-                read = len(block)
-                self._look_for_binary(block, total)
-                if total == 0 and self._begins:
-                    block = block.removeprefix(b"\xef\xbb\xbf")
-                # A CR that is the last byte may be half of a CR LF.
-                end = block.rfind(b"\n") + 1 or block.rfind(b"\r", 0, -1) + 1
-                if end or size + len(block) > longest:
-                    block = b"".join([*begun, block])
-                    end = size + end if end else _cut(block)
-                    yield block[:end]
-                    begun, size, block = [], 0, block[end:]
-                begun.append(block)
-                size += len(block)
-                total += read
+        for block in self._blocks or self._read_blocks():
+            read = len(block)
+            self._look_for_binary(block, total)
+            if total == 0 and self._begins:
+                block = block.removeprefix(b"\xef\xbb\xbf")
+            # A CR that is the last byte may be half of a CR LF.
+            end = block.rfind(b"\n") + 1 or block.rfind(b"\r", 0, -1) + 1
+            if end or size + len(block) > longest:
+                block = b"".join([*begun, block])
+                end = size + end if end else _cut(block)
+                yield block[:end]
+                begun, size, block = [], 0, block[end:]
+            begun.append(block)
+            size += len(block)
+            total += read
         if size:
             yield b"".join(begun)
+
+    def _read_blocks(self) -> Iterator[bytes]:
+        with self.decompressed() as handle:
+            while block := handle.read(BLOCK_BYTES):
+                yield block
 
     def _look_for_binary(self, block: bytes, offset: int) -> None:
         place = block.find(b"\0")
         if place < 0:
             return
-        if not self.lenient or (offset == 0 and block.count(0) >= MANY_NULS * len(block)):
+        is_head = self._begins and offset == 0
+        if not self.lenient or (is_head and block.count(0) >= MANY_NULS * len(block)):
             message = f"{self.path}: binary file (a NUL byte at offset {offset + place}); text must be UTF-8"
             raise UnreadableError("binary_file", message)
         self.binary = True  # only documents with NUL bytes are left out
 
 
-def blocks_of(path: Path) -> Iterator[Block]:
-    """A file's content. UserError for a damaged or cut-off archive."""
-    file = TextFile(path)
-    with file.decompressed() as handle:
-        while block := handle.read(BLOCK_BYTES):
-            yield block, file.position
+@dataclass(frozen=True)
+class FileRange:
+    """The documents that begin in one of the ranges that a file is cut into.
 
-
-_unpacking: dict[Path, Iterator[Block]] = {}  # of the process that unpacks
-
-
-def _next_block(path: Path) -> Block | None:
-    return next(_unpacking.setdefault(path, blocks_of(path)), None)
-
-
-def unpacked(path: Path, submit: Submit) -> Iterator[Block]:
-    """The same, read by the only process of a pool, `AHEAD` blocks ahead."""
-    pending = deque(submit(_next_block, path) for _ in range(AHEAD))
-    while block := pending.popleft().result():
-        pending.append(submit(_next_block, path))
-        yield block
-
-
-def stretches(
-    path: Path, blocks: Iterator[Block], document_end: Callable[[bytes], int] | None
-) -> Iterator[tuple[bytes, bool, int]]:
-    """A file's content in stretches of whole documents, whether each is the last one, and how far the file is read.
-    `document_end` says where in bytes the last document ends that certainly does, 0 if none; None: only the file's end
-    is one.
-
-    UserError where no document ends within `LONGEST_STRETCH`.
+    Ranges have equal sizes in the file itself, so that a compressed file of any kind can be cut as well. A document
+    belongs to the range that the mark in front of it begins in. Without `marks` the only range is the whole file.
     """
-    begun, nothing = b"", (b"", 0)
-    block, position = next(blocks, nothing)
-    while block:
-        begun, read = begun + block, position
-        block, position = next(blocks, nothing)
-        end = document_end(begun) if block and document_end else len(begun) * (not block)
-        if end:
-            yield begun[:end], not block, read
-            begun = begun[end:]
-        elif len(begun) > LONGEST_STRETCH:
-            raise UserError(f"{path}: a document of more than {LONGEST_STRETCH} bytes")
+
+    path: Path
+    number: int
+    count: int
+    size_bytes: int  # of a range, in the file
+    marks: tuple[bytes, ...]  # each ends a document, whatever stands around it
+
+    def blocks(self) -> Iterator[bytes]:
+        """Yield the content. UserError for a damaged or cut-off archive."""
+        if self.count == 1:
+            yield from TextFile(self.path)._read_blocks()
+            return
+        blocks = _range_blocks(self)
+        has_begun = self.number == 0
+        seen, longest = b"", max(map(len, self.marks))
+        following: list[bytes] = []
+        for number, block in blocks:
+            if number > self.number:
+                following = [block]
+                break
+            if not has_begun:
+                window = seen + block
+                end = self._end_of_mark(window)
+                has_begun, seen = end > 0, _last_bytes(window, longest - 1)
+                block = window[end:] if has_begun else b""
+            if block:
+                yield block
+        if not following or not (
+            has_begun or self._end_of_mark(seen + following[0][: longest - 1])
+        ):
+            return
+        seen = b""
+        for block in chain(following, (block for _, block in blocks)):
+            end = self._end_of_mark(seen + block)
+            if end:
+                yield block[: end - len(seen)]
+                return
+            yield block
+            seen = _last_bytes(block, longest - 1)
+
+    def _end_of_mark(self, data: bytes) -> int:
+        """Return where the first mark in these bytes ends; 0 if there is none."""
+        ends = [data.find(mark) + len(mark) for mark in self.marks if mark in data]
+        return min(ends, default=0)
+
+
+def _last_bytes(data: bytes, count: int) -> bytes:
+    return data[max(0, len(data) - count) :]
+
+
+def range_bytes(path: Path) -> int:
+    """Return the size of the ranges that this file is cut into."""
+    return PACKED_RANGE_BYTES if path.suffix.lower() in COMPRESSIONS else RANGE_BYTES
+
+
+def _range_blocks(first: FileRange) -> Iterator[Block]:
+    """Yield the file's content from this range on."""
+    global _unpacking
+    path, size_bytes = first.path, first.size_bytes
+    if path.suffix.lower() in COMPRESSIONS:
+        identity = (path, path.stat().st_size, path.stat().st_mtime_ns, size_bytes)
+        if _unpacking is None or not _unpacking.holds(identity, first.number):
+            _unpacking = _Unpacking(identity, first.count)
+        yield from _unpacking.blocks(first.number)
+        return
+    with names_file(path), path.open("rb") as handle:
+        position = handle.seek(first.number * size_bytes)
+        while block := handle.read(min(BLOCK_BYTES, size_bytes - position % size_bytes)):
+            yield position // size_bytes, block
+            position += len(block)
+
+
+class _Unpacking:
+    """A compressed file that a process unpacks once for all the ranges that it reads, which are in ascending order."""
+
+    def __init__(self, identity: tuple[Path, int, int, int], count: int) -> None:
+        self._identity, self._count = identity, count
+        self._blocks = self._unpacked()
+        self._waiting: list[Block] = []  # read already, and perhaps wanted by a later range
+        self._first = 0  # the first range that can still be read
+
+    def holds(self, identity: tuple[Path, int, int, int], first: int) -> bool:
+        """Return whether this is the same file and nothing from range `first` on is gone."""
+        return identity == self._identity and first >= self._first
+
+    def blocks(self, first: int) -> Iterator[Block]:
+        """Yield the content from range `first` on; what is in front of it is let go."""
+        self._waiting = [block for block in self._waiting if block[0] >= first]
+        self._first = first
+        yield from list(self._waiting)
+        size = sum(len(data) for _, data in self._waiting)
+        try:
+            for number, data in self._blocks:
+                if number < first:
+                    continue
+                size += len(data)
+                if size > WAITING_BYTES:
+                    self._waiting.clear()
+                    self._first, size = number + 1, 0
+                elif number >= self._first:
+                    self._waiting.append((number, data))
+                yield number, data
+        except Exception:
+            self._first = self._count  # what follows an error is never read
+            raise
+
+    def _unpacked(self) -> Iterator[Block]:
+        path, _, _, range_bytes = self._identity
+        file, position = TextFile(path), 0
+        with file.decompressed() as handle:
+            while block := handle.read(BLOCK_BYTES):
+                yield min(position // range_bytes, self._count - 1), block
+                position = file.position
+
+
+_unpacking: _Unpacking | None = None
+
+
+def is_wikiextractor(path: Path) -> bool:
+    """Return whether WikiExtractor made the file: its articles are documents, however plain text is cut."""
+    lines = TextFile(path, lenient=True).lines()
+    try:
+        first = next(dropwhile(_is_blank, lines), "")
+    except UserError:  # told when the file is read
+        return False
+    return _WIKIEXTRACTOR.match(first) is not None
+
+
+def _is_blank(line: str) -> bool:
+    return not line.strip()
 
 
 def _count_lines(data: bytes) -> int:
@@ -300,61 +399,29 @@ DOCUMENTS: dict[str, Callable[[Iterator[str], int], Iterator[Part]]] = {  # by `
 _WIKIEXTRACTOR = re.compile(r'<doc id="[^"]+" .*>$')  # in front of each article of WikiExtractor's
 
 
-def end_of_line(data: bytes) -> int:
-    """Where the last line ends in these bytes, 0 if none does."""
-    return data.rfind(b"\n") + 1
+DOCUMENT_MARKS: dict[str, tuple[bytes, ...]] = {  # by `data.documents`
+    "line": (b"\n",),
+    "block": (b"\n\n", b"\n\r\n"),
+}
 
 
-def end_of_block(data: bytes) -> int:
-    """Where the last empty line ends in these bytes, 0 if there is none."""
-    ends = (b"\n\n", b"\n\r\n") if b"\r" in data else (b"\n\n",)  # to find one byte is quick
-    found = ((data.rfind(end), len(end)) for end in ends)
-    return max(place + length if place >= 0 else 0 for place, length in found)
+def documents_of(
+    lines: Iterator[str], kind: str, longest: int, begins: bool = True
+) -> Iterator[Part]:
+    """Yield the documents of plain text: by `DOCUMENTS`, or the articles of a file that WikiExtractor made.
 
-
-DOCUMENT_ENDS: dict[str, Callable[[bytes], int]] = {
-    "line": end_of_line,
-    "block": end_of_block,
-}  # by `data.documents`
-
-
-class Stretch(NamedTuple):
-    """Whole documents of a file, unpacked bytes that any process can read; `begins` and `ends` the file or not; `plain`
-    text or records."""
-
-    path: Path
-    data: bytes
-    begins: bool
-    ends: bool
-    plain: bool
-    read: Callable[[TextFile], Iterator[Part]]
-
-    def parts(self) -> list[Part]:
-        """The documents. UserError where what came before matters or something is wrong: read the file from its
-        beginning, which gives or refuses the same documents with their true places."""
-        whole = self.begins and self.ends
-        if (
-            self.plain and not whole and b"<doc id=" in self.data
-        ):  # perhaps WikiExtractor's: its first line tells
-            raise UserError(f"{self.path}: its documents may not end where its stretches do")
-        found = list(self.read(TextFile(self.path, stretch=self))) if self.data else []
-        if not found and (self.begins or not self.data):
-            raise UserError(f"{self.path}: no document")
-        return found
-
-
-def documents_of(lines: Iterator[str], kind: str, longest: int) -> Iterator[Part]:
-    """The documents of plain text: by `DOCUMENTS`, or, in files of WikiExtractor's, the articles, whatever `kind`.
-
-    Each at most about `longest` characters; a longer one comes in parts.
+    `begins`: whether the lines begin with the file's first, which tells what made it. Each document has at most about
+    `longest` characters; a longer one comes in parts.
     """
-    lines = dropwhile(lambda line: not line.strip(), lines)
+    lines = dropwhile(_is_blank, lines)
     first = list(islice(lines, 1))
-    if not (first and _WIKIEXTRACTOR.match(first[0])):
+    if not (begins and first and _WIKIEXTRACTOR.match(first[0])):
         yield from DOCUMENTS[kind](chain(first, lines), longest)
         return
-    for inside, article in groupby(
-        lines, lambda line: line != "</doc>" and not _WIKIEXTRACTOR.match(line)
-    ):
-        if inside:
+    for is_article, article in groupby(lines, _is_inside_article):
+        if is_article:
             yield from (part for part in _by_file(article, longest) if part[0].strip())
+
+
+def _is_inside_article(line: str) -> bool:
+    return line != "</doc>" and not _WIKIEXTRACTOR.match(line)

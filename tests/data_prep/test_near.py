@@ -1,18 +1,15 @@
-"""Near-duplicates: planted ones are found, unrelated ones are not, and neither order nor workers change the result."""
+"""Near-duplicates: planted ones are found, unrelated ones are not, and their order does not change the result."""
 
 import random
 from collections.abc import Iterable
-from itertools import combinations, islice
-from pathlib import Path
+from itertools import combinations
 
 import numpy as np
 import pytest
 
 from cramming.config import UserError, build
-from data_prep import workers
 from data_prep.dedup.near import (
     NEIGHBOURS,
-    SIGN,
     NearDuplicateConfig,
     NearDuplicates,
     Signer,
@@ -21,7 +18,6 @@ from data_prep.dedup.near import (
 )
 
 CONFIG = NearDuplicateConfig(enabled=True)
-GROUP = 40  # documents
 LEXICON = [f"w{number}" for number in range(5000)]
 
 
@@ -47,14 +43,17 @@ def planted(pairs: int, words: int, seed: int = 0) -> list[tuple[int, str]]:
     return documents + [((1 << 63) + number, text(draw, words)) for number in range(pairs)]
 
 
-def found(documents: Iterable[tuple[int, str]], count: int = 1) -> NearDuplicates:
-    pairs = iter(documents)
-    with workers.Workers(count, {SIGN: Signer(CONFIG)}) as signers:
-        groups = iter(lambda: list(islice(pairs, GROUP)), [])
-        columns = (
-            (np.array([k for k, _ in group], np.uint64), [t for _, t in group]) for group in groups
-        )
-        return find_near_duplicates(columns, CONFIG, signers)
+def found(documents: Iterable[tuple[int, str]]) -> NearDuplicates:
+    """The result for these (key, text)."""
+    keys, texts = [0], ["one"]  # which has no n-grams
+    for key, text in documents:
+        keys.append(key)
+        texts.append(text)
+    signatures, ngrams = Signer(CONFIG)(texts)
+    enough = ngrams > 0
+    return find_near_duplicates(
+        np.array(keys, np.uint64)[enough], ngrams[enough], signatures[enough], CONFIG
+    )
 
 
 def runs(words: str) -> set[tuple[str, ...]]:
@@ -113,8 +112,7 @@ def test_texts_that_share_boilerplate_stay() -> None:
     assert not len(found((key, f"{text(draw, 180)} {boilerplate}") for key in range(150)).drop)
 
 
-def test_the_result_does_not_depend_on_order_or_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "HERE_FIRST", 0)
+def test_the_result_does_not_depend_on_order() -> None:
     documents = planted(200, 60)
     draw = random.Random(1)
     documents += [
@@ -122,10 +120,9 @@ def test_the_result_does_not_depend_on_order_or_workers(monkeypatch: pytest.Monk
     ]
     first = found(documents)
     assert len(first.drop) > 200 + 2 * NEIGHBOURS
-    for count in (1, 2):
-        draw.shuffle(documents)
-        again = found(iter(documents), count)
-        assert np.array_equal(first.drop, again.drop) and np.array_equal(first.kept, again.kept)
+    draw.shuffle(documents)
+    second = found(documents)
+    assert np.array_equal(first.drop, second.drop) and np.array_equal(first.kept, second.kept)
 
 
 def test_the_longest_stays_and_of_equally_long_ones_the_smallest_key_however_large() -> None:
@@ -178,36 +175,6 @@ def test_equal_keys_are_one_document_and_short_texts_are_left_alone() -> None:
     assert not len(found([(5, "one two three four")] * 3 + [(6, "one"), (7, "one")]).drop)
     empty = found([])
     assert (empty.memory_bytes, empty.clusters, len(empty.drop)) == (0, 0, 0)
-
-
-def test_saved_and_loaded(tmp_path: Path) -> None:
-    result = found(planted(10, 60))
-    result.save(tmp_path / "near.npz")
-    again = NearDuplicates.load(tmp_path / "near.npz")
-    assert (
-        again
-        and np.array_equal(again.drop, result.drop)
-        and np.array_equal(again.kept, result.kept)
-    )
-    assert (again.memory_bytes, again.clusters) == (result.memory_bytes, 10)
-
-
-def test_a_damaged_list_is_none(tmp_path: Path) -> None:
-    path = tmp_path / "near.npz"
-    found(planted(10, 60)).save(path)
-    whole, flipped = path.read_bytes(), bytearray(path.read_bytes())
-    flipped[200] ^= 1
-    np.savez(tmp_path / "other.npz", drop=np.zeros(1))
-    for data in (
-        b"",
-        b"no archive",
-        whole[:-30],
-        whole[:100],
-        bytes(flipped),
-        (tmp_path / "other.npz").read_bytes(),
-    ):
-        path.write_bytes(data)
-        assert NearDuplicates.load(path) is None
 
 
 @pytest.mark.parametrize("wrong", [{"threshold": 1.1}, {"rows": 9}, {"ngram": 0}, {"seed": -1}])
