@@ -207,39 +207,11 @@ def test_every_planted_fault_is_found_and_reported(
 
 # --- killed in the middle of it ---------------------------------------------------------------------------------------
 
-KILLED = """
-import json, os, shutil, signal, sys
-from pathlib import Path
-from data_prep.sources import plain_text
-from tests.data_prep.calls import main
-plain_text.RANGE_BYTES = 100_000
-config, stop = json.loads(sys.argv[1]), int(sys.argv[2])
-calls = 0
-def counted(real):
-    def call(*arguments, **keywords):
-        global calls
-        calls += 1
-        if calls == stop:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*arguments, **keywords)
-    return call
-for place, names in (
-    (os, ("fsync", "rmdir", "unlink")),
-    (Path, ("replace", "rename", "unlink", "write_bytes", "write_text", "mkdir")),
-    (shutil, ("rmtree",)),
-):
-    for name in names:
-        setattr(place, name, counted(getattr(place, name)))
-main(config)
-Path(sys.argv[3]).write_text(str(calls))
-"""
-
-
 def start(config: dict[str, Any], kill_at: int = 0) -> subprocess.Popen[bytes]:
-    """Prepare in a process that dies before its write, rename or removal number `kill_at`."""
+    """Prepare in a process that is killed at its write number `kill_at`, or in one of whose workers that happens."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    counts = f"{config['data']['corpus']}-calls"
-    command = [sys.executable, "-c", KILLED, json.dumps(config), str(kill_at), counts]
+    script, count = Path(__file__).with_name("killed_at_write.py"), f"{config['data']['corpus']}-writes"
+    command = [sys.executable, str(script), json.dumps(config), str(kill_at), count]
     return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
 
 
@@ -260,18 +232,18 @@ def unbroken(
         return everything(text, tasks, partial(text_config_in, place), workers=workers, **changes)
 
     assert start(settings("whole", workers=1)).wait() == 0
-    calls = int((place / "whole-calls").read_text())
-    return settings, contents(place / "whole"), calls
+    writes = int((place / "whole-writes").read_text())
+    return settings, contents(place / "whole"), writes
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_killed_at_many_writes_the_corpus_is_byte_for_byte_that_of_an_unbroken_run(
     unbroken: Any, contents: Contents, workers: int
 ) -> None:
-    settings, expected, calls = unbroken
+    settings, expected, writes = unbroken
     config = settings(f"broken-{workers}", workers)
     folder, rng = Path(config["data"]["corpus"]), random.Random(workers)
-    for kill_at in (1, 5, rng.randrange(calls // 4), rng.randrange(calls // 2)):
+    for kill_at in (1, 5, rng.randrange(writes // 4), rng.randrange(writes // 2)):
         assert start(config, kill_at).wait() in (-signal.SIGKILL, 0)
         if (folder / UNFINISHED).is_file():
             (folder / "train-00099.bin.part").write_bytes(b"left over")
@@ -284,12 +256,12 @@ def test_killed_at_many_writes_the_corpus_is_byte_for_byte_that_of_an_unbroken_r
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_killed_at_any_write(unbroken: Any, contents: Contents, workers: int) -> None:
-    """Nearly 200 kills together; each run is killed until one comes through."""
-    settings, expected, calls = unbroken
+    """Two hundred kills together; each run is killed until one comes through."""
+    settings, expected, writes = unbroken
     rng, config = random.Random(workers), settings(f"any-{workers}", workers)
     folder, killed = Path(config["data"]["corpus"]), 0
-    while killed < 66:
-        code = start(config, rng.randint(1, calls)).wait()
+    while killed < 67:
+        code = start(config, rng.randint(1, writes // workers)).wait()
         assert code in (-signal.SIGKILL, 0)
         killed += code != 0
         if code == 0:
