@@ -14,7 +14,12 @@ import numpy as np
 
 from data_prep.dedup.decontaminate import Decontaminator
 from data_prep.dedup.exact import duplicates, held_out
-from data_prep.dedup.near import NearDuplicateConfig, NearDuplicates, find_near_duplicates
+from data_prep.dedup.near import (
+    NearDuplicateConfig,
+    estimate,
+    find_near_duplicates,
+    memory_bytes,
+)
 from data_prep.filters.quality import too_many_tokens
 from data_prep.parts import Part
 from data_prep.sources.source import DataConfig
@@ -46,7 +51,7 @@ class Rows:
             rows["source"] = np.array(places, dtype=np.uint16)[rows["source"]]
         return rows
 
-    def example(self, row: int) -> Example:
+    def example(self, row: np.intp) -> Example:
         """Return what is shown of a document."""
         part = int(np.searchsorted(self.first_P, row, side="right")) - 1
         return self.parts[part].example(row - int(self.first_P[part]))
@@ -60,17 +65,17 @@ class Rows:
         return np.concatenate(shifted)
 
     def signatures(self, wanted_N: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return keys, numbers of n-grams and signatures of the wanted documents that have n-grams."""
-        keys, ngrams, signatures = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
+        """Return rows, numbers of n-grams and signatures of the wanted documents that have n-grams."""
+        rows, ngrams, signatures = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
         for part, first, last in zip(self.parts, self.first_P, self.first_P[1:]):
             if first == last:
                 continue
             of_part = part.array("ngrams")
             chosen = wanted_N[first:last] & (of_part > 0)
-            keys.append(self.rows_N["key"][first:last][chosen])
+            rows.append(first + np.flatnonzero(chosen))
             ngrams.append(of_part[chosen])
             signatures.append(part.signatures()[chosen])
-        return np.concatenate(keys), np.concatenate(ngrams), np.concatenate(signatures)
+        return np.concatenate(rows), np.concatenate(ngrams), np.concatenate(signatures)
 
 
 @dataclass(frozen=True)
@@ -112,25 +117,24 @@ class Selector:
     def drop_near_duplicates(self, config: NearDuplicateConfig) -> None:
         """Keep one of each group of near-duplicates."""
         stage, dropped_N = self.stats["near deduplication"], np.zeros_like(self._left_N)
-        if not config.enabled or not len(dropped_N):
-            self._drop("near deduplication", "near_duplicate", dropped_N)
-            return
-        near = find_near_duplicates(*self.rows.signatures(self._left_N), config)
-        stage.notes |= {"clusters": near.clusters, "index_bytes": near.memory_bytes}
-        examples = self._near_examples(near, config.threshold)
-        self._drop("near deduplication", "near_duplicate", near.holds(self._key_N), examples)
-
-    def _near_examples(self, near: NearDuplicates, threshold: float) -> list[Example]:
-        examples = []
-        for dropped, (kept, similarity) in near.first(EXAMPLES).items():
-            example, other = self._first_of_key(dropped), self._first_of_key(kept)
-            measure = f"like {other.place()}, {similarity:.4g}, limit {threshold:.4g} (threshold)"
-            examples.append(example._replace(shown=f"{measure}: {example.shown}"))
-        return examples
-
-    def _first_of_key(self, key: int) -> Example:
-        of_key_N = self._left_N & (self._key_N == np.uint64(key))
-        return self.rows.example(int(of_key_N.argmax()))
+        examples: list[Example] = []
+        if config.enabled and len(dropped_N):
+            rows, ngrams, signatures = self.rows.signatures(self._left_N)
+            keys = self._key_N[rows]
+            kept = find_near_duplicates(keys, ngrams, signatures, config)
+            dropped = np.flatnonzero(keys[kept] != keys)
+            dropped_N[rows[dropped]] = True
+            stage.notes["clusters"] = len(np.unique(kept[dropped]))
+            stage.notes["index_bytes"] = memory_bytes(ngrams, signatures)
+            shown = dropped[_smallest(keys[dropped])]
+            similarities = estimate(signatures, shown, kept[shown]).tolist()
+            for row, other, similarity in zip(rows[shown], rows[kept[shown]], similarities):
+                example, place = self.rows.example(row), self.rows.example(other).place()
+                measure = (
+                    f"like {place}, {similarity:.4g}, limit {config.threshold:.4g} (threshold)"
+                )
+                examples.append(example._replace(shown=f"{measure}: {example.shown}"))
+        self._drop("near deduplication", "near_duplicate", dropped_N, examples)
 
     def drop_contaminated(self, search: Decontaminator | None) -> None:
         """Drop what holds text of a downstream task; a document with text of two tasks counts for both."""
@@ -173,7 +177,12 @@ class Selector:
             stage.drop(reason, int(dropped_N.sum()), size, shown)
 
     def _examples(self, dropped_N: np.ndarray) -> list[Example]:
-        """Return the dropped documents with the smallest keys."""
         dropped = np.flatnonzero(dropped_N)
-        _, first = np.unique(self._key_N[dropped], return_index=True)
-        return [self.rows.example(int(row)) for row in dropped[first[:EXAMPLES]]]
+        return [self.rows.example(row) for row in dropped[_smallest(self._key_N[dropped])]]
+
+
+def _smallest(keys: np.ndarray) -> np.ndarray:
+    """Return where the `EXAMPLES` smallest of the different keys stand."""
+    _, first = np.unique(keys, return_index=True)
+    smallest: np.ndarray = first[:EXAMPLES]
+    return smallest

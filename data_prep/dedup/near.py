@@ -18,7 +18,6 @@ to one that is kept. The result is a function of the set of (key, text): neither
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
@@ -51,59 +50,27 @@ class NearDuplicateConfig(Section):
     seed: Seed = 0
 
 
-@dataclass(frozen=True)
-class NearDuplicates:
-    """The result.
-
-    `drop` [n] uint64 are the keys, sorted, `kept` [n] the key of the kept document that each is similar to,
-    `similarity` [n] float32 their estimated Jaccard similarity. `memory_bytes` is the most that signatures and search
-    took.
-    """
-
-    drop: np.ndarray
-    kept: np.ndarray
-    similarity: np.ndarray
-    memory_bytes: int
-
-    @property
-    def clusters(self) -> int:
-        """How many kept documents have near-duplicates."""
-        return len(np.unique(self.kept))
-
-    def holds(self, keys_N: np.ndarray) -> np.ndarray:
-        """Which of the documents with these keys are to be dropped: [N] bool."""
-        return in_sorted(keys_N, self.drop)
-
-    def first(self, count: int) -> dict[int, tuple[int, float]]:
-        """For the `count` smallest keys among `drop`: the kept document's key, and the similarity."""
-        pairs = zip(self.kept[:count].tolist(), self.similarity[:count].tolist())
-        return dict(zip(self.drop[:count].tolist(), pairs))
-
-
 def find_near_duplicates(
     keys_N: np.ndarray, ngrams_N: np.ndarray, signatures_NP: np.ndarray, config: NearDuplicateConfig
-) -> NearDuplicates:
-    """Return which documents, given by their 64-bit content keys [N], are near-duplicates of kept ones.
+) -> np.ndarray:
+    """Return for each document the row of the one that is kept in its place: [N].
 
-    `ngrams_N` and `signatures_NP` are as `Signer` gives them, of documents that have n-grams; others are never dropped.
-    Documents of equal keys count once.
+    That one has the same key, unless the document is a near-duplicate. `keys_N` are 64-bit keys of the content;
+    documents of equal keys count once. `ngrams_N` and `signatures_NP` are as `Signer` gives them, of documents that
+    have n-grams.
     """
-    keys_D, order_D = np.unique(keys_N, return_index=True)
-    longest_first_D = np.argsort(-ngrams_N[order_D].astype(np.int64), kind="stable")
-    keys_D, order_D = keys_D[longest_first_D], order_D[longest_first_D]
+    _, row_D, place_N = np.unique(keys_N, return_index=True, return_inverse=True)
+    longest_first_D = np.argsort(-ngrams_N[row_D].astype(np.int64), kind="stable")
+    order_D = row_D[longest_first_D]
     kept_D = representatives(signatures_NP, order_D, config.rows, config.threshold)
-    dropped = np.flatnonzero(kept_D != np.arange(len(order_D)))
-    dropped = dropped[np.argsort(keys_D[dropped])]
-    similarity = estimate(signatures_NP, order_D[dropped], order_D[kept_D[dropped]])
-    return NearDuplicates(
-        drop=keys_D[dropped],
-        kept=keys_D[kept_D[dropped]],
-        similarity=similarity.astype(np.float32),
-        memory_bytes=keys_N.nbytes
-        + ngrams_N.nbytes
-        + signatures_NP.nbytes
-        + ROW_BYTES_IN_SEARCH * len(keys_N),
-    )
+    row_D[longest_first_D] = order_D[kept_D]
+    kept_N: np.ndarray = row_D[place_N]
+    return kept_N
+
+
+def memory_bytes(ngrams_N: np.ndarray, signatures_NP: np.ndarray) -> int:
+    """Return the most that keys, signatures and the search among them take."""
+    return signatures_NP.nbytes + len(ngrams_N) * (8 + ngrams_N.itemsize + ROW_BYTES_IN_SEARCH)
 
 
 class Signer:

@@ -1,4 +1,4 @@
-"""`prepare` in a process that is killed at a write: `killed_at_write.py <config as JSON> <number> <file for the count>`.
+"""`prepare` in a process that is killed at a write: `killed_at_write.py <config> <number> <count file>`.
 
 Writes are counted in each process alone: what makes, renames or removes a file or folder, and what is written into one,
 of which the half gets there. With number 0 nothing is killed, and the count goes into the file. Worker processes import

@@ -207,10 +207,14 @@ def test_every_planted_fault_is_found_and_reported(
 
 # --- killed in the middle of it ---------------------------------------------------------------------------------------
 
+
 def start(config: dict[str, Any], kill_at: int = 0) -> subprocess.Popen[bytes]:
     """Prepare in a process that is killed at its write number `kill_at`, or in one of whose workers that happens."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    script, count = Path(__file__).with_name("killed_at_write.py"), f"{config['data']['corpus']}-writes"
+    script, count = (
+        Path(__file__).with_name("killed_at_write.py"),
+        f"{config['data']['corpus']}-writes",
+    )
     command = [sys.executable, str(script), json.dumps(config), str(kill_at), count]
     return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
 
