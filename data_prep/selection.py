@@ -54,7 +54,7 @@ class Rows:
     def example(self, row: np.intp) -> Example:
         """Return what is shown of a document."""
         part = int(np.searchsorted(self.first_P, row, side="right")) - 1
-        return self.parts[part].example(row - int(self.first_P[part]))
+        return self.parts[part].example(int(row - self.first_P[part]))
 
     def matches(self) -> np.ndarray:
         """Return which documents hold which of the tasks' texts: pairs [M, 2]."""
