@@ -22,6 +22,7 @@ import torch
 
 from cramming.config import UserError
 from tests.conftest import write_corpus
+from tests.forge import write_events
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks" / "gpu"
@@ -729,7 +730,7 @@ def test_samples_are_in_the_file_while_the_sampler_runs(
 ) -> None:
     """A program that buffers by the C library's rules, as nvidia-smi may."""
     tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\n(echo sample; sleep 60) | cut -c 1-\n")
+    tool.write_text("#!/bin/sh\n(echo sample; sleep 10) | cut -c 1-\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     process = gpu.sampler.start_sampler(tmp_path)
@@ -756,6 +757,40 @@ def test_predictions_are_made_for_cards_that_are_not_here(
     assert h100["peak_bytes"] == h200["peak_bytes"] > 1e10
     slow, fast = h100["tokens_per_second"]
     assert 1e5 < slow < fast < 1e7 and h200["tokens_per_second"] == [slow, fast]
+
+
+EVENTS: dict[str, dict[str, Any]] = {
+    "start": {"unit": "steps", "limit": 9, "clock": "wall", "division": "open", "name": "a"},
+    "first": {"event": "checkpoint", "step": 0, "sha256": "0" * 64, "kept": True},
+    "later": {"event": "checkpoint", "step": 5, "sha256": "5" * 64},
+    "resume first": {"event": "resume", "sha256": "0" * 64},
+    "resume later": {"event": "resume", "sha256": "5" * 64},
+    "resume nothing": {"event": "resume"},
+}
+
+
+@pytest.mark.parametrize(
+    ("names", "step"),
+    [
+        (["start", "first", "start", "resume first"], 0),
+        (["start", "first", "later", "start", "resume later"], 5),
+        (["start", "first", "later", "start", "resume later", "resume first"], 5),
+        (["start", "first", "later", "start", "resume later", "start", "resume nothing"], 0),
+        (["start", "first", "later", "start"], 0),
+    ],
+)
+def test_a_resume_is_from_the_step_of_its_checkpoint(
+    gpu: Any, tmp_path: Path, names: list[str], step: int
+) -> None:
+    """The last process counts, and what it begins with, not what it rolls back to."""
+    events = []
+    for number, name in enumerate(names):
+        event = {"event": "start", "elapsed": 0.0, "wall": 1.0, **EVENTS[name]}
+        if name == "start":
+            event |= {"suite_version": "1", "rules_version": "1", "recipe": None if number else {}}
+        events.append(event)
+    write_events(tmp_path, events)
+    assert gpu.run_rows.resumed_step(tmp_path) == step
 
 
 # Tables ----------------------------------------------------------------------------------------
