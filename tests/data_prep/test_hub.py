@@ -93,7 +93,7 @@ def test_tokenizer_sample_does_not_read_a_whole_hub_data_set(
     config["tokenizer"]["sample_mb"] = 0.02
     job = parse(config)
     source = job.source
-    monkeypatch.setattr(prepare, "parse", lambda config: job)
+    monkeypatch.setattr(prepare, "parse", lambda recipe, corpora: job)
     main(config)
     assert 20 < read[0] < 100
     assert Corpus.open(job.folder).manifest.counts["documents_read"] == 300
