@@ -20,14 +20,13 @@ from typing import Any, BinaryIO
 from cramming.config import UserError
 
 BLOCK_BYTES = 1 << 20
-RANGE_BYTES = 1 << 23  # of a plain file that is cut into tasks
-PACKED_RANGE_BYTES = 1 << 22  # of a compressed one, before it is unpacked
-WAITING_BYTES = 1 << 26  # unpacked, and kept for the ranges that follow
+RANGE_BYTES = 1 << 22  # unpacked, of a file that is cut into tasks
+LONGEST_RANGE_BYTES = 1 << 26
+USUAL_RATIO = 3  # of text to what a compressed file takes
 LONGEST_TEXT_LINE = 1 << 24  # bytes; a longer line of plain text is handed on in parts
 OR_DROP = "; data.damaged=drop skips and counts damaged text"
 MANY_NULS = 1e-3  # of the bytes: of binary data; random bytes have one in 256
 
-Block = tuple[int, bytes]  # the number of the range that it begins in, and unpacked content
 Part = tuple[str, int]  # a text, and which part of its document it is, from 0
 
 
@@ -181,7 +180,7 @@ class TextFile:
             bytes
         ] = []  # the line whose end is not read yet; joined once, or a long one would be copied often
         size = total = 0
-        for block in self._blocks or self._read_blocks():
+        for block in self._blocks or self.blocks():
             read = len(block)
             self._look_for_binary(block, total)
             if total == 0 and self._begins:
@@ -199,7 +198,8 @@ class TextFile:
         if size:
             yield b"".join(begun)
 
-    def _read_blocks(self) -> Iterator[bytes]:
+    def blocks(self) -> Iterator[bytes]:
+        """Yield the content. UserError for a damaged or cut-off archive."""
         with self.decompressed() as handle:
             while block := handle.read(BLOCK_BYTES):
                 yield block
@@ -217,127 +217,77 @@ class TextFile:
 
 @dataclass(frozen=True)
 class FileRange:
-    """The documents that begin in one of the ranges that a file is cut into.
+    """Documents that follow each other in a file, from byte `offset` of its unpacked content on.
 
-    Ranges have equal sizes in the file itself, so that a compressed file of any kind can be cut as well. A document
-    belongs to the range that the mark in front of it begins in. Without `marks` the only range is the whole file.
+    `data` is their text where it was read already; without it they are all that follow.
     """
 
     path: Path
-    number: int
-    count: int
-    size_bytes: int  # of a range, in the file
-    marks: tuple[bytes, ...]  # each ends a document, whatever stands around it
+    offset: int = 0
+    data: bytes | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the file, of which nothing has been read."""
+        return self.offset == 0 and self.data is None
+
+    @property
+    def name(self) -> str:
+        """What tells it from others of the file."""
+        return (
+            f"{self.offset} to {'the end' if self.data is None else self.offset + len(self.data)}"
+        )
 
     def blocks(self) -> Iterator[bytes]:
         """Yield the content. UserError for a damaged or cut-off archive."""
-        if self.count == 1:
-            yield from TextFile(self.path)._read_blocks()
+        if self.data is not None:
+            for start in range(0, len(self.data), BLOCK_BYTES):
+                yield self.data[start : start + BLOCK_BYTES]
             return
-        blocks = _range_blocks(self)
-        has_begun = self.number == 0
-        seen, longest = b"", max(map(len, self.marks))
-        following: list[bytes] = []
-        for number, block in blocks:
-            if number > self.number:
-                following = [block]
-                break
-            if not has_begun:
-                window = seen + block
-                end = self._end_of_mark(window)
-                has_begun, seen = end > 0, _last_bytes(window, longest - 1)
-                block = window[end:] if has_begun else b""
-            if block:
-                yield block
-        if not following or not (
-            has_begun or self._end_of_mark(seen + following[0][: longest - 1])
-        ):
-            return
-        seen = b""
-        for block in chain(following, (block for _, block in blocks)):
-            end = self._end_of_mark(seen + block)
-            if end:
-                yield block[: end - len(seen)]
-                return
-            yield block
-            seen = _last_bytes(block, longest - 1)
-
-    def _end_of_mark(self, data: bytes) -> int:
-        """Return where the first mark in these bytes ends; 0 if there is none."""
-        ends = [data.find(mark) + len(mark) for mark in self.marks if mark in data]
-        return min(ends, default=0)
-
-
-def _last_bytes(data: bytes, count: int) -> bytes:
-    return data[max(0, len(data) - count) :]
-
-
-def range_bytes(path: Path) -> int:
-    """Return the size of the ranges that this file is cut into."""
-    return PACKED_RANGE_BYTES if path.suffix.lower() in COMPRESSIONS else RANGE_BYTES
-
-
-def _range_blocks(first: FileRange) -> Iterator[Block]:
-    """Yield the file's content from this range on."""
-    global _unpacking
-    path, size_bytes = first.path, first.size_bytes
-    if path.suffix.lower() in COMPRESSIONS:
-        identity = (path, path.stat().st_size, path.stat().st_mtime_ns, size_bytes)
-        if _unpacking is None or not _unpacking.holds(identity, first.number):
-            _unpacking = _Unpacking(identity, first.count)
-        yield from _unpacking.blocks(first.number)
-        return
-    with names_file(path), path.open("rb") as handle:
-        position = handle.seek(first.number * size_bytes)
-        while block := handle.read(min(BLOCK_BYTES, size_bytes - position % size_bytes)):
-            yield position // size_bytes, block
+        position = 0
+        for block in TextFile(self.path).blocks():
+            yield block[max(0, self.offset - position) :]
             position += len(block)
 
 
-class _Unpacking:
-    """A compressed file that a process unpacks once for all the ranges that it reads, which are in ascending order."""
+def file_ranges(path: Path, marks: tuple[bytes, ...]) -> Iterator[tuple[FileRange, int]]:
+    """Yield a file in ranges of about `RANGE_BYTES`, each with how many bytes of the file are read behind it.
 
-    def __init__(self, identity: tuple[Path, int, int, int], count: int) -> None:
-        self._identity, self._count = identity, count
-        self._blocks = self._unpacked()
-        self._waiting: list[Block] = []  # read already, and perhaps wanted by a later range
-        self._first = 0  # the first range that can still be read
-
-    def holds(self, identity: tuple[Path, int, int, int], first: int) -> bool:
-        """Return whether this is the same file and nothing from range `first` on is gone."""
-        return identity == self._identity and first >= self._first
-
-    def blocks(self, first: int) -> Iterator[Block]:
-        """Yield the content from range `first` on; what is in front of it is let go."""
-        self._waiting = [block for block in self._waiting if block[0] >= first]
-        self._first = first
-        yield from list(self._waiting)
-        size = sum(len(data) for _, data in self._waiting)
-        try:
-            for number, data in self._blocks:
-                if number < first:
-                    continue
-                size += len(data)
-                if size > WAITING_BYTES:
-                    self._waiting.clear()
-                    self._first, size = number + 1, 0
-                elif number >= self._first:
-                    self._waiting.append((number, data))
-                yield number, data
-        except Exception:
-            self._first = self._count  # what follows an error is never read
-            raise
-
-    def _unpacked(self) -> Iterator[Block]:
-        path, _, _, range_bytes = self._identity
-        file, position = TextFile(path), 0
-        with file.decompressed() as handle:
-            while block := handle.read(BLOCK_BYTES):
-                yield min(position // range_bytes, self._count - 1), block
-                position = file.position
+    Each of `marks` ends a document, whatever stands around it; a range ends behind one. From where an archive is
+    damaged, or has no mark for long, the rest is a range without `data`.
+    """
+    file, offset, data = TextFile(path), 0, bytearray()
+    size_bytes, overlap = path.stat().st_size, max(map(len, marks)) - 1
+    try:
+        for block in file.blocks():
+            searched = max(0, len(data) - overlap)
+            data += block
+            if len(data) < RANGE_BYTES:
+                continue
+            end = _end_of_mark(data, searched, marks)
+            if end:
+                yield FileRange(path, offset, bytes(data[:end])), file.position
+                offset += end
+                del data[:end]
+            elif len(data) > LONGEST_RANGE_BYTES:
+                break
+        else:
+            yield FileRange(path, offset, bytes(data)), size_bytes
+            return
+    except UserError:  # raised again by the range, behind what comes in front of it
+        pass
+    yield FileRange(path, offset), size_bytes
 
 
-_unpacking: _Unpacking | None = None
+def _end_of_mark(data: bytearray, start: int, marks: tuple[bytes, ...]) -> int:
+    """Return where the first mark from `start` on ends; 0 if there is none."""
+    places = [(data.find(mark, start), len(mark)) for mark in marks]
+    return min((place + length for place, length in places if place >= 0), default=0)
+
+
+def content_bytes(path: Path, size_bytes: int) -> int:
+    """Return about how much a file of this size holds, unpacked."""
+    return size_bytes * USUAL_RATIO if path.suffix.lower() in COMPRESSIONS else size_bytes
 
 
 def is_wikiextractor(path: Path) -> bool:

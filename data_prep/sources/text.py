@@ -137,7 +137,7 @@ class TextSource(Source):
         """Yield documents numbered by file, from 0; a long one comes in parts."""
         before = 0
         for place, size in enumerate(self._sizes):
-            reader = self._reader(place, 0, 1)
+            reader = self._reader(place, FileRange(self.paths[place]))
             file = TextFile(self.paths[place], reader.lenient)
             for document in reader.documents_of(file):
                 self.position = before + file.position
@@ -151,39 +151,33 @@ class TextSource(Source):
             yield from super().tasks()  # nothing is read behind the last; a cluster has no files
             return
         small: list[FileReader] = []
-        before = share = 0.0
-        for place, size in enumerate(self._sizes):
-            share_of_task = size / plain_text.range_bytes(self.paths[place])
-            count = self._range_count(place)
-            if small and (share + share_of_task > 1 or len(small) == MOST_FILES):
+        before = waiting = 0
+        for place, (path, size) in enumerate(zip(self.paths, self._sizes)):
+            content_bytes = plain_text.content_bytes(path, size)
+            is_full = waiting + content_bytes > plain_text.RANGE_BYTES or len(small) == MOST_FILES
+            if small and is_full:
                 yield FilesTask(before, tuple(small))
-                small, share = [], 0.0
-            if share_of_task < 1:
-                small.append(self._reader(place, 0, 1))
-                share += share_of_task
+                small, waiting = [], 0
+            if content_bytes < plain_text.RANGE_BYTES:
+                small.append(self._reader(place, FileRange(path)))
+                waiting += content_bytes
             else:
-                for number in range(count):
-                    position = before + size * (number + 1) / count
-                    yield FilesTask(position, (self._reader(place, number, count),))
+                for file_range, position in self._ranges(place):
+                    yield FilesTask(before + position, (self._reader(place, file_range),))
             before += size
         if small:
             yield FilesTask(before, tuple(small))
 
-    def _range_count(self, place: int) -> int:
-        path, is_plain = self.paths[place], FORMATS[self.formats[place]].read is None
-        count = -(-self._sizes[place] // plain_text.range_bytes(path))
-        if count <= 1 or not self._marks(place) or (is_plain and plain_text.is_wikiextractor(path)):
-            return 1
-        return count
+    def _ranges(self, place: int) -> Iterator[tuple[FileRange, int]]:
+        path, kind = self.paths[place], FORMATS[self.formats[place]]
+        marks = kind.marks if kind.read else DOCUMENT_MARKS.get(self.config.documents, ())
+        if not marks or (kind.read is None and plain_text.is_wikiextractor(path)):
+            return iter([(FileRange(path), self._sizes[place])])
+        return plain_text.file_ranges(path, marks)
 
-    def _marks(self, place: int) -> tuple[bytes, ...]:
-        kind = FORMATS[self.formats[place]]
-        return kind.marks if kind.read else DOCUMENT_MARKS.get(self.config.documents, ())
-
-    def _reader(self, place: int, number: int, count: int) -> "FileReader":
-        path, marks = self.paths[place], self._marks(place)
+    def _reader(self, place: int, file_range: FileRange) -> "FileReader":
         return FileReader(
-            FileRange(path, number, count, plain_text.range_bytes(path), marks),
+            file_range,
             self.names[place],
             self.formats[place],
             self.config.text_field,
@@ -208,13 +202,13 @@ class FileReader:
     def documents(self) -> Iterator[Document]:
         """Yield the documents, numbered from the range's first one. UserError with the true place in the file."""
         path = self.range.path
-        if self.range.count == 1:
+        if self.range.is_whole:
             yield from self.documents_of(TextFile(path, self.lenient))
             return
         try:
-            if self.range.number and self.lenient:
+            if self.range.offset and self.lenient:
                 next(TextFile(path, lenient=True).lines(), None)  # a binary file is so as a whole
-            blocks, begins = self.range.blocks(), self.range.number == 0
+            blocks, begins = self.range.blocks(), self.range.offset == 0
             yield from self.documents_of(TextFile(path, self.lenient, blocks, begins))
         except plain_text.UnreadableError:
             if not self.lenient:
@@ -237,8 +231,8 @@ class FileReader:
                 number += part == 0
                 damage = _damage_of(text, file)
                 yield Document(text, name, number, name, damage=damage, part=part)
-            is_whole = self.range.count == 1
-            unreadable = "empty_file" if number < 0 and is_whole and file.lenient else None
+            is_empty = number < 0 and self.range.is_whole
+            unreadable = "empty_file" if is_empty and file.lenient else None
         except plain_text.UnreadableError as error:
             if not file.lenient:
                 raise
@@ -252,7 +246,7 @@ class FileReader:
         read = FORMATS[self.format].read
         if read:
             return ((text, 0) for text in read(file, self.text_field))
-        begins = self.range.number == 0
+        begins = self.range.offset == 0
         return plain_text.documents_of(file.lines(), self.cut, self.max_characters, begins)
 
 
@@ -268,7 +262,7 @@ class FilesTask(Task):
     def name(self) -> str:  # type: ignore[override]
         """The first file and range, and how many there are."""
         first = self.files[0]
-        return f"{first.origin} {first.range.number} of {first.range.count}, {len(self.files)}"
+        return f"{first.origin} {first.range.name}, {len(self.files)}"
 
     def documents(self) -> Iterator[Document]:
         """Yield the documents, numbered by file."""

@@ -22,7 +22,7 @@ def small(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> No
     """Several ranges in a file of some hundred bytes."""
     monkeypatch.setattr(plain_text, "BLOCK_BYTES", 64)
     monkeypatch.setattr(plain_text, "RANGE_BYTES", request.param)
-    monkeypatch.setattr(plain_text, "PACKED_RANGE_BYTES", request.param // 2)
+    monkeypatch.setattr(plain_text, "LONGEST_RANGE_BYTES", 1000)
     monkeypatch.setattr(source, "TASK_SIZE", request.param)
 
 
