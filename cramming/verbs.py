@@ -46,8 +46,8 @@ MODULES = {
 DEPENDENCIES = {
     "pretrain": {"broken_rules": "eval.rules.table:foreseen"},
     "verify": {
-        "make_tasks": "data_prep.again:embedded_tasks",
-        "search": "data_prep.again:overlap",
+        "make_tasks": "data_prep.verify_corpus:embedded_tasks",
+        "search": "data_prep.verify_corpus:overlap",
     },
 }
 PIPELINE = ("prepare", "pretrain", "glue", "report")

@@ -3,25 +3,32 @@
 For each reason to drop documents the card shows examples: what was measured, the limit, and the passage.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import jinja2
 import numpy as np
 from tokenizers import Tokenizer
 
 from cramming import __version__
 from cramming.config import file_sha256
 from cramming.data.corpus import TASKS, TokenStream
-from cramming.data.manifest import FORMAT_VERSION, Manifest, StageLine, TokenizerInfo
+from cramming.data.manifest import (
+    FORMAT_VERSION,
+    Manifest,
+    Shard,
+    Split,
+    TokenizerInfo,
+)
 from cramming.files import write_atomically
-from data_prep.document_stats import token_lengths, write_orders
 from data_prep.filters import quality
-from data_prep.pipeline import Pipeline
 from data_prep.prepare_config import Preparation
-from data_prep.resume_state import CARD
-from data_prep.shard_writer import TOO_MANY_TOKENS, CorpusWriter
+from data_prep.selection import TOO_MANY_TOKENS, Selection
 from data_prep.sources.source import DataConfig
+from data_prep.stats import StageStats, write_orders
+from data_prep.task_grid import CARD
 from data_prep.tokenizer.load import (
     TOKENIZER_CONFIG,
     characters_by_entry,
@@ -32,7 +39,6 @@ MUCH = 0.2  # of the text's bytes, taken by filters
 FEW_WORDS = 20  # of a tiny document, on average, and 6 characters for each: scripts without spaces have few words
 MUCH_UNKNOWN = 0.005  # of the tokens, or of the characters
 LARGE_HOLD_OUT = 0.1  # of the tokens
-NOT_KNOWN = "not known (ready-made ids)"  # of their text
 # Reason -> the setting that is behind it.
 _SETTINGS = {
     "too_short": "data.clean.min_characters",
@@ -40,35 +46,42 @@ _SETTINGS = {
 } | {rule.reason: f"data.filters.{setting}" for setting, rule in quality.RULES.items()}
 
 
+@dataclass(frozen=True)
+class Result:
+    """What was selected and written, and what the stages counted; `token_use` [V] is how often each entry occurs."""
+
+    stats: StageStats
+    selection: Selection
+    shards: dict[Split, list[Shard]]
+    token_use: np.ndarray
+    dtype: np.dtype[Any]
+
+    def documents(self) -> np.ndarray:
+        """Return the rows of the corpus's documents, in the order of the source."""
+        rows: np.ndarray = self.selection.rows.rows_N[self.selection.keep_N]
+        return rows
+
+
 def complete(
     preparation: Preparation,
     sources: list[dict[str, Any]],
     tokenizer: Tokenizer,
     info: TokenizerInfo,
-    pipeline: Pipeline,
-    writer: CorpusWriter,
+    result: Result,
 ) -> Manifest:
     """Write orders, card and the tokenizer's description, all but the manifest, which is returned."""
-    folder, data, stats = preparation.folder, preparation.data, pipeline.stats
-    streams = {
-        split: TokenStream(folder, shards, writer.encoder.dtype)
-        for split, shards in writer.shards.items()
-    }
-    orders = write_orders(
-        folder, data.orders, writer.documents["train"], streams["train"], writer.token_use
-    )
-    found = _statistics(preparation, list(streams.values()), tokenizer, writer)
+    folder, data, stats = preparation.folder, preparation.data, result.stats
+    train_D = result.selection.rows.rows_N[result.selection.of_split("train")]
+    stream = TokenStream(folder, result.shards["train"], result.dtype)
+    orders = write_orders(folder, data.orders, train_D, stream, result.token_use)
+    statistics = _statistics(preparation, tokenizer, info, result)
     for name in ("tokenizer", "order", "shards"):
         stats.pass_on(name)
-    near, path = pipeline.near, preparation.tokenizer_path
-    if near:
-        stats["near deduplication"].notes |= {
-            "clusters": near.clusters,
-            "index_bytes": near.memory_bytes,
-        }
+    path = preparation.tokenizer_path
     origin = path.name if path else f"trained on at most {preparation.tokenizer.sample_mb:g} MB"
     stats["tokenizer"].notes |= {"kind": info.kind, "entries": info.vocab_size, "origin": origin}
-    stats["tokens"].notes |= {"tokens": found["tokens"], "unknown_rate": found["unknown_rate"]}
+    counts = {name: statistics[name] for name in ("tokens", "unknown_rate")}
+    stats["tokens"].notes |= counts
     stats["order"].notes["files"] = ", ".join(orders) or "none"
     manifest = Manifest(
         format=FORMAT_VERSION,
@@ -76,54 +89,44 @@ def complete(
         suite_version=__version__,
         settings_hash=preparation.settings_hash,
         settings=preparation.settings,
-        dtype="uint16" if writer.encoder.dtype.itemsize == 2 else "uint32",
+        dtype="uint16" if result.dtype.itemsize == 2 else "uint32",
         tokenizer=info,
         sources=sources,
         counts={
             "documents_read": stats["source"].documents_in,
             "documents": stats["tokens"].documents_out,
-            "long_documents_cut": stats["normalise"].notes["long_documents_cut"],
-            "text_bytes": found["bytes"],
-            "unknown_tokens": int(writer.token_use[info.special_ids["unk"]]),
+            "long_documents_cut": stats["normalise"].notes.get("long_documents_cut", 0),
+            "text_bytes": statistics["bytes"],
+            "unknown_tokens": int(result.token_use[info.special_ids["unk"]]),
         },
         removed=stats.removed(),
-        splits=writer.shards,
-        stages=[stage.line() for stage in stats.values()],
-        statistics=found,
-        decontamination=_decontamination(pipeline),
+        splits=result.shards,
+        stages=[stage.line(name) for name, stage in stats.items()],
+        statistics=statistics,
+        decontamination=_decontamination(preparation, stats),
         orders=orders,
     )
-    card = (
-        _card(manifest).encode(errors="backslashreplace").decode()
-    )  # names of files may be no UTF-8
+    # Names of files may be no UTF-8.
+    card = _card(manifest).encode(errors="backslashreplace").decode()
     write_atomically(folder / CARD, card)
     write_atomically(folder / TOKENIZER_CONFIG, describe_for_transformers(info.special))
     files = [folder / name for name in (CARD, TOKENIZER_CONFIG, *orders.values())]
     files += [path for path in (folder / TASKS).rglob("*") if path.is_file()]
-    return replace(
-        manifest, files={path.relative_to(folder).as_posix(): file_sha256(path) for path in files}
-    )
+    hashes = {path.relative_to(folder).as_posix(): file_sha256(path) for path in files}
+    return replace(manifest, files=hashes)
 
 
 def _statistics(
-    preparation: Preparation, streams: list[TokenStream], tokenizer: Tokenizer, writer: CorpusWriter
+    preparation: Preparation, tokenizer: Tokenizer, info: TokenizerInfo, result: Result
 ) -> dict[str, Any]:
-    use_V, splits = writer.token_use, list(writer.documents.values())
-    lengths = [token_lengths(stream) for stream in streams]
-    by_source: dict[str, dict[str, int]] = {}
-    for documents, lengths_D in zip(splits, lengths):
-        for name, row in documents.by_source(lengths_D).items():
-            before = by_source.get(name, {})
-            by_source[name] = {key: value + before.get(key, 0) for key, value in row.items()}
-    characters, words, count = (
-        sum(getattr(documents, key) for documents in splits)
-        for key in ("characters", "words", "documents")
-    )
-    tokens, size = int(use_V.sum()), sum(row["bytes"] for row in by_source.values())
+    use_V, rows_D = result.token_use, result.documents()
+    characters, words = int(rows_D["characters"].sum()), int(rows_D["words"].sum())
+    tokens, size = int(use_V.sum()), int(rows_D["bytes"].sum())
     # White space aside; None where it is not known: ready-made ids, and kinds of which entries do not tell.
     characters_V, lost = characters_by_entry(tokenizer), None
     if characters_V is not None and characters:
-        lost = round(max(0.0, 1 - int(use_V @ characters_V) / (characters - words + count)), 6)
+        written = characters - words + len(rows_D)
+        lost = round(max(0.0, 1 - int(use_V @ characters_V) / written), 6)
     remark = preparation.source.remark()
     return {
         "tokens": tokens,
@@ -132,23 +135,33 @@ def _statistics(
         "words": words,
         "tokens_per_byte": round(tokens / size, 6) if size else None,
         "tokens_per_word": round(tokens / words, 6) if words else None,
-        "unknown_rate": round(int(use_V[writer.encoder.ids.unk]) / tokens, 8),
+        "unknown_rate": round(int(use_V[info.special_ids["unk"]]) / tokens, 8),
         "characters_lost": lost,
-        "by_source": by_source,
-        "median_length": float(np.median(np.concatenate(lengths))),
+        "by_source": _by_source(rows_D, result.selection.rows.sources),
+        "median_length": float(np.median(rows_D["tokens"])),
         "vocabulary_used": int(np.count_nonzero(use_V)),
         **({"remark": remark} if remark else {}),
     }
 
 
-def _decontamination(pipeline: Pipeline) -> dict[str, Any]:
-    """The tasks' files that were searched for, and their development texts; of each task how many texts can be found,
-    were found, and how many documents were removed."""
-    search, notes = pipeline.decontaminator, pipeline.stats["decontamination"].notes
+def _by_source(rows_D: np.ndarray, sources: list[str]) -> dict[str, dict[str, int]]:
+    """Return documents, bytes and tokens of each source that has any."""
+    counts: dict[str, dict[str, int]] = {}
+    for number, name in enumerate(sources):
+        of_source = rows_D[rows_D["source"] == number]
+        if len(of_source):
+            size, tokens = int(of_source["bytes"].sum()), int(of_source["tokens"].sum())
+            counts[name] = {"documents": len(of_source), "bytes": size, "tokens": tokens}
+    return counts
+
+
+def _decontamination(preparation: Preparation, stats: StageStats) -> dict[str, Any]:
+    """Return the tasks' files that were searched for, and of each task how many texts were found, and where."""
+    search, notes = preparation.decontaminator, stats["decontamination"].notes
     if search is None:
         return {}
     return {
-        **pipeline.config.decontaminate.model_dump(),
+        **preparation.data.decontaminate.model_dump(),
         "examples": search.examples,
         "searchable": search.searchable,
         "found": notes["texts_found"],
@@ -159,124 +172,36 @@ def _decontamination(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def _card(manifest: Manifest) -> str:
-    found, info = manifest.statistics, manifest.tokenizer
-    licenses = sorted(
-        {str(source.get("license")) for source in manifest.sources if source["kind"] != "tokenizer"}
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    environment = jinja2.Environment(
+        loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True
     )
-    total, text, per_token = found["bytes"], NOT_KNOWN, NOT_KNOWN
-    if total:
-        text = f"{total:,} bytes, {found['characters']:,} characters, {found['words']:,} words"
-        text += " (normalised: single spaces, no indentation, no blank lines)"
-        per_token = f"{found['tokens_per_byte']}, {found['tokens_per_word']}"
-    rows = [
-        *(
-            [f"{split} tokens", sum(s.tokens for s in shards)]
-            for split, shards in manifest.splits.items()
-        ),
-        ["documents", manifest.counts["documents"]],
-        ["median tokens per document", found["median_length"]],
-        ["text", text],
-        [
-            "tokenizer",
-            f"{info.kind}, {info.vocab_size:,} entries, of which {found['vocabulary_used']:,} occur",
-        ],
-        ["tokens per byte, per word", per_token],
-        [
-            "unknown tokens",
-            f"{manifest.counts['unknown_tokens']:,} ({100 * found['unknown_rate']:.4f} %)",
-        ],
-        ["characters that no token stands for", _lost(manifest)],
-        ["orders", ", ".join(("shuffled", "source", *manifest.orders)) + " (`train.order`)"],
-    ]
-    lines = [
-        f"# Corpus {manifest.name}",
-        "",
-        f"Made by `cramming prepare` {manifest.suite_version}; settings {manifest.settings_hash}; format"
-        f" {manifest.format}. License of the text: {', '.join(licenses)}. `manifest.json` holds all numbers of this"
-        " page, the settings and the sources; `cramming verify` checks every file against it.",
-        "",
-        *_table("|", rows),
-        *("## Stages", ""),
-        *_table(
-            "stage|documents in|out|bytes in|out|dropped|notes", map(_stage_row, manifest.stages)
-        ),
-    ]
-    if any(stage.dropped for stage in manifest.stages):
-        lines += [
-            "`file:n` is document n of that file, counted from 0; the first filter that removes is named.",
-            "",
-        ]
-    for stage in manifest.stages:
-        for reason, entry in stage.dropped.items():
-            lines += [f"Dropped by {stage.name}, {reason}, for example:", ""]
-            lines += [f"- `{example.replace('`', ' ')}`" for example in entry.examples] + [""]
-    lines += ["## Decontamination", "", *_overlap(manifest.decontamination), "## Sources", ""]
-    lines += _table(
-        "source|documents|bytes|share of the bytes",
-        (
-            [name, row["documents"], row["bytes"], f"{100 * row['bytes'] / total:.2f} %"]
-            if total
-            else [name, row["documents"], NOT_KNOWN, NOT_KNOWN]
-            for name, row in found["by_source"].items()
-        ),
-    )
-    if remark := found.get("remark"):
-        lines += [f"{remark[0].upper()}{remark[1:]}.", ""]
-    return "\n".join(lines)
-
-
-def _lost(manifest: Manifest) -> str:
-    """The share of the characters that no token stands for; else how many at least, one for each unknown token."""
-    found, unknown = manifest.statistics, manifest.counts["unknown_tokens"]
-    if found["characters_lost"] is not None:
-        return f"{100 * found['characters_lost']:.4f} %"
-    return (
-        f"at least {100 * unknown / found['characters']:.4f} %"
-        if found["characters"]
-        else NOT_KNOWN
+    environment.filters |= {"cell": _cell, "notes": _notes}
+    sources = [source for source in manifest.sources if source["kind"] != "tokenizer"]
+    return environment.get_template("corpus_card.md.j2").render(
+        manifest=manifest,
+        info=manifest.tokenizer,
+        found=manifest.statistics,
+        overlap=manifest.decontamination,
+        unknown=manifest.counts["unknown_tokens"],
+        licenses=sorted({str(source.get("license")) for source in sources}),
+        not_known="not known (ready-made ids)",
     )
 
 
-def _table(columns: str, rows: Iterable[Sequence[Any]]) -> list[str]:
-    """Lines of Markdown with an empty one behind; `columns` are separated by `|`."""
-    names = columns.split("|")
-    cells = (
-        [
-            f"{value:,}" if isinstance(value, int) else str(value).replace("|", r"\|")
-            for value in row
-        ]
-        for row in rows
-    )
-    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
-    return [*lines, *(f"| {' | '.join(row)} |" for row in cells), ""]
+def _cell(value: Any) -> str:
+    """Return what a cell of a table shows."""
+    return f"{value:,}" if isinstance(value, int) else str(value).replace("|", r"\|")
 
 
-def _stage_row(stage: StageLine) -> list[Any]:
-    dropped = (
-        f"{entry.documents:,} {reason} ({entry.bytes:,} B)"
-        for reason, entry in stage.dropped.items()
-    )
-    notes = []
-    for key, note in stage.notes.items():
+def _notes(notes: dict[str, Any]) -> str:
+    shown = []
+    for key, note in notes.items():
         if isinstance(note, dict):
             note = ", ".join(f"{count:,} {name}" for name, count in note.items())
-        notes += [f"{key} {note}"] if note or note == 0 else []
-    counts = [stage.documents_in, stage.documents_out, stage.bytes_in, stage.bytes_out]
-    return [stage.name, *counts, "; ".join(dropped), "; ".join(notes)]
-
-
-def _overlap(found: dict[str, Any]) -> list[str]:
-    if not found:
-        return ["Off: the corpus was not compared with any task (`data.decontaminate`).", ""]
-    sets = "training, dev and test" if found["train_text"] else "dev and test"
-    how = (
-        f"runs of {found['ngram']} words;"
-        " sentences of fewer from 6 words and 28 letters, standing alone from 4 and 20"
-    )
-    keys = ("examples", "searchable", "found", "removed")
-    rows = ([task, *(found[key][task] for key in keys)] for task in found["removed"])
-    table = _table("task|texts|searchable|found|documents dropped", rows)
-    return [f"Compared with the {sets} texts in {found['tasks']}: {how}.", "", *table]
+        if note or note == 0:
+            shown.append(f"{key} {note}")
+    return "; ".join(shown)
 
 
 def advice(manifest: Manifest, config: DataConfig, documents: str | None = None) -> Iterator[str]:

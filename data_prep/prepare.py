@@ -1,78 +1,62 @@
 """`cramming prepare`: text to a corpus folder. Streaming, resumable, and a no-op when the corpus is already there.
 
-    [search near-duplicates] -> tokenizer.json -> pipeline -> tokens -> shards -> orders, card -> manifest.json (last)
+    tokenizer.json -> a part for each task -> duplicates, hold-out -> shards -> orders, card -> manifest.json (last)
 
-Until the manifest is written the folder holds `unfinished.json`: what the run was about to make and which shards it
-has finished. An interrupted run (Ctrl-C, kill -9, power cut, lost network) goes on from there: the text is read again,
-but finished shards are not, their documents are not tokenized again, and decisions on documents are remembered
-(data_prep/resume_state.py). The result is byte for byte that of an unbroken run. No error costs finished work:
-shards, or the search for near-duplicates. A first run that meets a mistake in settings or text before it has finished
-either leaves nothing behind.
+The source is cut into tasks of fixed size. Each one reads, filters and tokenizes its documents and writes its own part
+(data_prep/stages.py); an interrupted run resumes with the tasks whose part is missing (data_prep/task_grid.py). What
+depends on all documents is decided when all parts are there (data_prep/selection.py). The result is byte for byte the
+same for any number of workers, interrupted or not.
 """
 
 import contextlib
-import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from tokenizers import Tokenizer
 
-from cramming.config import UserError, file_sha256
+from cramming.config import UserError
 from cramming.data.corpus import SPLITS, TASKS, Corpus
 from cramming.data.manifest import (
     MANIFEST,
     TOKENIZER,
     Manifest,
-    Shard,
     SpecialIds,
-    Split,
+    TokenizerInfo,
     token_dtype,
 )
 from cramming.files import explained, lock, overwrite_atomically, release, write_atomically
 from cramming.invocation import Invocation
-from cramming.process_pool import WorkerDiedError, process_pool
+from cramming.process_pool import process_pool
 from cramming.progress import Progress, format_count, say
 from data_prep import corpus_card
-from data_prep.dedup.near import SIGN, NearDuplicates, Signer, find_near_duplicates
-from data_prep.filters.normalise import normalize
-from data_prep.normaliser import READ, read, through_workers
-from data_prep.pipeline import Pipeline, judges
+from data_prep.corpus_card import Result
+from data_prep.dedup.near import Signer
+from data_prep.filters.normalise import CleanConfig, normalize
+from data_prep.parts import Part
 from data_prep.prepare_config import Preparation, parse
-from data_prep.resume_state import (
-    DECISIONS,
-    NEAR,
-    UNFINISHED,
-    Decisions,
-    Unfinished,
-    discard,
-    finish,
-    has_finished,
-)
-from data_prep.shard_writer import ENCODE, CorpusWriter, Encoder
+from data_prep.selection import Rows, Selector
+from data_prep.shard_writer import CorpusWriter
 from data_prep.sources.embedded import EmbeddedConfig
-from data_prep.sources.hub import ConnectionLostError
-from data_prep.sources.source import Source, limited
+from data_prep.sources.source import Source, Task, limited
 from data_prep.sources.text import TextSource
-from data_prep.stage_stats import StageStats, text_bytes
+from data_prep.stages import Stages
+from data_prep.stats import StageStats, text_bytes
+from data_prep.task_grid import TaskGrid, UnusableTextError, finish, map_tasks, open_grid
 from data_prep.tokenizer import train as training
-from data_prep.tokenizer.encode import text_encoder
 from data_prep.tokenizer.load import describe, load
-from data_prep.workers import Workers
-
-__all__ = ["UNFINISHED", "Unfinished", "main", "parse", "prepare"]
+from data_prep.tokenizer.train import Sample, Sampled
 
 TRAINED_HERE = 2_000_000  # characters: about a second
 TRAINER_DIED = (
-    "the process that trains the tokenizer died (out of memory?); set a smaller tokenizer.sample_mb and run the command"
-    " again"
+    "the process that trains the tokenizer died (out of memory?). Set a smaller tokenizer.sample_mb and run the command"
+    " again."
 )
-EVERY_SECONDS = 0.5
-EVERY_BYTES = 2**18  # of text, between two looks at the clock
-
-Item = TypeVar("Item")
+MAX_UNKNOWN_SHARE = 0.2  # above it, the tokenizer is for another language
+ENOUGH_TOKENS = 100_000  # to judge that share
 
 
 def main(recipe: Mapping[str, Any], invocation: Invocation) -> None:
@@ -87,18 +71,13 @@ def main(recipe: Mapping[str, Any], invocation: Invocation) -> None:
         if (folder / MANIFEST).is_file():  # another process has finished it meanwhile
             confirm(preparation)
             return
-        interrupted = Unfinished.load(folder)  # what cannot be read is the user's to delete
         try:
-            prepare(preparation, interrupted)
-        except (ConnectionLostError, WorkerDiedError):
-            raise
+            with open_grid(preparation) as grid:
+                prepare(preparation, grid)
         except UserError as error:
-            remarks = [preparation.source.remark()]  # which part ended a mix may be the cause
-            if has_finished(folder):
-                remarks.append(f"what is finished stays in {folder}")
-            elif not interrupted:
-                discard(folder)
-            error.args = ("; ".join(filter(None, [str(error), *remarks])),)
+            remark = preparation.source.remark()  # which part ended a mix
+            if remark:
+                error.args = (f"{error}; {remark}",)
             raise
         except OSError as error:
             raise explained(error, folder, "run the same command again") from None
@@ -112,175 +91,65 @@ def check(recipe: Mapping[str, Any], invocation: Invocation) -> list[str]:
 
 
 def confirm(preparation: Preparation) -> None:
-    """The corpus is there: check that its settings are these and that its sources have not changed; write nothing."""
+    """Check that the corpus has these settings and that its sources have not changed; write nothing."""
     folder = preparation.folder
     manifest = Corpus.open(folder, verify=True).manifest
-    earlier = manifest.settings_hash != preparation.settings_hash
-    old, new = (
-        {
-            f"{section}.{key}": value
-            for section in settings
-            for key, value in settings[section].items()
-        }
-        for settings in (manifest.settings, preparation.settings)
-    )
-    if different := [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]:
+    old, new = _flat(manifest.settings), _flat(preparation.settings)
+    different = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
+    if different:
         raise UserError(
             f"{folder}: holds a corpus of other settings ({', '.join(different)}); delete it, or name another"
             " data.corpus"
         )
-    if changed := preparation.changed(manifest.sources, manifest.decontamination.get("files", [])):
+    changed = preparation.changed(manifest.sources, manifest.decontamination.get("files", []))
+    if changed:
         raise UserError(
             f"{folder}: its sources have changed since ({changed}); delete it to prepare anew"
         )
     finish(folder)
-    by = (
-        ", by an earlier version's rules for text (delete it to prepare anew by today's)"
-        if earlier
-        else ""
-    )
-    say(f"{folder}: already prepared with these settings{by}, nothing to do")
+    rules = ""
+    if manifest.settings_hash != preparation.settings_hash:
+        rules = ", by an earlier version's rules for text (delete it to prepare anew by today's)"
+    say(f"{folder}: already prepared with these settings{rules}, nothing to do")
 
 
-def prepare(preparation: Preparation, interrupted: Unfinished | None) -> None:
-    """From the source to the manifest, or on from where an interrupted run stopped."""
-    folder, data, source = preparation.folder, preparation.data, preparation.source
-    state = _begin(preparation, interrupted)
-    stats, decisions = StageStats(data.seed), Decisions(folder / DECISIONS, state.reasons)
-    near = _near_duplicates(preparation, state, decisions) if data.near_duplicates.enabled else None
-    tokenizer = _tokenizer(preparation)
-    state = dataclasses.replace(state, tokenizer_sha256=file_sha256(folder / TOKENIZER))
-    _save(folder, state, decisions)
+def _flat(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {f"{name}.{key}": value for name in settings for key, value in settings[name].items()}
+
+
+def prepare(preparation: Preparation, grid: TaskGrid) -> None:
+    """Make everything from the source to the manifest."""
+    folder, data = preparation.folder, preparation.data
+    # Loaded as every later run has it: what is written loses the last bits of some scores.
+    tokenizer = load(grid.tokenizer(partial(_tokenizer, preparation)))
     info = describe(tokenizer, folder / TOKENIZER)
-    dtype, ids = token_dtype(info.vocab_size), SpecialIds(**info.special_ids)
-    encoder = Encoder(text_encoder(tokenizer, dtype), ids, info.vocab_size, dtype, data.filters)
-    writer = CorpusWriter(
-        folder,
-        state.shards,
-        state.token_use,
-        data.shard_tokens,
-        encoder,
-        stats["tokens"],
-        decisions,
-        source.parts() or [entry["name"] for entry in state.sources],
-    )
-    functions = judges(data, preparation.decontaminator) | {ENCODE: encoder}
-    with (
-        Workers(data.processes, functions, data.ray, source.large) as workers,
-        _progress("tokenize", source) as update,
-    ):
-        pipeline = Pipeline(data, stats, decisions, workers, near, preparation.decontaminator)
-        selected = pipeline.run(source.chunks())
-        for position, shard_finished in writer.write(selected, workers, lambda: source.position):
-            update(position, writer.stage.bytes_out)
-            if shard_finished:
-                finished_use = writer.finished_use.tolist()
-                _save(
-                    folder,
-                    dataclasses.replace(state, shards=writer.shards, token_use=finished_use),
-                    decisions,
-                )
-    _require_documents(preparation, stats, writer)
-    if changed := preparation.changed(state.sources, state.compared):
+    parts = _make_parts(preparation, grid, tokenizer, info)
+    sources = preparation.source.parts() or [entry["name"] for entry in grid.sources]
+    result = _select(preparation, parts, Rows(parts, sources), info)
+    changed = preparation.changed(grid.sources, grid.compared)
+    if changed:
         raise UserError(f"{changed}: changed while it was being read; run `cramming prepare` again")
-    if isinstance(
-        data, EmbeddedConfig
-    ):  # it comes with its fine-tuning tasks, made from the same world
+    if isinstance(data, EmbeddedConfig):  # its fine-tuning tasks are made from the same world
         from data_prep.synthetic import tasks
 
         overwrite_atomically(folder / TASKS, lambda path: tasks.write_tasks(path, data.seed))
-    manifest = corpus_card.complete(preparation, state.sources, tokenizer, info, pipeline, writer)
+    manifest = corpus_card.complete(preparation, grid.sources, tokenizer, info, result)
     write_atomically(folder / MANIFEST, manifest.to_json())
     finish(folder)
     _report(preparation, manifest)
 
 
-def _begin(preparation: Preparation, state: Unfinished | None) -> Unfinished:
-    """The interrupted run's `state`, if it was of the same settings and sources, or a new one."""
-    folder = preparation.folder
-    if state:
-        finished = sum(map(len, state.shards.values()))
-        problem: str | None = "since then has changed: settings, or the rules for text"
-        if state.settings_hash == preparation.settings_hash:
-            changed = preparation.changed(state.sources, state.compared)
-            problem = f"since then has changed: {changed}" if changed else state.damaged(folder)
-        if problem is None:
-            say(f"{folder}: going on with an interrupted run, {finished} shards are finished")
-            state.keep_only_finished(folder)
-            return state
-        say(
-            f"{folder}: an interrupted run was here and cannot go on ({problem}); starting over: {finished} finished"
-            " shards go (a run goes on only with the settings and sources that it began with)"
-        )
-        discard(folder)
-    shards: dict[Split, list[Shard]] = {split: [] for split in SPLITS}
-    state = Unfinished(
-        preparation.settings_hash,
-        preparation.inventory(),
-        shards,
-        [],
-        compared=preparation.compared,
-    )
-    state.save(folder)
-    return state
-
-
-def _save(folder: Path, state: Unfinished, decisions: Decisions) -> None:
-    """A later run goes on from here. Decisions first, as the state says how many of their reasons count."""
-    decisions.save()
-    dataclasses.replace(state, reasons=decisions.reasons).save(folder)
-
-
-def _near_duplicates(
-    preparation: Preparation, state: Unfinished, decisions: Decisions
-) -> NearDuplicates:
-    """A pass over the whole text in search of near-duplicates; an earlier run's result, if there is one."""
-    data, source, path = preparation.data, preparation.source, preparation.folder / NEAR
-    found = NearDuplicates.load(path)
-    if found is None:
-        functions = judges(data, None) | {SIGN: Signer(data.near_duplicates)}
-        with Workers(data.processes, functions, data.ray, source.large) as workers:
-            first_pass = Pipeline(data, StageStats(data.seed), decisions, workers)
-            unique = first_pass.unique(source.chunks())
-            groups = _counted(
-                "search near-duplicates", source, unique, lambda group: int(group.sizes.sum())
-            )
-            texts = (
-                (group.hashes["key"], group.texts)
-                for group in groups
-                if len(group) and not group.ids()
-            )
-            found = find_near_duplicates(texts, data.near_duplicates, workers)
-        _save(preparation.folder, state, decisions)
-        found.save(path)
-    return found
-
-
-def _tokenizer(preparation: Preparation) -> Tokenizer:
-    """The corpus's tokenizer: of an earlier, interrupted run, an existing one, or trained now."""
-    target = preparation.folder / TOKENIZER
-    if not target.is_file():
-        existing = preparation.tokenizer_path
-        model = load(existing) if existing else _trained_tokenizer(preparation)
-        write_atomically(target, model.to_str(pretty=True))
-    return load(
-        target
-    )  # as every later run has it: what is written loses the last bits of some scores
+def _tokenizer(preparation: Preparation) -> str:
+    """Return the text of an existing tokenizer.json, or of one that is trained now."""
+    existing = preparation.tokenizer_path
+    model = load(existing) if existing else _trained_tokenizer(preparation)
+    text: str = model.to_str(pretty=True)
+    return text
 
 
 def _trained_tokenizer(preparation: Preparation) -> Tokenizer:
-    config, data, source, damage = (
-        preparation.tokenizer,
-        preparation.data,
-        preparation.source,
-        Counter[str](),
-    )
-    texts = _counted(
-        "read a sample for the tokenizer", source, _sample_texts(preparation, damage), text_bytes
-    )
-    sample = training.sample_text(
-        texts, lambda text: normalize(text, data.clean), config.sample_mb, data.seed
-    )
+    config, damage = preparation.tokenizer, Counter[str]()
+    sample = sample_texts(preparation, damage)
     characters = sum(map(len, sample))
     say(f"training a {config.kind} tokenizer on {characters:,} characters")
     if characters < TRAINED_HERE:
@@ -294,53 +163,155 @@ def _trained_tokenizer(preparation: Preparation) -> Tokenizer:
     else:  # in a process of its own: the libraries answer no Ctrl-C, and abort for want of memory
         with process_pool(1, TRAINER_DIED) as submit:
             model = submit(training.train, sample, config).result()
-    if model.get_vocab_size() < config.vocab_size:
-        say(
-            f"the text supports {model.get_vocab_size()} vocabulary entries of the {config.vocab_size} set"
-        )
+    entries = model.get_vocab_size()
+    if entries < config.vocab_size:
+        say(f"the text supports {entries} vocabulary entries of the {config.vocab_size} set")
     return model
 
 
-def _sample_texts(preparation: Preparation, damage: Counter[str]) -> Iterator[str]:
-    """The texts to draw the sample from, of files as workers read them. What is left out as damaged is counted by its
-    reason in `damage`."""
-    source, data = preparation.source, preparation.data
-    if not isinstance(source, TextSource) or data.max_documents is not None:
-        wanted = preparation.tokenizer.sample_mb * 1e6  # characters
-        for document in limited(source.sample_documents(), source):
+def sample_texts(preparation: Preparation, damage: Counter[str]) -> list[str]:
+    """Return the texts to train the tokenizer on; what is left out as damaged is counted in `damage` by its reason.
+
+    Of a source that is costly to read, no more is read than the sample needs.
+    """
+    data, source, config = preparation.data, preparation.source, preparation.tokenizer
+    sample = Sample(config.sample_mb, data.seed)
+    clean = partial(normalize, config=data.clean)
+    title = "read a sample for the tokenizer"
+    if source.costly:
+        wanted = config.sample_mb * 1e6  # characters
+        with _progress(title, source) as update:
+            for document in limited(source.sample_documents(), source):
+                update(source.position, text_bytes(document.text))
+                if document.damage:
+                    damage[document.damage.reason] += document.part == 0
+                    continue
+                sample.add(document.text, 0, clean)
+                wanted -= len(document.text)
+                if wanted <= 0:
+                    break
+    else:
+        work = _SampleTask(config.sample_mb, data.seed, data.clean)
+        # What is far above the threshold by now is not sent.
+        items = ((task, number, sample.threshold) for number, task in enumerate(source.tasks()))
+        with _progress(title, source) as update:
+            for (task, _, _), found in map_tasks(work, items, data.processes, data.ray):
+                for sampled in found.sampled:
+                    sample.take(sampled)
+                damage.update(found.damage)
+                update(task.position, found.size)
+    return [sampled.data.decode() for sampled in sample.sampled()]
+
+
+@dataclass(frozen=True)
+class _TaskSample:
+    """What a task has for the sample, the damage in it by reason, and the bytes of its text."""
+
+    sampled: list[Sampled]
+    damage: Counter[str]
+    size: int
+
+
+@dataclass(frozen=True)
+class _SampleTask:
+    """Draws a task's share of a sample: all that may be among the smallest numbers of the whole text."""
+
+    megabytes: float
+    seed: int
+    clean: CleanConfig
+
+    def __call__(self, item: tuple[Task, int, int]) -> _TaskSample:
+        task, number, threshold = item
+        sample, damage, size = Sample(self.megabytes, self.seed, threshold), Counter[str](), 0
+        for document in task.documents():
             if document.damage:
                 damage[document.damage.reason] += document.part == 0
-            else:
-                yield document.text
-            wanted -= len(document.text)
-            if source.costly and wanted <= 0:
-                return
-        return
-    with Workers(data.processes, {READ: read}, data.ray, source.large) as workers:
-        for documents, found in through_workers(READ, source.chunks(), workers):
-            damage.update(
-                one.damage.reason
-                for one in documents.others.values()
-                if one.damage and one.part == 0
+                continue
+            size += text_bytes(document.text)
+            sample.add(document.text, number, partial(normalize, config=self.clean))
+        return _TaskSample(sample.sampled(), damage, size)
+
+
+def _make_parts(
+    preparation: Preparation, grid: TaskGrid, tokenizer: Tokenizer, info: TokenizerInfo
+) -> list[Part]:
+    """Have all tasks done, and return their parts. UserError when too many tokens are unknown."""
+    data, source, near = preparation.data, preparation.source, preparation.data.near_duplicates
+    dtype = token_dtype(info.vocab_size)
+    special_ids, signer = SpecialIds(**info.special_ids), Signer(near) if near.enabled else None
+    stages = Stages(
+        data,
+        tokenizer,
+        special_ids,
+        info.vocab_size,
+        dtype,
+        preparation.decontaminator,
+        signer,
+    )
+    parts, before = list[Part](), Counter[str]()
+    tokens = unknown = 0
+    made = grid.parts(
+        source.tasks(),
+        stages,
+        lambda folder, name: Part(folder, dtype).is_whole(name),
+        data.processes,
+        data.ray,
+    )
+    with _progress("tokenize", source) as update:
+        for folder, position in made:
+            part = Part(folder, dtype)
+            part.before = {origin: before[origin] for origin in part.node["begun"]}
+            if part.node["relative"]:
+                before.update(part.node["begun"])
+            parts.append(part)
+            token_use = part.array("token_use")
+            tokens, unknown = (
+                tokens + int(token_use.sum()),
+                unknown + int(token_use[special_ids.unk]),
             )
-            yield from (text for text in found.contents if text is not None)
+            if tokens >= ENOUGH_TOKENS:
+                _require_fit(unknown, tokens)
+            update(position, part.node["stages"]["source"]["bytes_out"])
+    _require_fit(unknown, tokens)
+    return parts
 
 
-def _require_documents(preparation: Preparation, stats: StageStats, writer: CorpusWriter) -> None:
-    empty = [split for split, shards in writer.shards.items() if not shards]
-    if empty:
-        removed = (
-            ", ".join(f"{count} {reason}" for reason, count in stats.removed().items()) or "none"
+def _require_fit(unknown: int, tokens: int) -> None:
+    if unknown > MAX_UNKNOWN_SHARE * tokens:
+        raise UnusableTextError(
+            f"the tokenizer does not fit this text: {100 * unknown / tokens:.0f} % of the tokens are unknown; train one"
+            " (tokenizer.path=null), for scripts without spaces with tokenizer=bpe, or name another"
         )
+
+
+def _select(preparation: Preparation, parts: list[Part], rows: Rows, info: TokenizerInfo) -> Result:
+    """Decide which documents become the corpus, and write its shards."""
+    data, stats = preparation.data, StageStats()
+    for part in parts:
+        for name, stage in part.stages().items():
+            stats[name].merge(stage)
+    selection = Selector(rows, stats).select(data, preparation.decontaminator)
+    _require_documents(preparation, stats, selection.held_out_N[selection.keep_N].tolist())
+    dtype = token_dtype(info.vocab_size)
+    writer = CorpusWriter(preparation.folder, dtype, data.shard_tokens, info.vocab_size)
+    with Progress("write shards", float(rows.rows_N["tokens"].sum()), "tokens") as bar:
+        for tokens in writer.write(selection):
+            bar.advance(tokens)
+    return Result(stats, selection, writer.shards, writer.token_use, dtype)
+
+
+def _require_documents(preparation: Preparation, stats: StageStats, held_out: list[bool]) -> None:
+    for split, is_there in zip(SPLITS, (not all(held_out), any(held_out))):
+        if is_there:
+            continue
+        removed = ", ".join(f"{count} {reason}" for reason, count in stats.removed().items())
         kept, read = stats["tokens"].documents_out, stats["source"].documents_in
-        how = (
-            f"; data.documents={cut} cuts the text so"
-            if (cut := _cut_by(preparation.source))
-            else ""
-        )
-        raise UserError(
-            f"too little text: {kept} of {read} documents remain (removed: {removed}), none of them for {empty[0]}; at"
-            f" least 2 are needed, one of them for validation (by data.validation_fraction and data.seed){how}"
+        cut = _cut_by(preparation.source)
+        hint = f"; data.documents={cut} cuts the text so" if cut else ""
+        raise UnusableTextError(
+            f"too little text: {kept} of {read} documents remain (removed: {removed or 'none'}), none of them for"
+            f" {split}; at least 2 are needed, one of them for validation (by data.validation_fraction and data.seed)"
+            f"{hint}"
         )
 
 
@@ -372,32 +343,17 @@ def _report(preparation: Preparation, manifest: Manifest) -> None:
         say(line)
 
 
-def _counted(
-    title: str, source: Source, items: Iterator[Item], size: Callable[[Item], int]
-) -> Iterator[Item]:
-    """These items of the source, of which each has a `size` in bytes, with a progress bar."""
-    done = shown = 0
-    with _progress(title, source) as update:
-        for item in items:
-            yield item
-            done += size(item)
-            if done - shown >= EVERY_BYTES:
-                shown = done
-                update(source.position, done)
-
-
 @contextlib.contextmanager
-def _progress(title: str, source: Source) -> Iterator[Callable[[float, float], None]]:
-    """A bar with `update(position in the source, bytes of text done)`: how far and how fast."""
-    started = last = time.monotonic()
+def _progress(title: str, source: Source) -> Iterator[Callable[[float, int], None]]:
+    """Show a bar, with `update(position in the source, bytes of text since the last update)`."""
+    started, done = time.monotonic(), 0
     with Progress(title, source.total, source.unit) as bar:
 
-        def update(position: float, text_done: float) -> None:
-            nonlocal last
-            now = time.monotonic()
-            if now - last >= EVERY_SECONDS:
-                last = now
-                bar.note(f"{format_count(text_done / (now - started), 'B')}/s of text")
+        def update(position: float, size: int) -> None:
+            nonlocal done
+            done += size
+            seconds = max(time.monotonic() - started, 1e-3)
+            bar.note(f"{format_count(done / seconds, 'B')}/s of text")
             bar.update(position)
 
         yield update

@@ -36,8 +36,8 @@ UNPROVEN = (
 )
 GIVE_TASKS = "Give --tasks <folder with CoLA/, SST-2/, ...>"
 INVALID, UNFINISHED = 1, 3  # exit codes
-MakeTasks = Callable[[Path, int, str], bool]  # data_prep.again.embedded_tasks
-Search = Callable[[Path, Path, float], tuple[list[str], str]]  # data_prep.again.overlap
+MakeTasks = Callable[[Path, int, str], bool]  # data_prep.verify_corpus.embedded_tasks
+Search = Callable[[Path, Path, float], tuple[list[str], str]]  # data_prep.verify_corpus.overlap
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ def write_corpus(
     rng = np.random.default_rng(seed)
     splits = {}
     for split, count in (("train", documents), ("validation", documents // 5)):
-        writer = ShardWriter(folder, split, np.dtype("<u2"), shard_tokens, [])
+        writer = ShardWriter(folder, split, np.dtype("<u2"), shard_tokens)
         for _ in range(count):
             length, first = int(rng.integers(3, 90)), int(rng.integers(5, VOCABULARY))
             body = (first - 5 + np.arange(length)) % (VOCABULARY - 5) + 5

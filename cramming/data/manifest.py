@@ -16,7 +16,7 @@ import numpy as np
 from cramming.config import UserError, build, expand_home, plain_numbers, settings_hash
 
 FORMAT_VERSION = 2
-TEXT_VERSION = 4  # raised when `prepare` makes other bytes of the same text and settings
+TEXT_VERSION = 5  # raised when `prepare` makes other bytes of the same text and settings
 FILTER_VERSIONS = {
     "max_duplicate_lines": 2
 }  # raised when one filter alone removes other documents at the same limit

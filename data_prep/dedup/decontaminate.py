@@ -16,7 +16,7 @@ Suffixes: W words, E entries of the table, S sentences, K candidates for a match
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,8 +26,8 @@ from pydantic import Field
 from cramming.config import Section, UserError, file_sha256
 from cramming.data.task_files import AX, GLUE, SUPERGLUE, TASKS, texts_sha256
 from data_prep.dedup.ngram_hashes import BASE, HashedWords, combine, hash_words, mix, word_places
-from data_prep.stage_stats import excerpt
-from data_prep.workers import grouped
+from data_prep.grouping import grouped
+from data_prep.stats import excerpt
 
 SENTENCE_WORDS = 4  # from which a sentence that has no run is looked for
 SENTENCE_BYTES = 20  # the same, of its words
@@ -36,7 +36,6 @@ BATCH_TEXTS = 1 << 14  # of the tasks
 BATCH_CHARACTERS = (
     1 << 17
 )  # of the corpus, searched at once: numpy's calls cost more than the work on short texts
-BETWEEN_TASKS = "+"  # in the reason why a document goes
 _BIT = np.array([1 << bit for bit in range(8)], dtype=np.uint8)
 BITS_PER_ENTRY = 16  # one lookup in 16 goes on to the sorted table without need, at most
 _SENTENCE_END = re.compile(
@@ -106,10 +105,12 @@ class Decontaminator:
 
     def by_task(self, texts: np.ndarray) -> dict[str, int]:
         """How many of these texts, given by number, each task has."""
-        counts = np.bincount(
-            np.searchsorted(self._ends, texts, side="right"), minlength=len(self.tasks)
-        )
+        counts = np.bincount(self.task_numbers(texts), minlength=len(self.tasks))
         return dict(zip(self.tasks, counts.tolist()))
+
+    def task_numbers(self, texts: np.ndarray) -> np.ndarray:
+        """Return the place among `tasks` of each of these texts, given by number."""
+        return np.searchsorted(self._ends, texts, side="right")
 
     @classmethod
     def from_folder(cls, path: Path, config: DecontaminationConfig) -> "Decontaminator":
@@ -156,15 +157,6 @@ class Decontaminator:
                 for number, task_text in zip(number_K.tolist(), task_text_K.tolist()):
                     found[number].append(task_text)
         return [np.unique(np.array(task_texts, dtype=np.uint32)) for task_texts in found]
-
-    def __call__(self, texts: Iterable[str]) -> dict[int, str]:
-        """What workers call: of each text with a match, by its place, the tasks in the table's order as one string."""
-        found = enumerate(self.texts_in(list(texts)))
-        return {
-            place: BETWEEN_TASKS.join(self._tasks_of(numbers))
-            for place, numbers in found
-            if len(numbers)
-        }
 
     def _tasks_of(self, texts: np.ndarray) -> list[str]:
         return [task for task, count in self.by_task(texts).items() if count]

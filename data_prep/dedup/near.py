@@ -17,23 +17,16 @@ to one that is kept. The result is a function of the set of (key, text): neither
 310 bytes a document with the defaults. Suffixes: D documents, W words, P bytes of a signature, M members of buckets.
 """
 
-import contextlib
-import zipfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
 from cramming.config import Count, Section, Seed, Share
-from cramming.files import overwrite_atomically
 from data_prep.dedup.exact import in_sorted
 from data_prep.dedup.ngram_hashes import hash_words, ngrams
-from data_prep.workers import Workers
 
-SIGN = "signatures"  # the workers' function: Signer
 SHORT_CHARACTERS = 1 << 13
 BLOCK_NGRAMS = 1024  # times 256 hashes of 4 bytes: 1 MiB of scratch space
 ROW_BYTES_IN_SEARCH = 40
@@ -57,94 +50,27 @@ class NearDuplicateConfig(Section):
     seed: Seed = 0
 
 
-@dataclass(frozen=True)
-class NearDuplicates:
-    """The result.
-
-    `drop` [n] uint64 are the keys, sorted, `kept` [n] the key of the kept document that each is similar to,
-    `similarity` [n] float32 their estimated Jaccard similarity. `memory_bytes` is the most that signatures and search
-    took.
-    """
-
-    drop: np.ndarray
-    kept: np.ndarray
-    similarity: np.ndarray
-    memory_bytes: int
-
-    @property
-    def clusters(self) -> int:
-        """How many kept documents have near-duplicates."""
-        return len(np.unique(self.kept))
-
-    def holds(self, keys_N: np.ndarray) -> np.ndarray:
-        """Which of the documents with these keys are to be dropped: [N] bool."""
-        return in_sorted(keys_N, self.drop)
-
-    def first(self, count: int) -> dict[int, tuple[int, float]]:
-        """For the `count` smallest keys among `drop`: the kept document's key, and the similarity."""
-        pairs = zip(self.kept[:count].tolist(), self.similarity[:count].tolist())
-        return dict(zip(self.drop[:count].tolist(), pairs))
-
-    def save(self, path: Path) -> None:
-        """Write to a file, atomically."""
-
-        def write(temporary: Path) -> None:
-            with temporary.open("wb") as handle:
-                np.savez(handle, **vars(self))
-
-        overwrite_atomically(path, write)
-
-    @classmethod
-    def load(cls, path: Path) -> "NearDuplicates | None":
-        """Read what `save` wrote; None where there is no such file, or a damaged one: search anew."""
-        with (
-            contextlib.suppress(OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile),
-            np.load(path) as arrays,
-        ):
-            drop, kept, similarity = (arrays[name] for name in ("drop", "kept", "similarity"))
-            return cls(drop, kept, similarity, int(arrays["memory_bytes"]))
-        return None
-
-
 def find_near_duplicates(
-    groups: Iterable[tuple[np.ndarray, Iterable[str]]],
-    config: NearDuplicateConfig,
-    workers: Workers,
-) -> NearDuplicates:
-    """Which documents, given in groups as 64-bit content keys [D] and normalised texts, are near-duplicates of kept
-    ones.
+    keys_N: np.ndarray, ngrams_N: np.ndarray, signatures_NP: np.ndarray, config: NearDuplicateConfig
+) -> np.ndarray:
+    """Return for each document the row of the one that is kept in its place: [N].
 
-    Documents of equal keys count once, those of fewer than `ngram` words are never dropped. `workers` have `SIGN`.
+    That one has the same key, unless the document is a near-duplicate. `keys_N` are 64-bit keys of the content;
+    documents of equal keys count once. `ngrams_N` and `signatures_NP` are as `Signer` gives them, of documents that
+    have n-grams.
     """
-    keys, lengths, signatures = (
-        bytearray(),
-        bytearray(),
-        bytearray(),
-    )  # they grow without a second copy
-    for keys_D, (signatures_DP, ngrams_D) in workers.map(SIGN, groups):
-        enough_D = ngrams_D > 0
-        keys += keys_D[enough_D].tobytes()
-        lengths += ngrams_D[enough_D].tobytes()
-        signatures += signatures_DP[enough_D].tobytes()
-    signatures_DP = np.frombuffer(signatures, np.uint8).reshape(-1, config.permutations)
-    keys_D, order_D = np.unique(np.frombuffer(keys, np.uint64), return_index=True)
-    longest_first_D = np.argsort(
-        -np.frombuffer(lengths, np.uint32)[order_D].astype(np.int64), kind="stable"
-    )
-    keys_D, order_D = keys_D[longest_first_D], order_D[longest_first_D]
-    kept_D = representatives(signatures_DP, order_D, config.rows, config.threshold)
-    dropped = np.flatnonzero(kept_D != np.arange(len(order_D)))
-    dropped = dropped[np.argsort(keys_D[dropped])]
-    similarity = estimate(signatures_DP, order_D[dropped], order_D[kept_D[dropped]])
-    return NearDuplicates(
-        drop=keys_D[dropped],
-        kept=keys_D[kept_D[dropped]],
-        similarity=similarity.astype(np.float32),
-        memory_bytes=len(keys)
-        + len(lengths)
-        + len(signatures)
-        + ROW_BYTES_IN_SEARCH * len(signatures_DP),
-    )
+    _, row_D, place_N = np.unique(keys_N, return_index=True, return_inverse=True)
+    longest_first_D = np.argsort(-ngrams_N[row_D].astype(np.int64), kind="stable")
+    order_D = row_D[longest_first_D]
+    kept_D = representatives(signatures_NP, order_D, config.rows, config.threshold)
+    row_D[longest_first_D] = order_D[kept_D]
+    kept_N: np.ndarray = row_D[place_N]
+    return kept_N
+
+
+def memory_bytes(ngrams_N: np.ndarray, signatures_NP: np.ndarray) -> int:
+    """Return the most that keys, signatures and the search among them take."""
+    return signatures_NP.nbytes + len(ngrams_N) * (8 + ngrams_N.itemsize + ROW_BYTES_IN_SEARCH)
 
 
 class Signer:
@@ -193,9 +119,8 @@ class Signer:
                 values = grams[block : min(end, block + BLOCK_NGRAMS), None]
                 products = np.multiply(values, self._factors_P, out=scratch[: len(values)])
                 np.minimum(smallest_P, products.min(axis=0), out=smallest_P)
-        return ((smallest_DP * SPREAD) >> np.uint32(24)).astype(np.uint8), np.diff(
-            ends_D, prepend=0
-        )
+        ngrams_D = np.diff(ends_D, prepend=0)
+        return ((smallest_DP * SPREAD) >> np.uint32(24)).astype(np.uint8), ngrams_D
 
 
 def representatives(

@@ -25,7 +25,7 @@ from data_prep.filters.repetition import (
     top_ngrams,
 )
 from data_prep.filters.text import SPACES, Text, Violation, Where
-from data_prep.stage_stats import Span
+from data_prep.stats import Span
 
 LONG_WORD_BYTES = 100
 LANGUAGE_CHARACTERS = (
@@ -333,10 +333,10 @@ def active_filters(config: FilterConfig) -> list[Filter]:
     return [filter for filter in found if filter.limit is not None and filter.limit is not False]
 
 
-def reason_to_remove(text: str, filters: Iterable[Filter]) -> str | None:
-    """The name of the first of these filters that removes this normalised text, or None."""
+def first_violated(text: str, filters: Iterable[Filter]) -> Filter | None:
+    """Return the first of these filters that removes this normalised text, or None."""
     seen = Text(text)
-    return next((filter.rule.reason for filter in filters if filter.judge(seen)), None)
+    return next((filter for filter in filters if filter.judge(seen)), None)
 
 
 def is_broken(text: str, config: FilterConfig) -> bool:
@@ -346,6 +346,6 @@ def is_broken(text: str, config: FilterConfig) -> bool:
 
 def too_many_tokens(characters: int, tokens: int, limit: float | None) -> Violation | None:
     """Cramming: text that its own tokenizer compresses badly goes, above 0.3 tokens per character (without [CLS] and
-    [SEP]). It needs the tokenizer, so it comes after the other filters (data_prep/shard_writer.py)."""
+    [SEP]). It needs the tokenizer, so it comes after the other filters (data_prep/stages.py)."""
     rate = tokens / max(1, characters)
     return Violation(rate, limit) if limit is not None and rate > limit else None

@@ -11,7 +11,7 @@ import numpy as np
 
 from data_prep.dedup.ngram_hashes import ngrams, word_places
 from data_prep.filters.text import LEAST_LINES, Text, Violation
-from data_prep.stage_stats import Span
+from data_prep.stats import Span
 
 TOP_NGRAMS = (2, 3, 4)
 DUPLICATE_NGRAMS = (5, 6, 7, 8, 9, 10)

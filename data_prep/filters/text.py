@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data_prep.dedup.ngram_hashes import hash_words, ngrams
-from data_prep.stage_stats import Span, excerpt, matches
+from data_prep.stats import Span, excerpt, matches
 
 LEAST_LINES = 3  # to speak of a share of the lines: of fewer, it is all or nothing
 SPACES = b" \n\t\r\v\f"

@@ -43,4 +43,4 @@ class EmbeddedSource(Source):
 
         for number, text in enumerate(documents(self.config.seed, self.config.size)):
             self.position = number + 1
-            yield Document(text, f"embedded-{number}", "embedded")
+            yield Document(text, "embedded", number, "embedded")

@@ -20,12 +20,13 @@ from cramming.data.manifest import TokenizerInfo
 from cramming.hub import one_line, why_unreachable
 from data_prep.sources.records import record_text
 from data_prep.sources.source import DataConfig, Document, Source
+from data_prep.task_grid import TransientError
 from data_prep.tokenizer.load import describe, load
 
 NETWORK_PACKAGES = {"httpx", "httpcore", "aiohttp", "requests", "urllib3", "fsspec"}
 
 
-class ConnectionLostError(UserError):
+class ConnectionLostError(TransientError):
     """The network failed: what was prepared so far is kept and the same command goes on."""
 
 
@@ -159,17 +160,14 @@ class HubSource(Source):
                 streaming=True,
             )
             for row in rows.shuffle(config.seed, buffer_size=1000) if shuffled else rows:
-                self.position, self._was_read = self.position + 1, True
-                place = f"{name}:{self.position:.0f}"
+                number = int(self.position)
+                self.position, self._was_read = number + 1, True
                 if config.ids_field:
-                    yield Document(
-                        "",
-                        place,
-                        name,
-                        self._own_tokens(np.asarray(row[config.ids_field], np.int64)),
-                    )
+                    ids = self._own_tokens(np.asarray(row[config.ids_field], np.int64))
+                    yield Document("", name, number, name, ids)
                 else:
-                    yield Document(record_text(place, config.text_field, row), place, name)
+                    text = record_text(f"{name}:{number}", config.text_field, row)
+                    yield Document(text, name, number, name)
 
     def sample_documents(self) -> Iterator[Document]:
         """Shuffled where a whole pass is hours of download, as only the beginning is read."""

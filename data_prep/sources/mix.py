@@ -20,7 +20,7 @@ from data_prep.sources.embedded import EmbeddedSource
 from data_prep.sources.hub import HubSource
 from data_prep.sources.source import DataConfig, Document, Source, limited
 from data_prep.sources.text import TextSource
-from data_prep.stage_stats import text_bytes
+from data_prep.stats import text_bytes
 
 PARTS: dict[str, Any] = {
     "embedded": EmbeddedSource,
@@ -66,7 +66,6 @@ class MixSource(Source):
             for number, part in enumerate(config.parts)
         ]
         self.costly = any(source.costly for source in self.sources)
-        self.large = any(source.large for source in self.sources) and config.max_documents is None
         self.in_parts = any(source.in_parts for source in self.sources)
         self.packages = [package for source in self.sources for package in source.packages]
         total = sum(part["weight"] for part in config.parts)

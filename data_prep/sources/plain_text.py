@@ -9,29 +9,24 @@ import io
 import lzma
 import re
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, dropwhile, groupby, islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from cramming.config import UserError
-from cramming.process_pool import Submit
 
 BLOCK_BYTES = 1 << 20
-LONGEST_STRETCH = (
-    1 << 23
-)  # bytes; what has no end of a document for so long is not read in stretches
+RANGE_BYTES = 1 << 22  # unpacked, of a file that is cut into tasks
+LONGEST_RANGE_BYTES = 1 << 26
+USUAL_RATIO = 3  # of text to what a compressed file takes
 LONGEST_TEXT_LINE = 1 << 24  # bytes; a longer line of plain text is handed on in parts
 OR_DROP = "; data.damaged=drop skips and counts damaged text"
-AHEAD = 4  # blocks that are unpacked before they are asked for
 MANY_NULS = 1e-3  # of the bytes: of binary data; random bytes have one in 256
 
-Block = tuple[
-    bytes, int
-]  # of a file's content, unpacked, and how many bytes of the file itself are read then
 Part = tuple[str, int]  # a text, and which part of its document it is, from 0
 
 
@@ -105,14 +100,20 @@ class TextFile:
     """A file being read.
 
     `lenient`: bytes that are not UTF-8 become lone surrogates (Python's surrogateescape) instead of an error, NUL bytes
-    stay unless they are many in the first block; `escaped` and `binary` tell that there were any. `stretch`: read only
-    this part of the file's content, unpacked already.
+    stay unless they are many in the first block; `escaped` and `binary` tell that there were any. `blocks`: the part of
+    the file's content to read, unpacked already; `begins`: with the file's first byte.
     """
 
-    def __init__(self, path: Path, lenient: bool = False, stretch: "Stretch | None" = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        lenient: bool = False,
+        blocks: Iterator[bytes] | None = None,
+        begins: bool = True,
+    ) -> None:
         self.path, self.lenient, self.escaped, self.binary = path, lenient, False, False
-        self.raw: BinaryIO = io.BytesIO(stretch.data) if stretch else path.open("rb")
-        self._unpacked, self._begins = stretch is not None, stretch is None or stretch.begins
+        self.raw: BinaryIO = io.BytesIO() if blocks else path.open("rb")
+        self._blocks, self._begins = blocks, begins
 
     @property
     def position(self) -> int:
@@ -122,10 +123,8 @@ class TextFile:
     @contextmanager
     def decompressed(self) -> Iterator[BinaryIO]:
         """The file's content. UserError for a damaged or cut-off archive; an error of the disk stays an OSError."""
-        packed = (
-            not self._unpacked and self.path.stat().st_size
-        )  # a file of no bytes is empty, whatever its name
-        suffix = self.path.suffix.lower() if packed else ""
+        is_empty = not self.path.stat().st_size  # whatever its name
+        suffix = "" if is_empty else self.path.suffix.lower()
         try:
             with names_file(self.path):
                 yield COMPRESSIONS.get(suffix, lambda handle: handle)(self.raw)
@@ -172,7 +171,7 @@ class TextFile:
             yield from text.removesuffix("\n").split("\n")
             offset += len(block)
             line += _count_lines(block)
-        if offset == 0:
+        if offset == 0 and self._blocks is None:
             raise UnreadableError("empty_file", f"{self.path}: empty file")
 
     def _whole_lines(self, longest: int) -> Iterator[bytes]:
@@ -181,78 +180,128 @@ class TextFile:
             bytes
         ] = []  # the line whose end is not read yet; joined once, or a long one would be copied often
         size = total = 0
-        with self.decompressed() as handle:
-            while block := handle.read(BLOCK_BYTES):
-                read = len(block)
-                self._look_for_binary(block, total)
-                if total == 0 and self._begins:
-                    block = block.removeprefix(b"\xef\xbb\xbf")
-                # A CR that is the last byte may be half of a CR LF.
-                end = block.rfind(b"\n") + 1 or block.rfind(b"\r", 0, -1) + 1
-                if end or size + len(block) > longest:
-                    block = b"".join([*begun, block])
-                    end = size + end if end else _cut(block)
-                    yield block[:end]
-                    begun, size, block = [], 0, block[end:]
-                begun.append(block)
-                size += len(block)
-                total += read
+        for block in self._blocks or self.blocks():
+            read = len(block)
+            self._look_for_binary(block, total)
+            if total == 0 and self._begins:
+                block = block.removeprefix(b"\xef\xbb\xbf")
+            # A CR that is the last byte may be half of a CR LF.
+            end = block.rfind(b"\n") + 1 or block.rfind(b"\r", 0, -1) + 1
+            if end or size + len(block) > longest:
+                block = b"".join([*begun, block])
+                end = size + end if end else _cut(block)
+                yield block[:end]
+                begun, size, block = [], 0, block[end:]
+            begun.append(block)
+            size += len(block)
+            total += read
         if size:
             yield b"".join(begun)
+
+    def blocks(self) -> Iterator[bytes]:
+        """Yield the content. UserError for a damaged or cut-off archive."""
+        with self.decompressed() as handle:
+            while block := handle.read(BLOCK_BYTES):
+                yield block
 
     def _look_for_binary(self, block: bytes, offset: int) -> None:
         place = block.find(b"\0")
         if place < 0:
             return
-        if not self.lenient or (offset == 0 and block.count(0) >= MANY_NULS * len(block)):
+        is_head = self._begins and offset == 0
+        if not self.lenient or (is_head and block.count(0) >= MANY_NULS * len(block)):
             message = f"{self.path}: binary file (a NUL byte at offset {offset + place}); text must be UTF-8"
             raise UnreadableError("binary_file", message)
         self.binary = True  # only documents with NUL bytes are left out
 
 
-def blocks_of(path: Path) -> Iterator[Block]:
-    """A file's content. UserError for a damaged or cut-off archive."""
-    file = TextFile(path)
-    with file.decompressed() as handle:
-        while block := handle.read(BLOCK_BYTES):
-            yield block, file.position
+@dataclass(frozen=True)
+class FileRange:
+    """Documents that follow each other in a file, from byte `offset` of its unpacked content on.
 
-
-_unpacking: dict[Path, Iterator[Block]] = {}  # of the process that unpacks
-
-
-def _next_block(path: Path) -> Block | None:
-    return next(_unpacking.setdefault(path, blocks_of(path)), None)
-
-
-def unpacked(path: Path, submit: Submit) -> Iterator[Block]:
-    """The same, read by the only process of a pool, `AHEAD` blocks ahead."""
-    pending = deque(submit(_next_block, path) for _ in range(AHEAD))
-    while block := pending.popleft().result():
-        pending.append(submit(_next_block, path))
-        yield block
-
-
-def stretches(
-    path: Path, blocks: Iterator[Block], document_end: Callable[[bytes], int] | None
-) -> Iterator[tuple[bytes, bool, int]]:
-    """A file's content in stretches of whole documents, whether each is the last one, and how far the file is read.
-    `document_end` says where in bytes the last document ends that certainly does, 0 if none; None: only the file's end
-    is one.
-
-    UserError where no document ends within `LONGEST_STRETCH`.
+    `data` is their text where it was read already; without it they are all that follow.
     """
-    begun, nothing = b"", (b"", 0)
-    block, position = next(blocks, nothing)
-    while block:
-        begun, read = begun + block, position
-        block, position = next(blocks, nothing)
-        end = document_end(begun) if block and document_end else len(begun) * (not block)
-        if end:
-            yield begun[:end], not block, read
-            begun = begun[end:]
-        elif len(begun) > LONGEST_STRETCH:
-            raise UserError(f"{path}: a document of more than {LONGEST_STRETCH} bytes")
+
+    path: Path
+    offset: int = 0
+    data: bytes | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the file, of which nothing has been read."""
+        return self.offset == 0 and self.data is None
+
+    @property
+    def name(self) -> str:
+        """What tells it from others of the file."""
+        return (
+            f"{self.offset} to {'the end' if self.data is None else self.offset + len(self.data)}"
+        )
+
+    def blocks(self) -> Iterator[bytes]:
+        """Yield the content. UserError for a damaged or cut-off archive."""
+        if self.data is not None:
+            for start in range(0, len(self.data), BLOCK_BYTES):
+                yield self.data[start : start + BLOCK_BYTES]
+            return
+        position = 0
+        for block in TextFile(self.path).blocks():
+            yield block[max(0, self.offset - position) :]
+            position += len(block)
+
+
+def file_ranges(path: Path, marks: tuple[bytes, ...]) -> Iterator[tuple[FileRange, int]]:
+    """Yield a file in ranges of about `RANGE_BYTES`, each with how many bytes of the file are read behind it.
+
+    Each of `marks` ends a document, whatever stands around it; a range ends behind one. From where an archive is
+    damaged, or has no mark for long, the rest is a range without `data`.
+    """
+    file, offset, data = TextFile(path), 0, bytearray()
+    size_bytes, overlap = path.stat().st_size, max(map(len, marks)) - 1
+    try:
+        for block in file.blocks():
+            searched = max(0, len(data) - overlap)
+            data += block
+            if len(data) < RANGE_BYTES:
+                continue
+            end = _end_of_mark(data, searched, marks)
+            if end:
+                yield FileRange(path, offset, bytes(data[:end])), file.position
+                offset += end
+                del data[:end]
+            elif len(data) > LONGEST_RANGE_BYTES:
+                break
+        else:
+            yield FileRange(path, offset, bytes(data)), size_bytes
+            return
+    except UserError:  # raised again by the range, behind what comes in front of it
+        pass
+    yield FileRange(path, offset), size_bytes
+
+
+def _end_of_mark(data: bytearray, start: int, marks: tuple[bytes, ...]) -> int:
+    """Return where the first mark from `start` on ends; 0 if there is none."""
+    places = [(data.find(mark, start), len(mark)) for mark in marks]
+    return min((place + length for place, length in places if place >= 0), default=0)
+
+
+def content_bytes(path: Path, size_bytes: int) -> int:
+    """Return about how much a file of this size holds, unpacked."""
+    return size_bytes * USUAL_RATIO if path.suffix.lower() in COMPRESSIONS else size_bytes
+
+
+def is_wikiextractor(path: Path) -> bool:
+    """Return whether WikiExtractor made the file: its articles are documents, however plain text is cut."""
+    lines = TextFile(path, lenient=True).lines()
+    try:
+        first = next(dropwhile(_is_blank, lines), "")
+    except UserError:  # told when the file is read
+        return False
+    return _WIKIEXTRACTOR.match(first) is not None
+
+
+def _is_blank(line: str) -> bool:
+    return not line.strip()
 
 
 def _count_lines(data: bytes) -> int:
@@ -300,61 +349,29 @@ DOCUMENTS: dict[str, Callable[[Iterator[str], int], Iterator[Part]]] = {  # by `
 _WIKIEXTRACTOR = re.compile(r'<doc id="[^"]+" .*>$')  # in front of each article of WikiExtractor's
 
 
-def end_of_line(data: bytes) -> int:
-    """Where the last line ends in these bytes, 0 if none does."""
-    return data.rfind(b"\n") + 1
+DOCUMENT_MARKS: dict[str, tuple[bytes, ...]] = {  # by `data.documents`
+    "line": (b"\n",),
+    "block": (b"\n\n", b"\n\r\n"),
+}
 
 
-def end_of_block(data: bytes) -> int:
-    """Where the last empty line ends in these bytes, 0 if there is none."""
-    ends = (b"\n\n", b"\n\r\n") if b"\r" in data else (b"\n\n",)  # to find one byte is quick
-    found = ((data.rfind(end), len(end)) for end in ends)
-    return max(place + length if place >= 0 else 0 for place, length in found)
+def documents_of(
+    lines: Iterator[str], kind: str, longest: int, begins: bool = True
+) -> Iterator[Part]:
+    """Yield the documents of plain text: by `DOCUMENTS`, or the articles of a file that WikiExtractor made.
 
-
-DOCUMENT_ENDS: dict[str, Callable[[bytes], int]] = {
-    "line": end_of_line,
-    "block": end_of_block,
-}  # by `data.documents`
-
-
-class Stretch(NamedTuple):
-    """Whole documents of a file, unpacked bytes that any process can read; `begins` and `ends` the file or not; `plain`
-    text or records."""
-
-    path: Path
-    data: bytes
-    begins: bool
-    ends: bool
-    plain: bool
-    read: Callable[[TextFile], Iterator[Part]]
-
-    def parts(self) -> list[Part]:
-        """The documents. UserError where what came before matters or something is wrong: read the file from its
-        beginning, which gives or refuses the same documents with their true places."""
-        whole = self.begins and self.ends
-        if (
-            self.plain and not whole and b"<doc id=" in self.data
-        ):  # perhaps WikiExtractor's: its first line tells
-            raise UserError(f"{self.path}: its documents may not end where its stretches do")
-        found = list(self.read(TextFile(self.path, stretch=self))) if self.data else []
-        if not found and (self.begins or not self.data):
-            raise UserError(f"{self.path}: no document")
-        return found
-
-
-def documents_of(lines: Iterator[str], kind: str, longest: int) -> Iterator[Part]:
-    """The documents of plain text: by `DOCUMENTS`, or, in files of WikiExtractor's, the articles, whatever `kind`.
-
-    Each at most about `longest` characters; a longer one comes in parts.
+    `begins`: whether the lines begin with the file's first, which tells what made it. Each document has at most about
+    `longest` characters; a longer one comes in parts.
     """
-    lines = dropwhile(lambda line: not line.strip(), lines)
+    lines = dropwhile(_is_blank, lines)
     first = list(islice(lines, 1))
-    if not (first and _WIKIEXTRACTOR.match(first[0])):
+    if not (begins and first and _WIKIEXTRACTOR.match(first[0])):
         yield from DOCUMENTS[kind](chain(first, lines), longest)
         return
-    for inside, article in groupby(
-        lines, lambda line: line != "</doc>" and not _WIKIEXTRACTOR.match(line)
-    ):
-        if inside:
+    for is_article, article in groupby(lines, _is_inside_article):
+        if is_article:
             yield from (part for part in _by_file(article, longest) if part[0].strip())
+
+
+def _is_inside_article(line: str) -> bool:
+    return line != "</doc>" and not _WIKIEXTRACTOR.match(line)

@@ -55,9 +55,7 @@ def read_jsonl(file: TextFile, field: str) -> Iterator[str]:
         if line.strip():
             place = f"{file.path}:{number}"
             try:
-                record = json.loads(
-                    line, strict=not file.binary
-                )  # a NUL byte costs its record alone
+                record = json.loads(line, strict=not file.lenient)  # a NUL byte costs its record
             except (ValueError, RecursionError) as error:
                 raise UserError(
                     f"{place}: not a JSON object on one line ({error}); {BY_LINES}"

@@ -7,8 +7,8 @@ changed, and how far it has been read, for the progress bar. To add one: a modul
 
 import abc
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -21,11 +21,10 @@ from data_prep.dedup.decontaminate import DecontaminationConfig
 from data_prep.dedup.near import NearDuplicateConfig
 from data_prep.filters.normalise import CleanConfig
 from data_prep.filters.quality import FilterConfig
-from data_prep.sources.plain_text import Stretch
-from data_prep.workers import grouped
 
-CHUNK_DOCUMENTS = 512
-CHUNK_CHARACTERS = 1 << 20
+TASK_SIZE = 1 << 21  # characters, or tokens where the source is tokenized
+LONGEST_TASK_SIZE = 1 << 26
+TASK_DOCUMENTS = 1 << 14
 
 
 class Damage(NamedTuple):
@@ -36,28 +35,54 @@ class Damage(NamedTuple):
 
 
 class Document(NamedTuple):
-    """One document. `ids` are its tokens where the source is already tokenized; `text` is empty then.
+    """One document: number `number` of its `origin`, which is a file or a data set.
 
-    A long one may come in parts, numbered from 0, with nothing of the same `source` between them. With `damage` it is
-    none: it stands for what had to be left out, so that it is counted.
+    `source` is what counts are kept by: the origin, or a part of a mix. `ids` are its tokens where the source is
+    already tokenized; `text` is empty then. A long document may come in parts, numbered from 0, with nothing of the
+    same origin between them. With `damage` it stands for what had to be left out, so that it is counted.
     """
 
     text: str
-    id: str
+    origin: str
+    number: int
     source: str
     ids: np.ndarray | None = None
     damage: Damage | None = None
     part: int = 0
 
     @property
-    def content(self) -> str | np.ndarray:
-        """The text, or the tokens where the source is tokenized."""
-        return self.text if self.ids is None else self.ids
+    def size(self) -> int:
+        """Characters, or tokens where the source is tokenized."""
+        return len(self.text) if self.ids is None else len(self.ids)
 
-    @property
-    def is_text(self) -> bool:
-        """Whether there is text to work on."""
-        return self.ids is None and self.damage is None
+
+class Task(abc.ABC):
+    """Documents that follow each other in a source: the unit of work, whoever does it.
+
+    `name` identifies the documents; `position` is how far the source is read behind them. Where numbers of documents
+    are `relative` they count from the origin's first one in this task: those of the tasks in front have to be added.
+    """
+
+    name: str
+    position: float
+    relative: bool = False
+
+    @abc.abstractmethod
+    def documents(self) -> Iterator[Document]:
+        """Yield the documents."""
+
+
+@dataclass(frozen=True)
+class DocumentsTask(Task):
+    """Documents that the main process has read."""
+
+    name: str
+    position: float
+    read: list[Document]
+
+    def documents(self) -> Iterator[Document]:
+        """Yield the documents."""
+        return iter(self.read)
 
 
 class DataConfig(Section):
@@ -106,79 +131,6 @@ class Package(NamedTuple):
     needed_by: str
 
 
-@dataclass(frozen=True)
-class Documents:
-    """A chunk's documents in columns [D]: which part of a document each is, and its place among `sources`. `name` gives
-    its `Document.id`; `others`, by place, are those that are no text."""
-
-    part_D: np.ndarray
-    source_D: np.ndarray
-    sources: list[str]
-    name: Callable[[int], str]
-    others: Mapping[int, Document] = field(default_factory=dict)
-
-
-class Parts(NamedTuple):
-    """What a worker read of a chunk's stretches: the number of documents of each, and which part each document is."""
-
-    documents_S: list[int]
-    part_D: np.ndarray
-
-
-Task = Sequence[str | np.ndarray | None] | Sequence[Stretch]
-
-
-class Chunk(abc.ABC):
-    """Documents that follow each other in a source, with the work on their text left to the workers.
-
-    `task` is what a worker gets: for each document its text, its token ids, or None where it is damaged; or stretches
-    of files that it is to read.
-    """
-
-    task: Task
-    void: bool = False  # its documents come from what `again` of another chunk gave
-
-    @abc.abstractmethod
-    def documents(self, parts: Parts) -> Documents:
-        """The documents, of which a worker has read `parts`."""
-
-    def again(self) -> "Iterator[Chunk]":
-        """What to do in place of a task that no worker could do."""
-        return iter(())
-
-
-class ReadChunk(Chunk):
-    """Documents that are read already."""
-
-    def __init__(self, documents: list[Document]) -> None:
-        self._documents = documents
-        self.task = [None if document.damage else document.content for document in documents]
-
-    def documents(self, parts: Parts) -> Documents:
-        given = self._documents
-        index = {
-            source: place
-            for place, source in enumerate(dict.fromkeys(document.source for document in given))
-        }
-        return Documents(
-            np.array([document.part for document in given]),
-            np.array([index[document.source] for document in given]),
-            list(index),
-            lambda place: given[place].id,
-            {place: document for place, document in enumerate(given) if not document.is_text},
-        )
-
-
-def in_chunks(documents: Iterable[Document]) -> Iterator[Chunk]:
-    """These documents for the workers."""
-    return map(
-        ReadChunk,
-        grouped(
-            documents, CHUNK_DOCUMENTS, lambda document: len(document.content), CHUNK_CHARACTERS
-        ),
-    )
-
-
 class Source(abc.ABC):
     """What a source can do. `total` is the amount to read (None: unknown) and `position` the amount read so far."""
 
@@ -187,7 +139,6 @@ class Source(abc.ABC):
     position: float = 0
     unit: str = "documents"
     costly: bool = False  # to read it twice takes too long
-    large: bool = False  # known to have work for many processes
     in_parts: bool = False  # long documents may come so
     packages: Sequence[Package] = ()
     earlier: list[dict[str, Any]] | None = (
@@ -213,11 +164,24 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def documents(self) -> Iterator[Document]:
-        """All documents from the beginning, in the same order at every call."""
+        """Yield all documents from the beginning, in the same order at every call."""
 
-    def chunks(self) -> Iterator[Chunk]:
-        """The documents up to `max_documents`, with what can be done elsewhere left to do."""
-        return in_chunks(limited(self.documents(), self))
+    def tasks(self) -> Iterator[Task]:
+        """Yield tasks with the documents up to `max_documents`, the same at every call.
+
+        A document in parts is not divided, unless it is very long.
+        """
+        documents: list[Document] = []
+        number = size = 0
+        for document in limited(self.documents(), self):
+            is_full = size >= TASK_SIZE or len(documents) >= TASK_DOCUMENTS
+            if is_full and (document.part == 0 or size >= LONGEST_TASK_SIZE):
+                yield DocumentsTask(f"{number}: {len(documents)}, {size}", self.position, documents)
+                documents, number, size = [], number + 1, 0
+            documents.append(document)
+            size += document.size
+        if documents:
+            yield DocumentsTask(f"{number}: {len(documents)}, {size}", self.position, documents)
 
     def remark(self) -> str | None:
         """What a user should know of how the documents ended, once `documents` was read."""

@@ -1,46 +1,34 @@
 """Local files as a source: `data=text`. A new kind of file is one row of `FORMATS` and its reader."""
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
-from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
-import numpy as np
-
 from cramming.config import UserError, expand_home, file_sha256
-from cramming.process_pool import WorkerDiedError, parallel_map, process_pool, usable_cores
+from cramming.process_pool import parallel_map
 from data_prep.sources import plain_text, records, wikipedia
 from data_prep.sources.plain_text import (
     COMPRESSIONS,
-    DOCUMENT_ENDS,
+    DOCUMENT_MARKS,
+    FileRange,
     Part,
-    Stretch,
     TextFile,
     names_file,
 )
 from data_prep.sources.source import (
-    CHUNK_CHARACTERS,
-    CHUNK_DOCUMENTS,
     ESCAPED_BYTE,
-    Chunk,
     Damage,
     DataConfig,
     Document,
-    Documents,
     Package,
-    Parts,
     Source,
-    in_chunks,
+    Task,
 )
-from data_prep.workers import MOST_WORKERS, grouped
+from data_prep.task_grid import worker_count
 
-LARGE = 1 << 25  # bytes of files
-UNPACKED_HERE = 1 << 20  # bytes of compressed files, for which no process is started
+MOST_FILES = 1 << 10  # of a task
 HASHED_HERE = 1 << 28  # bytes of files, which take about as long as the start of a process
-UNPACKER_DIED = "the process that unpacks files died (out of memory?); run the same command again"
 HASHER_DIED = "a process that hashes files died (out of memory?); run the same command again"
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
 
@@ -53,21 +41,18 @@ def _sha256(path: Path) -> str:
 class Format(NamedTuple):
     """A kind of file. `read` gives the records' texts, from their `field`; without it files are plain text.
 
-    `record_end` says where in bytes the last record ends, 0 if none does; without it only a whole file can be told
-    apart into its records.
+    `marks` are bytes that end a record wherever they stand; without them only a whole file can be read.
     """
 
     suffixes: tuple[str, ...]
     read: Callable[[TextFile, str], Iterator[str]] | None = None
     package: Package | None = None
-    record_end: Callable[[bytes], int] | None = None
+    marks: tuple[bytes, ...] = ()
 
 
 FORMATS: dict[str, Format] = {
     "txt": Format((".txt", ".text", ".md", "")),
-    "jsonl": Format(
-        (".jsonl", ".ndjson", ".json"), records.read_jsonl, record_end=plain_text.end_of_line
-    ),
+    "jsonl": Format((".jsonl", ".ndjson", ".json"), records.read_jsonl, marks=(b"\n",)),
     "csv": Format((".csv",), records.read_csv),
     "tsv": Format((".tsv",), records.read_tsv),
     "parquet": Format((".parquet",), records.read_parquet),
@@ -118,7 +103,6 @@ class TextSource(Source):
         self.packages = [package for name in self.formats if (package := FORMATS[name].package)]
         self._sizes = [path.stat().st_size for path in self.paths]
         self.total = sum(self._sizes)
-        self.large = self.total >= LARGE and config.max_documents is None
 
     def inventory(self) -> list[dict[str, Any]]:
         entry = {"kind": "text", "license": self.config.license}
@@ -130,10 +114,9 @@ class TextSource(Source):
 
     def _hashes(self) -> list[str]:
         """SHA-256 of each file; of much text by the cores that will work on it."""
-        processes = min(len(self.paths), self.config.processes or min(usable_cores(), MOST_WORKERS))
-        with parallel_map(
-            processes if sum(self._sizes) > HASHED_HERE else 1, HASHER_DIED
-        ) as hash_map:
+        is_much = sum(self._sizes) > HASHED_HERE
+        processes = min(len(self.paths), worker_count(self.config.processes)) if is_much else 1
+        with parallel_map(processes, HASHER_DIED) as hash_map:
             return hash_map(_sha256, self.paths)
 
     def changed(self, inventory: list[dict[str, Any]]) -> str | None:
@@ -151,156 +134,140 @@ class TextSource(Source):
         return None
 
     def documents(self) -> Iterator[Document]:
-        """Documents are numbered by file, from 0; a long one comes in parts."""
+        """Yield documents numbered by file, from 0; a long one comes in parts."""
         before = 0
         for place, size in enumerate(self._sizes):
-            yield from self.documents_of(place, before)
+            reader = self._reader(place, FileRange(self.paths[place]))
+            file = TextFile(self.paths[place], reader.lenient)
+            for document in reader.documents_of(file):
+                self.position = before + file.position
+                yield document
             before += size
         self.position = before
 
-    def documents_of(self, place: int, before: int) -> Iterator[Document]:
-        """Those of one file, by its place in `paths`; files of so many bytes were read `before` it."""
-        name, number, self.position = self.names[place], -1, before
-        file = TextFile(self.paths[place], lenient=self.config.damaged == "drop")
+    def tasks(self) -> Iterator[Task]:
+        """Yield tasks of about equal size: a range of a file, a file that cannot be cut, or several small ones."""
+        if self.config.max_documents is not None or self.config.ray:
+            yield from super().tasks()  # nothing is read behind the last; a cluster has no files
+            return
+        small: list[FileReader] = []
+        before = waiting = 0
+        for place, (path, size) in enumerate(zip(self.paths, self._sizes)):
+            content_bytes = plain_text.content_bytes(path, size)
+            is_full = waiting + content_bytes > plain_text.RANGE_BYTES or len(small) == MOST_FILES
+            if small and is_full:
+                yield FilesTask(before, tuple(small))
+                small, waiting = [], 0
+            if content_bytes < plain_text.RANGE_BYTES:
+                small.append(self._reader(place, FileRange(path)))
+                waiting += content_bytes
+            else:
+                for file_range, position in self._ranges(place):
+                    yield FilesTask(before + position, (self._reader(place, file_range),))
+            before += size
+        if small:
+            yield FilesTask(before, tuple(small))
+
+    def _ranges(self, place: int) -> Iterator[tuple[FileRange, int]]:
+        path, kind = self.paths[place], FORMATS[self.formats[place]]
+        marks = kind.marks if kind.read else DOCUMENT_MARKS.get(self.config.documents, ())
+        if not marks or (kind.read is None and plain_text.is_wikiextractor(path)):
+            return iter([(FileRange(path), self._sizes[place])])
+        return plain_text.file_ranges(path, marks)
+
+    def _reader(self, place: int, file_range: FileRange) -> "FileReader":
+        return FileReader(
+            file_range,
+            self.names[place],
+            self.formats[place],
+            self.config.text_field,
+            self.config.documents,
+            self.config.clean.max_characters,
+            self.config.damaged == "drop",
+        )
+
+
+@dataclass(frozen=True)
+class FileReader:
+    """A file or a range of it, and how it is read; `origin` is what it is called."""
+
+    range: FileRange
+    origin: str
+    format: str
+    text_field: str
+    cut: str  # data.documents
+    max_characters: int
+    lenient: bool
+
+    def documents(self) -> Iterator[Document]:
+        """Yield the documents, numbered from the range's first one. UserError with the true place in the file."""
+        path = self.range.path
+        if self.range.is_whole:
+            yield from self.documents_of(TextFile(path, self.lenient))
+            return
         try:
-            for text, part in self._reader(place)(file):
+            if self.range.offset and self.lenient:
+                next(TextFile(path, lenient=True).lines(), None)  # a binary file is so as a whole
+            blocks, begins = self.range.blocks(), self.range.offset == 0
+            yield from self.documents_of(TextFile(path, self.lenient, blocks, begins))
+        except plain_text.UnreadableError:
+            if not self.lenient:
+                self._raise_from_the_beginning()
+                raise
+        except UserError:
+            self._raise_from_the_beginning()
+            raise
+
+    def _raise_from_the_beginning(self) -> None:
+        """Raise the error of this range with its offset and line in the whole file."""
+        for _ in self._texts(TextFile(self.range.path, self.lenient)):
+            pass
+
+    def documents_of(self, file: TextFile) -> Iterator[Document]:
+        """Yield the documents of this opened file; of an unreadable one what is to be counted."""
+        number, name = -1, self.origin
+        try:
+            for text, part in self._texts(file):
                 number += part == 0
-                self.position = before + file.position
-                yield Document(
-                    text, _name(name, number, part), name, damage=_damage_of(text, file), part=part
-                )
-            unreadable = "empty_file" if number < 0 and file.lenient else None
+                damage = _damage_of(text, file)
+                yield Document(text, name, number, name, damage=damage, part=part)
+            is_empty = number < 0 and self.range.is_whole
+            unreadable = "empty_file" if is_empty and file.lenient else None
         except plain_text.UnreadableError as error:
             if not file.lenient:
                 raise
             unreadable = error.reason
         if unreadable:
-            yield Document("", name, name, damage=Damage(unreadable, self._sizes[place]))
+            damage = Damage(unreadable, self.range.path.stat().st_size)
+            yield Document("", name, 0, name, damage=damage)
 
-    def _reader(self, place: int) -> Callable[[TextFile], Iterator[Part]]:
-        """What reads this file, here or elsewhere: of the settings it takes no more than it needs."""
-        config, kind = self.config, self.formats[place]
-        return partial(
-            texts_of,
-            kind=kind,
-            field=config.text_field,
-            cut=config.documents,
-            longest=config.clean.max_characters,
-        )
-
-    def chunks(self) -> Iterator[Chunk]:
-        """Stretches of the files, which workers read; files of other formats whole, up to `LONGEST_STRETCH`."""
-        if self.config.max_documents is not None:  # nothing is read behind the last
-            return super().chunks()
-        small_files = groupby(self._stretches(), lambda found: found[1].begins and found[1].ends)
-        return (
-            _Stretches(self, group)
-            for small, found in small_files
-            for group in grouped(
-                found, CHUNK_DOCUMENTS, _content_bytes, CHUNK_CHARACTERS if small else 0
-            )
-        )
-
-    def _stretches(self) -> Iterator[tuple["_FileState", Stretch]]:
-        """All files' content. A file's stretches end with an empty one where it has to be read in another way.
-
-        What is compressed is unpacked by a process of its own: of .xz that takes ten times as long as all else here.
-        """
-        packed = [path.suffix.lower() in COMPRESSIONS for path in self.paths]
-        much = self.config.processes != 1 and sum(np.array(self._sizes)[packed]) > UNPACKED_HERE
-        before = 0
-        with process_pool(1, UNPACKER_DIED) if much else nullcontext() as unpacker:
-            for place, (path, name, size) in enumerate(zip(self.paths, self.formats, self._sizes)):
-                state, begins, read = _FileState(place, before), True, self._reader(place)
-                plain = FORMATS[name].read is None
-                end = (
-                    DOCUMENT_ENDS.get(self.config.documents) if plain else FORMATS[name].record_end
-                )
-                elsewhere = packed[place] and unpacker
-                blocks = (
-                    plain_text.unpacked(path, elsewhere)
-                    if elsewhere
-                    else plain_text.blocks_of(path)
-                )
-                try:
-                    for data, ends, position in plain_text.stretches(path, blocks, end):
-                        self.position = before + position
-                        yield state, Stretch(path, data, begins, ends, plain, read)
-                        begins = False
-                    if begins:
-                        raise UserError(f"{path}: empty file")
-                except WorkerDiedError:
-                    raise
-                except (
-                    UserError
-                ):  # what is wrong is said, or counted, when what stands before it was given
-                    yield state, Stretch(path, b"", begins, True, plain, read)
-                before += size
-        self.position = before
+    def _texts(self, file: TextFile) -> Iterator[Part]:
+        """Yield the records of a file, or plain text cut by `data.documents`."""
+        read = FORMATS[self.format].read
+        if read:
+            return ((text, 0) for text in read(file, self.text_field))
+        begins = self.range.offset == 0
+        return plain_text.documents_of(file.lines(), self.cut, self.max_characters, begins)
 
 
-@dataclass(eq=False)
-class _FileState:
-    """How far a file's documents have been given."""
+@dataclass(frozen=True)
+class FilesTask(Task):
+    """A range of a file, or some whole files."""
 
-    place: int  # in `TextSource.paths`
-    before: int  # bytes of the files in front of it
-    number: int = -1  # of the last document
-    given: int = 0  # documents, a long one's parts counted singly
-    left: bool = False  # to `_Stretches.again`
-
-
-def _content_bytes(found: tuple[_FileState, Stretch]) -> int:
-    return len(found[1].data)
-
-
-class _Stretches(Chunk):
-    """A stretch of a file, or several small files."""
-
-    def __init__(self, source: TextSource, stretches: list[tuple[_FileState, Stretch]]) -> None:
-        self._source, self._files = source, [state for state, _ in stretches]
-        self.task = [stretch for _, stretch in stretches]
+    position: float
+    files: tuple[FileReader, ...]
+    relative = True
 
     @property
-    def void(self) -> bool:  # type: ignore[override]
-        return self._files[0].left  # of several files each stands in this chunk alone
+    def name(self) -> str:  # type: ignore[override]
+        """The first file and range, and how many there are."""
+        first = self.files[0]
+        return f"{first.origin} {first.range.name}, {len(self.files)}"
 
-    def documents(self, parts: Parts) -> Documents:
-        names = [self._source.names[file.place] for file in self._files]
-        count_S, begins_D = np.array(parts.documents_S), parts.part_D == 0
-        begun_D, ends_S = np.cumsum(begins_D), np.cumsum(count_S)
-        begun_S = np.concatenate([[0], begun_D])[ends_S - count_S]  # before each stretch
-        last_S = np.array([file.number for file in self._files])
-        number_D = begun_D + np.repeat(last_S - begun_S, count_S)
-        source_D = np.repeat(np.arange(len(names)), count_S)
-        for file, count, begun in zip(
-            self._files, parts.documents_S, np.diff(begun_S, append=begun_D[-1:].sum())
-        ):
-            file.number += int(begun)
-            file.given += count
-        return Documents(
-            parts.part_D,
-            source_D,
-            names,
-            lambda place: _name(names[source_D[place]], number_D[place], parts.part_D[place]),
-        )
-
-    def again(self) -> Iterator[Chunk]:
-        """Their files in this process, from the first document on that was not given."""
-        ahead = self._source.position
-        for file in self._files:
-            file.left = True
-            yield from in_chunks(
-                islice(self._source.documents_of(file.place, file.before), file.given, None)
-            )
-        self._source.position = ahead
-
-
-def texts_of(file: TextFile, kind: str, field: str, cut: str, longest: int) -> Iterator[Part]:
-    """The documents of a file of this kind: its records, or plain text cut by `data.documents`."""
-    if read := FORMATS[kind].read:
-        return ((text, 0) for text in read(file, field))
-    return plain_text.documents_of(file.lines(), cut, longest)
+    def documents(self) -> Iterator[Document]:
+        """Yield the documents, numbered by file."""
+        for file in self.files:
+            yield from file.documents()
 
 
 def _shown(path: Path) -> str:
@@ -311,10 +278,6 @@ def _shown(path: Path) -> str:
         .decode(errors="backslashreplace")
         .translate(_CONTROLS)
     )
-
-
-def _name(file: str, number: int, part: int) -> str:
-    return f"{file}:{number} from its part {part + 1} on" if part else f"{file}:{number}"
 
 
 def format_of(path: Path) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
 
-from data_prep.workers import grouped
+from data_prep.grouping import grouped
 
 PIECE_CHARACTERS = 1 << 16
 GROUP_CHARACTERS = 1 << 20

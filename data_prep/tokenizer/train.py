@@ -6,12 +6,12 @@ alphabet, and pass the inner forms in sorted order. Its Unigram trainer sums in 
 fixed from outside, so Unigram models are trained by `sentencepiece` in one thread.
 """
 
+import hashlib
 import heapq
 import io
-import random
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import (
@@ -34,31 +34,57 @@ LARGEST_ALPHABET = 1000
 SMALLEST_ALPHABET = 64
 SAMPLE_CHARACTERS = 20_000  # long documents enter the sample in parts of this length
 LEAST_SAMPLE_CHARACTERS = 1000
+LARGEST_NUMBER = 2**64 - 1
 
 
-def sample_text(
-    texts: Iterable[str], clean: Callable[[str], str], megabytes: float, seed: int
-) -> list[str]:
-    """An even random sample of the documents' texts, at most `megabytes` of UTF-8, in the order of the text.
+class Sampled(NamedTuple):
+    """A text of a sample. Those with the smallest numbers stay; `place` is where it stands in the text."""
 
-    A bottom-k sample: every part of a document draws a number; those with the smallest numbers stay and are cleaned.
+    number: int
+    place: tuple[int, int]  # of tasks, and of texts in a task
+    data: bytes
+
+
+class Sample:
+    """An even random sample of texts, at most `megabytes` of UTF-8, whatever the order in which they come.
+
+    A bottom-k sample: every part of a document has a number by its content; those with the smallest numbers stay.
     """
-    draw, limit, size = random.Random(seed), int(megabytes * 1e6), 0
-    kept: list[tuple[float, int, bytes]] = []  # a heap with the largest number on top (negated)
-    threshold, order = 1.0, 0
-    for text in texts:
+
+    def __init__(self, megabytes: float, seed: int, threshold: int = LARGEST_NUMBER) -> None:
+        self.threshold, self._limit = threshold, int(megabytes * 1e6)  # above it nothing stays
+        self._salt = seed.to_bytes(8, "little", signed=True)
+        self._size = self._texts = 0
+        self._heap: list[tuple[int, Sampled]] = []  # the largest number on top (negated)
+
+    def add(self, text: str, task: int, clean: Callable[[str], str]) -> None:
+        """Add the next text of a task; what stays of it is cleaned."""
         for part in split_at_whitespace(text, SAMPLE_CHARACTERS):
-            order += 1
-            number = draw.random()
-            if number > threshold:
-                continue
-            data = clean(part).encode()
-            heapq.heappush(kept, (-number, order, data))
-            size += len(data)
-            while size > limit and len(kept) > 1:
-                number, _, data = heapq.heappop(kept)
-                threshold, size = -number, size - len(data)
-    return [data.decode() for _, _, data in sorted(kept, key=lambda item: item[1])]
+            data = part.encode(errors="surrogatepass")
+            digest = hashlib.blake2b(data, digest_size=8, salt=self._salt).digest()
+            number = int.from_bytes(digest, "little")
+            self._texts += 1
+            if number <= self.threshold:
+                self.take(Sampled(number, (task, self._texts), clean(part).encode()))
+
+    def take(self, sampled: Sampled) -> None:
+        """Add what another sample has."""
+        if sampled.number > self.threshold:
+            return
+        heapq.heappush(self._heap, (-sampled.number, sampled))
+        self._size += len(sampled.data)
+        while self._size > self._limit and len(self._heap) > 1:
+            self.threshold = self._heap[0][1].number - 1
+            self._drop_above_threshold()
+
+    def _drop_above_threshold(self) -> None:
+        while len(self._heap) > 1 and self._heap[0][1].number > self.threshold:
+            _, largest = heapq.heappop(self._heap)
+            self._size -= len(largest.data)
+
+    def sampled(self) -> list[Sampled]:
+        """Return what stays, in the order of the text."""
+        return sorted((sampled for _, sampled in self._heap), key=lambda sampled: sampled.place)
 
 
 def train(sample: list[str], config: TokenizerConfig) -> Tokenizer:

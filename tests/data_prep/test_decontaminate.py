@@ -10,7 +10,7 @@ import pytest
 from cramming.config import UserError
 from cramming.data.task_files import texts_sha256
 from data_prep.dedup import decontaminate
-from data_prep.dedup.decontaminate import BETWEEN_TASKS, DecontaminationConfig, Decontaminator
+from data_prep.dedup.decontaminate import DecontaminationConfig, Decontaminator
 from data_prep.filters.normalise import CleanConfig, normalize
 
 CONFIG = DecontaminationConfig()
@@ -22,7 +22,8 @@ FILLER = "Nobody knew the way to the lake, and nobody asked. It rained all day. 
 
 
 def tasks_in(search: Decontaminator, text: str) -> tuple[str, ...]:
-    return tuple(filter(None, search([text]).get(0, "").split(BETWEEN_TASKS)))
+    (numbers,) = search.texts_in([text])
+    return tuple(task for task, count in search.by_task(numbers).items() if count)
 
 
 def write(folder: Path, task: str, name: str, *rows: str) -> None:
@@ -168,10 +169,11 @@ def test_texts_are_searched_together_as_alone(
     ]
     alone = [tasks_in(found, text) for text in texts]
     assert [len(tasks) for tasks in alone] == [0, 2, 0, 2, 0, 0, 2, 1, 0]
-    together = {place: BETWEEN_TASKS.join(tasks) for place, tasks in enumerate(alone) if tasks}
-    assert found(texts) == together and found([]) == {}
+    together = [numbers.tolist() for numbers in found.texts_in(texts)]
+    assert [bool(numbers) for numbers in together] == [bool(tasks) for tasks in alone]
     monkeypatch.setattr(decontaminate, "BATCH_CHARACTERS", 100)
-    assert found(texts) == together
+    assert [numbers.tolist() for numbers in found.texts_in(texts)] == together
+    assert found.texts_in([]) == []
 
 
 def test_what_anybody_says_is_no_evidence() -> None:

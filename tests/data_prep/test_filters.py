@@ -2,30 +2,34 @@
 
 import base64
 import random
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from cramming.config import UserError, build
-from data_prep.dedup.decontaminate import Decontaminator
-from data_prep.dedup.near import SIGN, NearDuplicateConfig, Signer, find_near_duplicates
+from cramming.data.manifest import SpecialIds
 from data_prep.filters import quality
 from data_prep.filters.normalise import CleanConfig, normalize
 from data_prep.filters.quality import (
+    Filter,
     FilterConfig,
     active_filters,
     always_on,
     is_broken,
     too_many_tokens,
 )
-from data_prep.pipeline import Pipeline, judges
-from data_prep.resume_state import Decisions
-from data_prep.sources.source import DataConfig, Document, in_chunks
-from data_prep.stage_stats import EXCERPT_CHARACTERS, StageStats, excerpt
-from data_prep.workers import Workers
+from data_prep.sources.source import DataConfig, Document
+from data_prep.stages import Stages
+from data_prep.stats import EXCERPT_CHARACTERS, Stage, excerpt
+from data_prep.tokenizer.load import TokenizerConfig
+from data_prep.tokenizer.train import train
 
+Examples = Callable[..., list[str]]
 ARTICLE = """The harbour of the old town was built in the eleventh century, when merchants from the south began to
 winter there. A stone quay replaced the wooden one after the great fire of 1312, and for two hundred years the salt
 of the whole coast went over it.
@@ -172,8 +176,13 @@ def config_of(name: str, limit: Any) -> FilterConfig:
     return FilterConfig(**{ALL[name]: limit})
 
 
+def reason_by(text: str, filters: list[Filter]) -> str | None:
+    violated = quality.first_violated(text, filters)
+    return violated.rule.reason if violated else None
+
+
 def reason(text: str, config: FilterConfig) -> str | None:
-    return quality.reason_to_remove(text, active_filters(config))
+    return reason_by(text, active_filters(config))
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -241,9 +250,9 @@ def test_rules_on_shares_of_lines_do_not_judge_one_or_two(text: str) -> None:
 
 def test_filters_that_are_always_on_and_those_on_tokens() -> None:
     filters = always_on(CleanConfig())
-    assert quality.reason_to_remove("short", filters) == "too_short"
-    assert quality.reason_to_remove("1234567890 1234567890 !!", filters) == "no_letters"
-    assert quality.reason_to_remove("Ein ganz gewöhnlicher Satz.", filters) is None
+    assert reason_by("short", filters) == "too_short"
+    assert reason_by("1234567890 1234567890 !!", filters) == "no_letters"
+    assert reason_by("Ein ganz gewöhnlicher Satz.", filters) is None
     assert (
         too_many_tokens(100, 31, 0.3)
         and not too_many_tokens(100, 30, 0.3)
@@ -289,25 +298,31 @@ def test_language_filter() -> None:
 # --- what the corpus card shows of a removed document -----------------------------------------------------------------
 
 
-def examples(
-    stage: str, why: str, documents: Iterable[Document], path: Path, **settings: Any
-) -> list[str]:
-    """What the stats shows of the documents that this stage dropped for this reason."""
-    tasks: Decontaminator | None = settings.pop("tasks", None)
-    config, stats = DataConfig(name="test", source="test", **settings), StageStats(0)
-    with Workers(1, judges(config, tasks)) as workers:
-        for _ in Pipeline(
-            config, stats, Decisions(path / "decisions", []), workers, None, tasks
-        ).run(in_chunks(documents)):
-            pass
-    return stats[stage].line().dropped[why].examples
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train([ARTICLE] * 3, TokenizerConfig(vocab_size=300))
+
+
+@pytest.fixture
+def examples(tokenizer: Tokenizer) -> Callable[..., list[str]]:
+    """`examples(why, documents, **settings)`: what is shown of the documents that filters drop for this reason."""
+
+    def shown(why: str, texts: list[str], **settings: Any) -> list[str]:
+        config, stage = DataConfig(name="test", source="test", **settings), Stage()
+        ids = SpecialIds(0, 1, 2, 3, 4)
+        stages = Stages(config, tokenizer, ids, 300, np.dtype("<u2"))
+        documents = [Document(text, "a", number, "a") for number, text in enumerate(texts, 1)]
+        stages.filtered(stages.normalised(documents, Stage(), Counter()), stage)
+        return stage.line("filters").dropped[why].examples
+
+    return shown
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_the_passage_that_broke_a_rule_is_shown(name: str, tmp_path: Path) -> None:
+def test_the_passage_that_broke_a_rule_is_shown(name: str, examples: Examples) -> None:
     limit, bad, expected = SHOWN[name]
-    document = Document(f"{PROSE}\n{bad}\n{MORE}", "a:1", "a")
-    (shown,) = examples("filters", name, [document], tmp_path, filters=config_of(name, limit))
+    text = f"{PROSE}\n{bad}\n{MORE}"
+    (shown,) = examples(name, [text], filters=config_of(name, limit))
     assert expected in shown and len(shown) < EXCERPT_CHARACTERS + 100
     value, rest = shown.removeprefix("a:1: ").split(", limit ", 1)
     number = limit[0] if isinstance(limit, list) else limit
@@ -317,56 +332,40 @@ def test_the_passage_that_broke_a_rule_is_shown(name: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_of_what_is_wrong_with_a_whole_text_the_beginning_is_shown(
-    name: str, tmp_path: Path
+    name: str, examples: Examples
 ) -> None:
     if name == "other_language":
         pytest.importorskip("py3langid")
     limit = WHOLE[name]
-    document = Document(PROSE, "a:1", "a")
-    (shown,) = examples("filters", name, [document], tmp_path, filters=config_of(name, limit))
+    (shown,) = examples(name, [PROSE], filters=config_of(name, limit))
     limits = ", ".join(limit) if isinstance(limit, list) else str(limit)
     assert f", limit {limits} ({ALL[name]}): {PROSE[:100]}".replace("\n", " ") in shown
 
 
-def test_what_is_no_text_shows_its_number(tmp_path: Path) -> None:
-    documents = [
-        Document("Too short", "a:1", "a"),
-        Document("12345 " * 9, "a:2", "a"),
-        Document(PROSE, "a:3", "a"),
-    ]
-    assert examples("filters", "too_short", documents, tmp_path) == [
-        "a:1: 9, limit 20 (min_characters): Too short"
-    ]
-    (shown,) = examples("filters", "no_letters", documents, tmp_path)
+def test_what_is_no_text_shows_its_number(examples: Examples) -> None:
+    texts = ["Too short", "12345 " * 9, PROSE]
+    assert examples("too_short", texts) == ["a:1: 9, limit 20 (min_characters): Too short"]
+    (shown,) = examples("no_letters", texts)
     assert shown.startswith("a:2: 0, limit 1 (min_letters): 12345 12345")
 
 
 @pytest.mark.parametrize("kept_first", [True, False])
 def test_a_near_duplicate_names_the_kept_document_wherever_it_stands(
-    kept_first: bool, tmp_path: Path
+    kept_first: bool, tmp_path: Path, text_config: Any, run: Any, made_up: Any
 ) -> None:
-    config = DataConfig(
-        name="test",
-        source="test",
-        near_duplicates=NearDuplicateConfig(enabled=True),
-        deduplicate=False,
-    )
-    long, short = Document(PROSE, "a:long", "a"), Document(PROSE[:-200], "a:short", "a")
-    documents = [long, short, short] if kept_first else [short, short, long]
-    stats = StageStats(0)
-    with Workers(1, judges(config, None) | {SIGN: Signer(config.near_duplicates)}) as workers:
-        decisions = Decisions(tmp_path / "decisions", [])
-        unique = Pipeline(config, StageStats(0), decisions, workers).unique(in_chunks(documents))
-        texts = ((group.hashes["key"], group.texts) for group in unique if len(group))
-        found = find_near_duplicates(texts, config.near_duplicates, workers)
-        selected = Pipeline(config, stats, decisions, workers, found).run(in_chunks(documents))
-        kept = [group.name(n) for group, _ in selected for n in range(len(group))]
-    assert kept == ["a:long"]
-    dropped = stats["near deduplication"].line().dropped["near_duplicate"]
-    (shown,) = dropped.examples
+    long, short = ARTICLE.replace("\n", " "), ARTICLE.replace("\n", " ")[:-200]
+    texts = [long, short, short] if kept_first else [short, short, long]
+    (tmp_path / "a.txt").write_text("\n".join([*texts, *made_up(50)]))
+    settings = {"documents": "line", "deduplicate": False, "near_duplicates": {"enabled": True}}
+    corpus = run(text_config(tmp_path / "a.txt", **settings))
+    stages = {stage.name: stage for stage in corpus.manifest.stages}
+    dropped = stages["near deduplication"].dropped["near_duplicate"]
     assert dropped.documents == 2
-    head = f"a:short: like a:long, {float(found.similarity[0]):.4g}, limit 0.5 (threshold): "
-    assert shown.startswith(head + PROSE[:100].replace("\n", " "))
+    place = {text: number for number, text in reversed(list(enumerate(texts)))}
+    (shown,) = dropped.examples
+    name = tmp_path / "a.txt"
+    assert shown.startswith(f"{name}:{place[short]}: like {name}:{place[long]}, 0.")
+    assert f", limit 0.5 (threshold): {short[:100]}" in shown
 
 
 def test_an_excerpt_holds_most_of_what_was_counted() -> None:

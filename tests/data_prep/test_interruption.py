@@ -1,4 +1,4 @@
-"""`prepare` killed, stopped, out of disk or started twice: it goes on to the same bytes, or says why not."""
+"""`prepare` killed, stopped, out of disk or started twice: it resumes to the same bytes, or says why not."""
 
 import errno
 import json
@@ -19,18 +19,29 @@ from cramming.config import UserError
 from cramming.data import manifest
 from cramming.data.corpus import Corpus
 from cramming.files import lock
-from data_prep import document_stats, prepare, shard_writer
-from data_prep.prepare import UNFINISHED
-from data_prep.resume_state import NEAR
+from data_prep import prepare, shard_writer, stats, task_grid
 from data_prep.sources import plain_text
+from data_prep.stages import Stages
+from data_prep.task_grid import PARTS, UNFINISHED
 from tests.data_prep.calls import corpus_folder, main
 
 Config = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Corpus]
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several tasks in a file of some thousand bytes."""
+    monkeypatch.setattr(plain_text, "RANGE_BYTES", 20_000)
+
+
+def finished_tasks(folder: Path) -> int:
+    return len(list((folder / PARTS).iterdir()))
 
 
 def stopped(config: dict[str, Any]) -> None:
-    """Prepare, but for the card and the manifest: an interruption comes when all shards are finished."""
+    """Prepare, but for the card and the manifest: an interruption comes when all shards are written."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -57,7 +68,7 @@ config, moment = json.loads(sys.argv[1]), sys.argv[2]
 if moment == "first write":
     Path.replace = die
 else:
-    prepare.prepare = lambda job, state: (prepare._begin(job, state), (job.folder / "validation-00000.bin").touch())
+    prepare.prepare = lambda job, grid: (job.folder / "validation-00000.bin").touch()
     main(config)
     unlink = Path.unlink
     Path.unlink = lambda path, **k: die() if path.suffix == ".bin" else unlink(path, **k)
@@ -74,7 +85,7 @@ main(config)
     assert not [path.name for path in folder.iterdir() if path.name.startswith((".", "unfinished"))]
 
 
-def test_text_made_by_other_rules_is_neither_gone_on_with_nor_found_by_its_settings(
+def test_text_made_by_other_rules_is_neither_resumed_nor_found_by_its_settings(
     tmp_path: Path,
     text_file: Path,
     text_config: Config,
@@ -99,7 +110,9 @@ def test_text_made_by_other_rules_is_neither_gone_on_with_nor_found_by_its_setti
     )
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "train-00000.idx", "order-compressibility.npy"])
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "000001", "train-00000.idx", "order-compressibility.npy"]
+)
 def test_a_disk_that_is_full_at_any_file_is_one_line_that_names_it(
     text_file: Path, text_config: Config, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -113,121 +126,86 @@ def test_a_disk_that_is_full_at_any_file_is_one_line_that_names_it(
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
-    for module in (files, prepare, shard_writer, document_stats):
+    for module in (files, prepare, shard_writer, stats, task_grid):
         if hasattr(module, "overwrite_atomically"):
             monkeypatch.setattr(module, "overwrite_atomically", with_little_room)
-    with pytest.raises(
-        UserError, match=rf"{re.escape(name)}: File too large; .*then run the same command again"
-    ):
-        main(text_config(text_file))
+    message = rf"{re.escape(name)}: File too large; .*then run the same command again"
+    with pytest.raises(UserError, match=message):
+        main(text_config(text_file, workers=1))
 
 
-def test_resuming_does_not_tokenize_finished_shards_again(
+def test_a_resume_does_no_finished_task_again(
     tmp_path: Path, text_file: Path, text_config: Config, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
-    config = text_config(
-        text_file, corpus=str(tmp_path / "c"), shard_tokens=3000, workers=1
-    )  # counted in this process
-    encoded: list[int] = []
-    encode, save = shard_writer.Encoder.__call__, prepare.Unfinished.save
-    monkeypatch.setattr(
-        shard_writer.Encoder,
-        "__call__",
-        lambda self, batch: (encoded.append(len(batch.texts)), encode(self, batch))[1],
-    )
-    monkeypatch.setattr(plain_text, "BLOCK_BYTES", 500)
+    config = text_config(text_file, corpus=str(tmp_path / "c"), workers=1)
+    make, done = Stages.__call__, list[str]()
 
-    def stop_after_five(self: prepare.Unfinished, folder: Path) -> None:
-        save(self, folder)
-        if len(self.shards["train"]) == 5:
+    def stop_after_two(stages: Stages, task: Any, folder: Path) -> None:
+        if len(done) == 2:
             raise KeyboardInterrupt
+        make(stages, task, folder)
+        done.append(task.name)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(prepare.Unfinished, "save", stop_after_five)
+        patch.setattr(Stages, "__call__", stop_after_two)
         main(config)
-    shards = json.loads((tmp_path / "c" / UNFINISHED).read_text())["shards"]
-    finished = sum(shard["documents"] for of_split in shards.values() for shard in of_split)
-    encoded.clear()
+    assert finished_tasks(tmp_path / "c") == 2
+    first = done.copy()
+    done.clear()
+
+    def noted(stages: Stages, task: Any, folder: Path) -> None:
+        done.append(task.name)
+        make(stages, task, folder)
+
+    monkeypatch.setattr(Stages, "__call__", noted)
     run(config)
-    assert finished > 50 and sum(encoded) <= 300 - finished + 2
+    assert len(done) > 1 and not set(done) & set(first)
 
 
-def test_a_resume_reads_no_finished_shard_and_counts_what_is_in_it(
-    tmp_path: Path, text_file: Path, text_config: Config, run: Run
-) -> None:
-    """What stands in the shards is exchanged for other tokens: nothing that a resume counts tells of it."""
-    manifests = []
-    for name in ("whole", "broken"):
-        config = text_config(text_file, corpus=str(tmp_path / name), shard_tokens=3000)
-        stopped(config)
-        shards = json.loads((tmp_path / name / UNFINISHED).read_text())["shards"]
-        files = [
-            tmp_path / name / shard["file"] for of_split in shards.values() for shard in of_split
-        ]
-        for file in files if name == "broken" else []:
-            file.write_bytes(bytes(file.stat().st_size))
-        main(config)
-        manifests.append(manifest.Manifest.load(tmp_path / name / manifest.MANIFEST))
-    whole, broken = manifests
-    assert (
-        whole.splits == broken.splits
-        and whole.counts == broken.counts
-        and whole.stages == broken.stages
-    )
-    assert len(files) > 5 and whole.statistics == broken.statistics
-    with pytest.raises(UserError, match=r"train-00000\.bin"):
-        Corpus.open(tmp_path / "broken", verify=True)
-
-
+@pytest.mark.parametrize("name", ["tokens.bin", "rows.npz", "excerpts.jsonl", "stats.json"])
 @pytest.mark.parametrize("damage", [Path.unlink, lambda file: os.truncate(file, 100)])
-def test_a_finished_shard_that_is_gone_or_cut_is_named_and_all_made_anew(
+def test_a_part_that_is_damaged_is_made_anew(
     tmp_path: Path,
     text_file: Path,
     text_config: Config,
     run: Run,
-    capsys: Any,
+    contents: Any,
     damage: Callable[[Path], None],
+    name: str,
 ) -> None:
-    config = text_config(text_file, corpus=str(tmp_path / "c"), shard_tokens=3000)
+    run(text_config(text_file, corpus=str(tmp_path / "whole"), workers=1))
+    config = text_config(text_file, corpus=str(tmp_path / "broken"), workers=1)
     stopped(config)
-    damage(tmp_path / "c" / "train-00002.bin")
+    damage(tmp_path / "broken" / PARTS / "000001" / name)
+    (tmp_path / "broken" / "train-00000.bin").write_bytes(b"other tokens")
     run(config)
-    said = capsys.readouterr().out
-    assert "train-00002.bin: " in said and "cannot go on" in said and "starting over" in said
+    assert contents(tmp_path / "broken") == contents(tmp_path / "whole")
 
 
-def test_a_changed_source_says_how_much_finished_work_is_made_anew(
-    tmp_path: Path, text_file: Path, text_config: Config, run: Run, capsys: Any
+def test_a_changed_source_says_how_much_finished_work_is_lost(
+    tmp_path: Path, text_file: Path, text_config: Config, run: Run, capsys: Captured
 ) -> None:
-    config = text_config(text_file, corpus=str(tmp_path / "c"), shard_tokens=3000)
+    config = text_config(text_file, corpus=str(tmp_path / "c"), workers=1)
     stopped(config)
-    finished = sum(
-        map(len, json.loads((tmp_path / "c" / UNFINISHED).read_text())["shards"].values())
-    )
-    text_file.write_text(
-        text_file.read_text(encoding="utf-8") + "\n\none more document, added since",
-        encoding="utf-8",
-    )
+    finished = finished_tasks(tmp_path / "c")
+    added = text_file.read_text(encoding="utf-8") + "\n\none more document, added since"
+    text_file.write_text(added, encoding="utf-8")
     run(config)
-    said = capsys.readouterr().out
-    assert (
-        finished > 5
-        and f"has changed: {text_file}); starting over: {finished} finished shards go" in said
-    )
+    said = f"has changed: {text_file}); starting over, {finished} finished tasks are lost"
+    assert finished > 3 and said in capsys.readouterr().out
 
 
 def test_a_state_that_cannot_be_read_is_refused_and_nothing_is_deleted(
     tmp_path: Path, text_file: Path, text_config: Config
 ) -> None:
-    config = text_config(text_file, corpus=str(tmp_path / "c"), shard_tokens=3000)
+    config = text_config(text_file, corpus=str(tmp_path / "c"), workers=1)
     stopped(config)
-    state = json.loads((tmp_path / "c" / "unfinished.json").read_text())
-    del state["token_use"]  # as an earlier version wrote it
-    (tmp_path / "c" / "unfinished.json").write_text(json.dumps(state))
+    state = json.loads((tmp_path / "c" / UNFINISHED).read_text())
+    del state["sources"]  # as another version wrote it
+    (tmp_path / "c" / UNFINISHED).write_text(json.dumps(state))
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(
-        UserError, match=r"damaged or of another version .*; delete .*/c and prepare anew"
-    ):
+    message = r"damaged or of another version .*\. Delete .*/c and prepare anew"
+    with pytest.raises(UserError, match=message):
         main(config)
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -238,10 +216,10 @@ def test_another_tokenizer_in_an_interrupted_run_is_named_and_all_made_anew(
     text_file: Path,
     text_config: Config,
     run: Run,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Captured,
     change: Callable[[Path], object],
 ) -> None:
-    config = text_config(text_file, corpus=str(tmp_path / "c"), shard_tokens=3000)
+    config = text_config(text_file, corpus=str(tmp_path / "c"), workers=1)
     stopped(config)
     whole = (tmp_path / "c" / "tokenizer.json").read_bytes()
     change(tmp_path / "c" / "tokenizer.json")
@@ -280,38 +258,42 @@ def test_a_damaged_state_is_named(
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / UNFINISHED).write_bytes(damaged.encode("utf-8", "surrogateescape"))
     with pytest.raises(
-        UserError, match=r"unfinished\.json: damaged .*; delete .*c and prepare anew"
+        UserError, match=r"unfinished\.json: damaged .*\. Delete .*c and prepare anew"
     ):
         main(text_config(text_file, corpus=str(tmp_path / "c")))
 
 
 def test_an_error_keeps_what_was_finished_before(
-    tmp_path: Path, text_file: Path, text_config: Config, run: Run, capsys: Any
+    tmp_path: Path, text_file: Path, text_config: Config, run: Run, capsys: Captured
 ) -> None:
-    """Of an earlier run, as when a disk is not there for a moment; and of a first one, whatever takes long."""
+    """As when a disk is not there for a moment."""
     (tmp_path / "glue" / "CoLA").mkdir(parents=True)
     (tmp_path / "glue" / "CoLA" / "dev.tsv").write_text(
         "gj04\t1\t\tNothing of this stands in the text at all.\n"
     )
-    searched = {
-        "near_duplicates": {"enabled": True},
-        "decontaminate": {"tasks": str(tmp_path / "glue")},
-    }
-    config = text_config(text_file, corpus=str(tmp_path / "c"), shard_tokens=3000, **searched)
-    with pytest.raises(
-        UserError, match=rf"vocab_size=12 is too small: .*; what is finished stays in {tmp_path}/c$"
-    ):
-        main({**config, "tokenizer": {**config["tokenizer"], "vocab_size": 12}})
-    assert (tmp_path / "c" / NEAR).is_file()
+    tasks = {"decontaminate": {"tasks": str(tmp_path / "glue")}}
+    config = text_config(text_file, corpus=str(tmp_path / "c"), workers=1, **tasks)
     stopped(config)
     (tmp_path / "glue").rename(tmp_path / "unmounted")
-    with pytest.raises(
-        UserError, match=r"no folder that holds one of CoLA.*; what is finished stays"
-    ):
+    message = r"no folder that holds one of CoLA.*; what is finished stays"
+    with pytest.raises(UserError, match=message):
         main(config)
     (tmp_path / "unmounted").rename(tmp_path / "glue")
     capsys.readouterr()
     run(config)
-    assert re.search(
-        r"going on with an interrupted run, [1-9]\d* shards are finished", capsys.readouterr().out
-    )
+    said = r"resuming an interrupted run, [1-9]\d* tasks are finished"
+    assert re.search(said, capsys.readouterr().out)
+
+
+def test_an_error_in_a_late_task_keeps_the_tasks_in_front(
+    tmp_path: Path, text_file: Path, text_config: Config, made_up: Callable[..., list[str]]
+) -> None:
+    config = text_config(text_file, corpus=str(tmp_path / "first"), workers=1)
+    main(config)
+    tokenizer = {"path": str(tmp_path / "first" / "tokenizer.json")}
+    late = tmp_path / "late.txt"
+    late.write_bytes("\n\n".join(made_up(200)).encode() + b"\n\ncaf\xe9")
+    config = text_config(late, corpus=str(tmp_path / "c"), workers=1, tokenizer=tokenizer)
+    with pytest.raises(UserError, match=rf"not UTF-8 .*; what is finished stays in {tmp_path}/c$"):
+        main(config)
+    assert finished_tasks(tmp_path / "c") > 1

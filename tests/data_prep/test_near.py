@@ -1,27 +1,23 @@
-"""Near-duplicates: planted ones are found, unrelated ones are not, and neither order nor workers change the result."""
+"""Near-duplicates: planted ones are found, unrelated ones are not, and their order does not change the result."""
 
 import random
 from collections.abc import Iterable
-from itertools import combinations, islice
-from pathlib import Path
+from itertools import combinations
 
 import numpy as np
 import pytest
 
 from cramming.config import UserError, build
-from data_prep import workers
 from data_prep.dedup.near import (
     NEIGHBOURS,
-    SIGN,
     NearDuplicateConfig,
-    NearDuplicates,
     Signer,
     estimate,
     find_near_duplicates,
+    memory_bytes,
 )
 
 CONFIG = NearDuplicateConfig(enabled=True)
-GROUP = 40  # documents
 LEXICON = [f"w{number}" for number in range(5000)]
 
 
@@ -47,14 +43,18 @@ def planted(pairs: int, words: int, seed: int = 0) -> list[tuple[int, str]]:
     return documents + [((1 << 63) + number, text(draw, words)) for number in range(pairs)]
 
 
-def found(documents: Iterable[tuple[int, str]], count: int = 1) -> NearDuplicates:
-    pairs = iter(documents)
-    with workers.Workers(count, {SIGN: Signer(CONFIG)}) as signers:
-        groups = iter(lambda: list(islice(pairs, GROUP)), [])
-        columns = (
-            (np.array([k for k, _ in group], np.uint64), [t for _, t in group]) for group in groups
-        )
-        return find_near_duplicates(columns, CONFIG, signers)
+def found(documents: Iterable[tuple[int, str]]) -> dict[int, int]:
+    """The keys to drop among these (key, text), in ascending order, each with the key of the kept document."""
+    keys, texts = [0], ["one"]  # which has no n-grams
+    for key, text in documents:
+        keys.append(key)
+        texts.append(text)
+    signatures, ngrams = Signer(CONFIG)(texts)
+    enough = ngrams > 0
+    keys_N = np.array(keys, np.uint64)[enough]
+    kept_N = keys_N[find_near_duplicates(keys_N, ngrams[enough], signatures[enough], CONFIG)]
+    pairs = zip(keys_N.tolist(), kept_N.tolist())
+    return dict(sorted(pair for pair in pairs if pair[0] != pair[1]))
 
 
 def runs(words: str) -> set[tuple[str, ...]]:
@@ -72,19 +72,19 @@ def test_copies_with_a_twentieth_of_the_words_changed_are_found_and_nothing_else
 ) -> None:
     pairs = 300 if words < 1000 else 50
     result = found(planted(pairs, words))
-    assert result.drop.tolist() == list(range(1, 2 * pairs, 2)) and np.array_equal(
-        result.kept, result.drop - 1
-    )
-    assert result.clusters == pairs
-    # For every document key, length, signature and its row in the search: about 310 bytes, as the module states.
-    assert result.memory_bytes == (8 + 4 + 256 + 40) * 3 * pairs
-    assert result.holds(np.array([1, 0, 1 << 63], np.uint64)).tolist() == [True, False, False]
+    assert result == {2 * number + 1: 2 * number for number in range(pairs)}
+
+
+def test_the_memory_is_what_the_module_states() -> None:
+    """For every document key, length, signature and its row in the search: about 310 bytes."""
+    signatures, ngrams = Signer(CONFIG)([f"text number {number}" for number in range(10)])
+    assert memory_bytes(ngrams, signatures) == (8 + 4 + 256 + 40) * 10
 
 
 def test_unrelated_texts_of_three_words_are_no_duplicates() -> None:
     draw = random.Random(4)
     texts = {" ".join(draw.sample(LEXICON, 3)) for _ in range(5000)}
-    assert not len(found(enumerate(sorted(texts))).drop)
+    assert not found(enumerate(sorted(texts)))
 
 
 def test_only_what_is_similar_to_a_kept_document_is_dropped() -> None:
@@ -93,8 +93,7 @@ def test_only_what_is_similar_to_a_kept_document_is_dropped() -> None:
     texts = {
         draw.getrandbits(64): " ".join(words[start : start + 200]) for start in range(0, 3800, 10)
     }
-    result = found(texts.items())
-    pairs = dict(zip(result.drop.tolist(), result.kept.tolist()))
+    pairs = found(texts.items())
     kept = [texts[key] for key in texts if key not in pairs]
     assert len(pairs) > 200 and not set(pairs.values()) & set(pairs)
     assert (
@@ -110,22 +109,19 @@ def test_only_what_is_similar_to_a_kept_document_is_dropped() -> None:
 def test_texts_that_share_boilerplate_stay() -> None:
     draw = random.Random(5)
     boilerplate = text(draw, 170)
-    assert not len(found((key, f"{text(draw, 180)} {boilerplate}") for key in range(150)).drop)
+    assert not found((key, f"{text(draw, 180)} {boilerplate}") for key in range(150))
 
 
-def test_the_result_does_not_depend_on_order_or_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "HERE_FIRST", 0)
+def test_the_result_does_not_depend_on_order() -> None:
     documents = planted(200, 60)
     draw = random.Random(1)
     documents += [
         (10**6 + number, edited(draw, documents[0][1], 0.08)) for number in range(3 * NEIGHBOURS)
     ]
     first = found(documents)
-    assert len(first.drop) > 200 + 2 * NEIGHBOURS
-    for count in (1, 2):
-        draw.shuffle(documents)
-        again = found(iter(documents), count)
-        assert np.array_equal(first.drop, again.drop) and np.array_equal(first.kept, again.kept)
+    assert len(first) > 200 + 2 * NEIGHBOURS
+    draw.shuffle(documents)
+    assert found(documents) == first
 
 
 def test_the_longest_stays_and_of_equally_long_ones_the_smallest_key_however_large() -> None:
@@ -133,17 +129,9 @@ def test_the_longest_stays_and_of_equally_long_ones_the_smallest_key_however_lar
     original = text(draw, 80)
     keys = [2**64 - 1, 2**63 + 5, 17, 2**63 - 1]
     documents = [(key, edited(draw, original, 0.03)) for key in keys]
-    result = found(documents)
-    assert (
-        result.drop.tolist() == [2**63 - 1, 2**63 + 5, 2**64 - 1]
-        and result.kept.tolist() == [17] * 3
-    )
-    result = found([*documents, (2**63 + 6, f"{original} and some more words")])
-    assert (
-        result.drop.tolist() == sorted(keys)
-        and result.kept.tolist() == [2**63 + 6] * 4
-        and result.clusters == 1
-    )
+    assert found(documents) == dict.fromkeys([2**63 - 1, 2**63 + 5, 2**64 - 1], 17)
+    longer = (2**63 + 6, f"{original} and some more words")
+    assert found([*documents, longer]) == dict.fromkeys(keys, 2**63 + 6)
 
 
 def test_the_estimate_is_the_jaccard_similarity() -> None:
@@ -175,39 +163,8 @@ def test_signatures_do_not_depend_on_the_batch() -> None:
 
 
 def test_equal_keys_are_one_document_and_short_texts_are_left_alone() -> None:
-    assert not len(found([(5, "one two three four")] * 3 + [(6, "one"), (7, "one")]).drop)
-    empty = found([])
-    assert (empty.memory_bytes, empty.clusters, len(empty.drop)) == (0, 0, 0)
-
-
-def test_saved_and_loaded(tmp_path: Path) -> None:
-    result = found(planted(10, 60))
-    result.save(tmp_path / "near.npz")
-    again = NearDuplicates.load(tmp_path / "near.npz")
-    assert (
-        again
-        and np.array_equal(again.drop, result.drop)
-        and np.array_equal(again.kept, result.kept)
-    )
-    assert (again.memory_bytes, again.clusters) == (result.memory_bytes, 10)
-
-
-def test_a_damaged_list_is_none(tmp_path: Path) -> None:
-    path = tmp_path / "near.npz"
-    found(planted(10, 60)).save(path)
-    whole, flipped = path.read_bytes(), bytearray(path.read_bytes())
-    flipped[200] ^= 1
-    np.savez(tmp_path / "other.npz", drop=np.zeros(1))
-    for data in (
-        b"",
-        b"no archive",
-        whole[:-30],
-        whole[:100],
-        bytes(flipped),
-        (tmp_path / "other.npz").read_bytes(),
-    ):
-        path.write_bytes(data)
-        assert NearDuplicates.load(path) is None
+    assert not found([(5, "one two three four")] * 3 + [(6, "one"), (7, "one")])
+    assert not found([])
 
 
 @pytest.mark.parametrize("wrong", [{"threshold": 1.1}, {"rows": 9}, {"ngram": 0}, {"seed": -1}])

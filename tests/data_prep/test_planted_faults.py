@@ -23,6 +23,7 @@ import yaml
 
 from cramming.config import UserError, config_folder
 from cramming.data.corpus import Corpus
+from data_prep.task_grid import UNFINISHED
 from tests.data_prep.calls import corpus_folder, main
 
 Config = Callable[..., dict[str, Any]]
@@ -206,113 +207,90 @@ def test_every_planted_fault_is_found_and_reported(
 
 # --- killed in the middle of it ---------------------------------------------------------------------------------------
 
-KILLED = """
-import json, os, signal, sys
-from data_prep import prepare, resume_state, workers
-from tests.data_prep.calls import main
-from data_prep.sources import plain_text
-from data_prep.tokenizer import train
-config, stop = json.loads(sys.argv[1]), sys.argv[2]
-plain_text.BLOCK_BYTES, workers.HERE_FIRST = 20_000, 0
-calls = [0]
-def tear(file):
-    calls[0] += 1
-    if calls[0] == 4:
-        os.ftruncate(file, os.fstat(file).st_size - 101)
-        os.kill(os.getpid(), signal.SIGKILL)
-def die_before(module, name, after=0):
-    real = getattr(module, name)
-    def counted(*arguments, **keywords):
-        if calls[0] == after:
-            os.kill(os.getpid(), signal.SIGKILL)
-        calls[0] += 1
-        return real(*arguments, **keywords)
-    setattr(module, name, counted)
-places = {"begun": (prepare, "StageStats"), "near": (prepare, "find_near_duplicates"),
-          "near saved": (prepare, "_tokenizer"), "tokenizer": (train, "train"),
-          "card": (prepare.corpus_card, "_card"), "manifest": (prepare, "write_atomically"),
-          "cleaning": (prepare, "finish")}
-if stop in places:
-    die_before(*places[stop])
-elif stop == "torn":
-    resume_state.sync = tear
-elif stop != "never":
-    die_before(prepare, "_save", int(stop))
-main(config)
-"""
 
-
-def start(config: dict[str, Any], stop: str) -> subprocess.Popen[bytes]:
+def start(config: dict[str, Any], kill_at: int = 0) -> subprocess.Popen[bytes]:
+    """Prepare in a process that is killed at its write number `kill_at`, or in one of whose workers that happens."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", KILLED, json.dumps(config), stop]
+    script, count = (
+        Path(__file__).with_name("killed_at_write.py"),
+        f"{config['data']['corpus']}-writes",
+    )
+    command = [sys.executable, str(script), json.dumps(config), str(kill_at), count]
     return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
 
 
 @pytest.fixture(scope="module")
 def unbroken(
     tmp_path_factory: pytest.TempPathFactory, text_config_in: Config, contents: Contents
-) -> tuple[Callable[..., dict[str, Any]], dict[str, bytes]]:
-    """Settings of a corpus of many shards from the faulty text, and what an unbroken run makes of them."""
+) -> tuple[Callable[..., dict[str, Any]], dict[str, bytes], int]:
+    """Settings of a corpus of many shards from the faulty text, what an unbroken run makes of them, and its writes."""
     place = tmp_path_factory.mktemp("planted")
     text, tasks = plant(place, 300)
 
     def settings(name: str, workers: int = 2) -> dict[str, Any]:
-        given = {
+        changes = {
             "clean": {"max_characters": 20_000},
             "corpus": str(place / name),
             "shard_tokens": 10_000,
         }
-        return everything(text, tasks, partial(text_config_in, place), workers=workers, **given)
+        return everything(text, tasks, partial(text_config_in, place), workers=workers, **changes)
 
-    main(settings("whole", workers=1))
-    return settings, contents(place / "whole")
+    assert start(settings("whole", workers=1)).wait() == 0
+    writes = int((place / "whole-writes").read_text())
+    return settings, contents(place / "whole"), writes
 
 
-@pytest.mark.parametrize(
-    ("stops", "workers"),
-    [
-        (["begun", "near", "2", "4", "card"], 2),
-        (["near saved", "tokenizer", "1", "torn", "cleaning"], 1),
-        (["3", "manifest"], 4),
-    ],
-)
-def test_killed_again_and_again_the_corpus_is_byte_for_byte_that_of_an_unbroken_run(
-    unbroken: Any,
-    contents: Contents,
-    stops: list[str],
-    workers: int,
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize("workers", [1, 2])
+def test_killed_at_many_writes_the_corpus_is_byte_for_byte_that_of_an_unbroken_run(
+    unbroken: Any, contents: Contents, workers: int
 ) -> None:
-    settings, expected = unbroken
+    settings, expected, writes = unbroken
     config = settings(f"broken-{workers}", workers)
-    folder = Path(config["data"]["corpus"])
-    for stop in stops:
-        if folder.exists():
+    folder, rng = Path(config["data"]["corpus"]), random.Random(workers)
+    for kill_at in (1, 5, rng.randrange(writes // 4), rng.randrange(writes // 2)):
+        assert start(config, kill_at).wait() in (-signal.SIGKILL, 0)
+        if (folder / UNFINISHED).is_file():
             (folder / "train-00099.bin.part").write_bytes(b"left over")
             with pytest.raises(UserError, match="half-written"):
                 Corpus.open(folder)
-        assert start(config, stop).wait() == -signal.SIGKILL
-    main(config)
-    finished = "already prepared" if stops[-1] == "cleaning" else "going on with an interrupted run"
-    assert finished in capsys.readouterr().out and contents(folder) == expected
+    assert start(config).wait() == 0
+    assert contents(folder) == expected
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_killed_at_20_random_moments(unbroken: Any, contents: Contents, workers: int) -> None:
-    settings, expected = unbroken
+def test_killed_at_any_write(unbroken: Any, contents: Contents, workers: int) -> None:
+    """Two hundred kills together; each run is killed until one comes through."""
+    settings, expected, writes = unbroken
+    rng, config = random.Random(workers), settings(f"any-{workers}", workers)
+    folder, killed = Path(config["data"]["corpus"]), 0
+    while killed < 67:
+        code = start(config, rng.randint(1, writes // workers)).wait()
+        assert code in (-signal.SIGKILL, 0)
+        killed += code != 0
+        if code == 0:
+            assert contents(folder) == expected
+            shutil.rmtree(folder)
+    assert start(config).wait() == 0
+    assert contents(folder) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_killed_at_random_moments(unbroken: Any, contents: Contents, workers: int) -> None:
+    settings, expected, _ = unbroken
     rng, config = random.Random(workers), settings(f"random-{workers}", workers)
     started = time.monotonic()
-    assert start(settings(f"timed-{workers}", workers), "never").wait() == 0
+    assert start(settings(f"timed-{workers}", workers)).wait() == 0
     seconds, killed = time.monotonic() - started, 0
     while killed < 20:
-        child = start(config, "never")
+        child = start(config)
         time.sleep(rng.uniform(0.2, 1.0) * seconds)
         child.kill()
         killed += child.wait() == -signal.SIGKILL
         if (Path(config["data"]["corpus"]) / "manifest.json").is_file():
-            assert start(config, "never").wait() == 0  # clears what the kill may have left
+            assert start(config).wait() == 0  # clears what the kill may have left
             assert contents(Path(config["data"]["corpus"])) == expected
             shutil.rmtree(config["data"]["corpus"])
-    assert start(config, "never").wait() == 0
+    assert start(config).wait() == 0
     assert contents(Path(config["data"]["corpus"])) == expected

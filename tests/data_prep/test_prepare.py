@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from cramming.config import UserError
 from cramming.data.corpus import Corpus
 from cramming.data.manifest import MANIFEST
-from data_prep import pipeline, workers
+from data_prep import stages
 from data_prep.filters.normalise import CleanConfig, normalize, split_by_words
 from data_prep.sources import plain_text
 from data_prep.sources.source import limited
@@ -79,7 +79,7 @@ def test_what_is_broken_before_normalisation_goes_and_is_shown(
     )
 
 
-def test_result_does_not_depend_on_workers_or_batches(
+def test_result_does_not_depend_on_workers_tasks_or_groups(
     tmp_path: Path,
     text_file: Path,
     text_config: Config,
@@ -88,13 +88,17 @@ def test_result_does_not_depend_on_workers_or_batches(
     contents: Contents,
 ) -> None:
     results = []
-    for count, batch, here_first in ((1, 1 << 20, 8), (2, 1 << 20, 0), (3, 100, 5)):
-        monkeypatch.setattr(plain_text, "BLOCK_BYTES", 5 * batch)
-        monkeypatch.setattr(pipeline, "GROUP_BYTES", batch)
-        monkeypatch.setattr(workers, "HERE_FIRST", here_first)
-        folder = tmp_path / f"{count}-{batch}"
-        cut = {"shard_tokens": 3000, "filters": {"max_words": 40}}  # many documents are in parts
-        run(text_config(text_file, workers=count, corpus=str(folder), **cut))
+    for count, range_bytes, group in ((1, 1 << 20, 1 << 20), (2, 5000, 1 << 20), (1, 300, 100)):
+        monkeypatch.setattr(plain_text, "RANGE_BYTES", range_bytes)
+        monkeypatch.setattr(stages, "GROUP_SIZE", group)
+        folder = tmp_path / f"{count}-{range_bytes}"
+        # Many documents are in pieces, and some are dropped for each reason.
+        settings = {
+            "filters": {"max_words": 40, "min_words": 8},
+            "near_duplicates": {"enabled": True},
+        }
+        settings |= {"shard_tokens": 3000}
+        run(text_config(text_file, text_file, workers=count, corpus=str(folder), **settings))
         results.append(contents(folder))
     assert results[0] == results[1] == results[2]
     assert len(results[0]) > 6
@@ -206,13 +210,13 @@ def test_no_tokenizer_is_trained_on_what_is_left_out_as_damaged(
 ) -> None:
     latin = "\n\n".join(f"{text} Grüße" for text in made_up(20)).encode("latin1")
     (tmp_path / "a.txt").write_bytes("\n\n".join(made_up(50, 1)).encode() + b"\n\n" + latin)
-    sample: list[str] = []
-    draw = training.sample_text
+    samples: list[list[str]] = []
+    train = training.train
     monkeypatch.setattr(
-        training, "sample_text", lambda texts, *a: (sample.extend(draw(texts, *a)), sample)[1]
+        training, "train", lambda sample, config: (samples.append(sample), train(sample, config))[1]
     )
     main(text_config(tmp_path / "a.txt", damaged="drop", max_documents=limit))
-    assert sample == made_up(50, 1)
+    assert samples == [made_up(50, 1)]
 
 
 @pytest.mark.parametrize("limit", [None, 1000])

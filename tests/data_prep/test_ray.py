@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from cramming.config import UserError
-from data_prep import prepare, prepare_config, ray_cluster, workers
-from data_prep.sources import plain_text, text
+from data_prep import prepare_config, task_grid
+from data_prep.sources import source
 from tests.data_prep.calls import main
 
 CUT = {
@@ -30,13 +30,11 @@ def short_folder() -> Iterator[str]:
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch, short_folder: str) -> Iterator[Any]:
-    """A head and a second node, one core each; every group of texts goes there."""
+    """A head and a second node, one core each; every task goes there."""
     pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
-    monkeypatch.setattr(workers, "HERE_FIRST", 0)
-    monkeypatch.setattr(plain_text, "BLOCK_BYTES", 500)
-    monkeypatch.setattr(text, "CHUNK_CHARACTERS", 1 << 12)
+    monkeypatch.setattr(source, "TASK_SIZE", 1 << 12)
     monkeypatch.setenv("RAY_TMPDIR", short_folder)
     memory = {"object_store_memory": 100 << 20, "num_cpus": 1}
     nodes = Cluster(initialize_head=True, head_node_args={**memory, "include_dashboard": False})
@@ -68,11 +66,9 @@ def test_no_cluster_at_the_address_is_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("RAY_TMPDIR", short_folder)
-    with pytest.raises(
-        UserError, match=r"data\.ray=auto: no Ray cluster there .*start one with `ray start`"
-    ):
+    with pytest.raises(UserError, match=r"data\.ray=auto: no Ray cluster there .*`ray start`"):
         main(text_config(text_file, corpus=str(tmp_path / "c"), ray="auto"))
-    assert not (tmp_path / "c" / prepare.UNFINISHED).exists()
+    assert not (tmp_path / "c" / task_grid.UNFINISHED).exists()
 
 
 @pytest.mark.slow
@@ -100,15 +96,16 @@ def test_a_corpus_of_two_nodes_is_that_of_one_machine_even_when_one_is_lost(
         contents(tmp_path / "whole") == contents(tmp_path / "here")
         and len(contents(tmp_path / "here")) > 10
     )
-    save, killed = prepare.Unfinished.save, []
+    parts, killed = task_grid.TaskGrid.parts, []
 
-    def kill_a_node(self: prepare.Unfinished, folder: Path) -> None:
-        save(self, folder)
-        if len(self.shards["train"]) == 2 and not killed:
-            killed.append(cluster.list_all_nodes()[-1])
-            cluster.remove_node(killed[0], allow_graceful=False)
+    def kill_a_node(*arguments: Any) -> Iterator[Any]:
+        for part in parts(*arguments):
+            yield part
+            if not killed:
+                killed.append(cluster.list_all_nodes()[-1])
+                cluster.remove_node(killed[0], allow_graceful=False)
 
-    monkeypatch.setattr(prepare.Unfinished, "save", kill_a_node)
+    monkeypatch.setattr(task_grid.TaskGrid, "parts", kill_a_node)
     assert nodes == worked(tmp_path / "nodes of broken", monkeypatch, lambda: run(broken))
     assert len(killed) == 1 and contents(tmp_path / "broken") == contents(tmp_path / "here")
 
@@ -116,7 +113,7 @@ def test_a_corpus_of_two_nodes_is_that_of_one_machine_even_when_one_is_lost(
 def worked(notes: Path, monkeypatch: pytest.MonkeyPatch, prepared: Callable[[], Any]) -> set[str]:
     """The nodes that did a task of this preparation. Each one's first task ends only when the other one has one too,
     so that a node whose process starts late on a busy machine is not left without any."""
-    call = ray_cluster._call
+    call = task_grid.call_on_node
     notes.mkdir()
 
     def noted(*task: Any) -> Any:
@@ -129,19 +126,16 @@ def worked(notes: Path, monkeypatch: pytest.MonkeyPatch, prepared: Callable[[], 
         return call(*task)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ray_cluster, "_call", noted)
+        patch.setattr(task_grid, "call_on_node", noted)
         prepared()
     return {path.name for path in notes.iterdir()}
 
 
 @pytest.mark.slow
 def test_an_error_in_a_task_is_the_callers_error(cluster: Any) -> None:
-    with (
-        pytest.raises(UserError, match="cannot read x"),
-        workers.Workers(None, {"refuse": refuse}, cluster.address) as tasks,
-    ):
-        list(tasks.map("refuse", [(0, ["x"])]))
+    with pytest.raises(UserError, match="cannot read x"):
+        list(task_grid.map_tasks(refuse, ["x"], None, cluster.address))
 
 
-def refuse(texts: list[str]) -> None:
-    raise UserError(f"cannot read {texts[0]}")
+def refuse(text: str) -> None:
+    raise UserError(f"cannot read {text}")

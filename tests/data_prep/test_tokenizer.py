@@ -24,7 +24,7 @@ from data_prep.tokenizer.load import (
     describe_for_transformers,
     load,
 )
-from data_prep.tokenizer.train import TRAINERS, sample_text, train
+from data_prep.tokenizer.train import TRAINERS, Sample, train
 
 Config = Callable[..., dict[str, Any]]
 MadeUp = Callable[..., list[str]]
@@ -168,16 +168,26 @@ def test_bad_tokenizer_files(tmp_path: Path) -> None:
         load(tmp_path / "t.json")
 
 
-def test_sample_is_bounded_even_and_in_order() -> None:
+def test_sample_is_bounded_even_in_order_and_the_same_for_any_tasks() -> None:
     texts = [f"{i:06d} " + "x" * 93 for i in range(5000)]
-    sample = sample_text(iter(texts), lambda text: text, 0.1, seed=0)
-    numbers = [int(text[:6]) for text in sample]
+    samples = []
+    for tasks in (1, 7):
+        whole = Sample(0.1, seed=0)
+        for task in random.Random(tasks).sample(range(tasks), tasks):
+            own = Sample(0.1, seed=0, threshold=whole.threshold)
+            for text in texts[task * 5000 // tasks : (task + 1) * 5000 // tasks]:
+                own.add(text, task, str.upper)
+            for sampled in own.sampled():
+                whole.take(sampled)
+        samples.append([sampled.data.decode() for sampled in whole.sampled()])
+    assert samples[0] == samples[1]
+    numbers = [int(text[:6]) for text in samples[0]]
     assert numbers == sorted(numbers) and 900 <= len(numbers) <= 1000
     assert 2250 < sum(numbers) / len(numbers) < 2750  # not the beginning
-    assert sample == sample_text(iter(texts), lambda text: text, 0.1, seed=0)
-    assert sample_text(iter(texts[:10]), str.upper, 0.1, seed=0) == [
-        text.upper() for text in texts[:10]
-    ]
+    small = Sample(0.1, seed=0)
+    for text in texts[:10] * 2:
+        small.add(text, 0, str.upper)
+    assert [s.data.decode() for s in small.sampled()] == [text.upper() for text in texts[:10]] * 2
 
 
 def test_a_process_of_its_own_trains_the_same_tokenizer(

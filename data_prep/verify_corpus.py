@@ -1,8 +1,8 @@
-"""What `cramming verify` has done once more of a preparation: the embedded tasks generated, a corpus searched.
+"""What `cramming verify` repeats of a preparation: the embedded tasks generated, a finished corpus searched.
 
-The search goes over the finished shards, whatever the manifest says that was found and removed. What the tokenizer
-does not keep (signs, in part accents) is not there to be compared, so only what counts wherever it stands is looked
-for: runs of 13 words, and sentences of 6 words that say enough (data_prep/dedup/decontaminate.py).
+The search goes over the finished shards, whatever the manifest says was found and removed. What the tokenizer does not
+keep (signs, in part accents) is not there to be compared, so only what counts wherever it stands is searched for: runs
+of 13 words, and sentences of 6 words that say enough (data_prep/dedup/decontaminate.py).
 """
 
 import random
@@ -23,14 +23,17 @@ from data_prep.dedup.decontaminate import DecontaminationConfig, Decontaminator
 from data_prep.sources.embedded import generator_sha256
 from data_prep.synthetic.tasks import write_tasks
 
-GROUP_TOKENS = 1 << 18  # decoded at once: about a MB of text
+GROUP_TOKENS = 1 << 18  # decoded together: about a MB of text
 # Share of a task's texts that a searched corpus may hold: without accents two texts are the same that were not before.
-MOST_FOUND, FEW = 0.01, 5
+MAX_FOUND_SHARE = 0.01
+MIN_FOUND = 5
 
 
 def embedded_tasks(folder: Path, seed: int, generator: str) -> bool:
-    """Write the embedded tasks of a corpus with this seed; False, and nothing, if its generator was another version of
-    this one (by SHA-256)."""
+    """Write the embedded tasks of a corpus with this seed.
+
+    Return False, and write nothing, if its generator was another version of this one (by SHA-256).
+    """
     if generator != generator_sha256():
         return False
     write_tasks(folder, seed)
@@ -38,11 +41,11 @@ def embedded_tasks(folder: Path, seed: int, generator: str) -> bool:
 
 
 def overlap(folder: Path, tasks: Path, seconds: float) -> tuple[list[str], str]:
-    """Search the training documents of a corpus for the examples in `tasks`, for about so many seconds; shards come at
-    random, and each is as the manifest knows it. Returns what contradicts a manifest that says that it was searched,
-    and in words what was found. Memory: what the search takes (`Decontaminator`), and a group of documents.
+    """Search the training documents of a corpus for the examples in `tasks`, for about so many seconds.
 
-    UserError: a corpus that is damaged, a folder without tasks.
+    Shards come at random, and each is compared with the manifest first. Return what contradicts a manifest that says
+    that the corpus was searched, and a summary. Memory: what the search takes (`Decontaminator`), and a group of
+    documents. UserError: a corpus that is damaged, a folder without tasks.
     """
     corpus = Corpus.open(folder)
     known = corpus.manifest.decontamination  # the tasks and the length that it was searched for
@@ -50,30 +53,28 @@ def overlap(folder: Path, tasks: Path, seconds: float) -> tuple[list[str], str]:
     search = Decontaminator.from_folder(tasks, DecontaminationConfig(ngram=ngram))
     began = time.monotonic()
     documents, total = 0, sum(shard.documents for shard in corpus.manifest.splits["train"])
-    found, holding = set[int](), Counter[str]()
+    texts_found, holding = set[int](), Counter[str]()
     with Progress("search", float(total), "documents") as bar:
         for texts in _texts(corpus):
             for numbers in search.texts_in(texts, alone=False):
-                found.update(numbers.tolist())
+                texts_found.update(numbers.tolist())
                 holding.update(task for task, count in search.by_task(numbers).items() if count)
             documents += len(texts)
             bar.advance(len(texts))
             if time.monotonic() - began > seconds:
                 break
-    examples = search.by_task(np.array(sorted(found), dtype=np.int64))
-    share = documents / max(1, total)
-    much = [
-        f"{task} {count}"
-        for task, count in examples.items()
-        if task in known.get("examples", {})
-        and count >= FEW
-        and count > MOST_FOUND * share * search.searchable[task]
-    ]
+    examples = search.by_task(np.array(sorted(texts_found), dtype=np.int64))
+    too_many = []
+    for task, count in examples.items():
+        limit = MAX_FOUND_SHARE * search.searchable[task] * documents / max(1, total)
+        if task in known.get("examples", {}) and count >= MIN_FOUND and count > limit:
+            too_many.append(f"{task} {count}")
     problems = []
-    if much:
-        problems = [
-            f"{folder} holds texts of {', '.join(much)}, and its manifest says that it was searched for them"
-        ]
+    if too_many:
+        named = ", ".join(too_many)
+        problems.append(
+            f"{folder} holds texts of {named}, and its manifest says that it was searched for them"
+        )
     per_task = ", ".join(f"{task} {holding[task]} ({examples[task]})" for task in search.tasks)
     return problems, (
         f"{documents:,} of {total:,} documents searched in {time.monotonic() - began:.0f} s; of each task, documents"
@@ -82,7 +83,7 @@ def overlap(folder: Path, tasks: Path, seconds: float) -> tuple[list[str], str]:
 
 
 def _texts(corpus: Corpus) -> Iterator[list[str]]:
-    """The training documents as text in groups, shard by shard, both in an order that nobody can know before."""
+    """Yield the training documents as text in groups, shard by shard, both in an order that cannot be predicted."""
     tokenizer, stream = (
         Tokenizer.from_buffer(corpus.tokenizer_file.read_bytes()),
         corpus.stream("train"),

@@ -1,0 +1,202 @@
+"""A part: what a task writes, and what the whole corpus is put together from.
+
+tokens.bin     the tokens of every document that passed the filters, [CLS] and [SEP] included
+rows.npz       a row for each of these documents, and what deduplication and decontamination need
+excerpts.json  what an example shows of each
+stats.json     the name of the task, and the counts of the stages that are finished with it
+"""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_prep.stats import Example, Stage
+
+ROW = np.dtype(
+    [
+        ("key", "<u8"),  # of the content: equal documents have equal keys
+        ("split_number", "<u8"),  # of the content: decides whether the document is held out
+        ("bytes", "<u4"),
+        ("characters", "<u4"),
+        ("words", "<u4"),
+        ("sentences", "<u4"),
+        ("tokens", "<u4"),
+        ("source", "<u2"),
+        ("too_many_tokens", "?"),
+    ]
+)
+PLACE = np.dtype(
+    [
+        ("origin", "<u4"),
+        ("number", "<u8"),  # of the document
+        ("part", "<u4"),  # in which the document was read
+        ("piece", "<u4"),  # that the part was cut into
+        ("pieces", "<u4"),
+    ]
+)
+_STREAMS = ("tokens.bin", "signatures.bin", "excerpts.jsonl")
+_TASK_STAGES = ("source", "normalise", "filters")
+
+
+class PartWriter:
+    """Writes a part document by document. Memory: about 70 bytes a document, so that a task may be a large file."""
+
+    def __init__(self, folder: Path, vocab_size: int) -> None:
+        folder.mkdir()
+        self.folder = folder
+        self.stats = {name: Stage() for name in _TASK_STAGES}
+        self.begun = Counter[str]()  # documents of each origin
+        self._files = {name: (folder / name).open("wb") for name in _STREAMS}
+        self._token_use = np.zeros(vocab_size, dtype=np.int64)
+        self._origins: dict[str, int] = {}
+        self._sources: dict[str, int] = {}
+        self._added = 0
+        self._tokens: list[np.ndarray] = []  # since the last flush, as the next three
+        self._rows: list[tuple[Any, ...]] = []
+        self._places: list[tuple[int, ...]] = []
+        self._shown: list[str] = []
+        self._arrays: dict[str, list[np.ndarray]] = {
+            "rows": [np.empty(0, ROW)],
+            "places": [np.empty(0, PLACE)],
+            "matches": [np.empty((0, 2), np.uint32)],
+            "ngrams": [np.empty(0, np.uint32)],
+        }
+
+    def add_document(
+        self,
+        origin: str,
+        source: str,
+        place: tuple[int, int, int, int],
+        row: tuple[Any, ...],
+        shown: str,
+        tokens: np.ndarray,
+    ) -> None:
+        """Add a document. `place` and `row` are as in `PLACE` and `ROW`, without the names and the tokens."""
+        *fields, too_many = row
+        of_origin = self._origins.setdefault(origin, len(self._origins))
+        of_source = self._sources.setdefault(source, len(self._sources))
+        self._places.append((of_origin, *place))
+        self._rows.append((*fields, len(tokens), of_source, too_many))
+        self._shown.append(shown)
+        self._tokens.append(tokens)
+
+    def add_matches(self, texts_N: Sequence[np.ndarray]) -> None:
+        """Say which of the tasks' texts each document holds that was added since the last flush."""
+        for number, texts in enumerate(texts_N, self._added):
+            pairs = np.stack([np.full(len(texts), number), texts], axis=1)
+            self._arrays["matches"].append(pairs.astype(np.uint32))
+
+    def add_signatures(self, signatures_NP: np.ndarray, ngrams_N: np.ndarray) -> None:
+        """Add the signatures and numbers of n-grams of the documents that were added since the last flush."""
+        self._files["signatures.bin"].write(signatures_NP.tobytes())
+        self._arrays["ngrams"].append(ngrams_N)
+
+    def flush(self) -> None:
+        """Write what was added."""
+        if not self._rows:
+            return
+        tokens = np.concatenate(self._tokens)
+        self._files["tokens.bin"].write(tokens.tobytes())
+        self._token_use += np.bincount(tokens, minlength=len(self._token_use))
+        self._arrays["rows"].append(np.array(self._rows, dtype=ROW))
+        self._arrays["places"].append(np.array(self._places, dtype=PLACE))
+        lines = "".join(f"{json.dumps(shown)}\n" for shown in self._shown)
+        self._files["excerpts.jsonl"].write(lines.encode())
+        self._added += len(self._rows)
+        for added in (self._tokens, self._rows, self._places, self._shown):
+            added.clear()
+
+    def finish(self, name: str, relative: bool) -> None:
+        """Write the rest, the counts last."""
+        for file in self._files.values():
+            file.close()
+        arrays: dict[str, Any] = {
+            key: np.concatenate(arrays) for key, arrays in self._arrays.items()
+        }
+        arrays["token_use"] = self._token_use.astype(np.uint32)
+        with (self.folder / "rows.npz").open("wb") as handle:
+            np.savez(handle, **arrays)
+        node = {
+            "name": name,
+            "relative": relative,
+            "begun": dict(self.begun),
+            "origins": list(self._origins),
+            "sources": list(self._sources),
+            "stages": {stage: asdict(counts) for stage, counts in self.stats.items()},
+            "sizes": {path.name: path.stat().st_size for path in self.folder.iterdir()},
+        }
+        (self.folder / "stats.json").write_text(json.dumps(node), encoding="utf-8")
+
+
+class Part:
+    """A part to read; each of its files is loaded when it is first needed."""
+
+    def __init__(self, folder: Path, token_dtype: np.dtype[Any]) -> None:
+        self.folder, self._token_dtype = folder, token_dtype
+        self.before: dict[str, int] = {}  # documents of its origins in the parts in front
+
+    @cached_property
+    def node(self) -> dict[str, Any]:
+        """`stats.json`."""
+        node: dict[str, Any] = json.loads((self.folder / "stats.json").read_text(encoding="utf-8"))
+        return node
+
+    def array(self, name: str) -> np.ndarray:
+        """Return an array of `rows.npz`."""
+        with np.load(self.folder / "rows.npz") as arrays:
+            array: np.ndarray = arrays[name]
+            return array
+
+    def signatures(self) -> np.ndarray:
+        """Return the signatures of all documents: [N, bytes] uint8."""
+        signatures = np.fromfile(self.folder / "signatures.bin", dtype=np.uint8)
+        return signatures.reshape(len(self.array("ngrams")), -1)
+
+    def tokens(self) -> np.ndarray:
+        """Return the tokens of all documents, one behind the other."""
+        return np.fromfile(self.folder / "tokens.bin", dtype=self._token_dtype)
+
+    def stages(self) -> dict[str, Stage]:
+        """Return the counts of the stages that are finished with a task."""
+        return {name: self._stage(node) for name, node in self.node["stages"].items()}
+
+    def _stage(self, node: dict[str, Any]) -> Stage:
+        stage = Stage(**node | {"dropped": {}})
+        for reason, count in node["dropped"].items():
+            examples = [Example(*example) for example in count["examples"]]
+            numbered = [self._numbered(example) for example in examples]
+            stage.drop(reason, count["documents"], count["bytes"], numbered)
+        return stage
+
+    def _numbered(self, example: Example) -> Example:
+        return example._replace(number=example.number + self.before.get(example.origin, 0))
+
+    def is_whole(self, name: str) -> bool:
+        """Return whether this is the part of the task of that name, and none of its files is cut short."""
+        try:
+            sizes = {file: (self.folder / file).stat().st_size for file in self.node["sizes"]}
+            return bool(self.node["name"] == name and self.node["sizes"] == sizes)
+        except (FileNotFoundError, ValueError, KeyError):
+            return False
+
+    def example(self, row: int) -> Example:
+        """Return what is shown of a document."""
+        place, key = self.array("places")[row], int(self.array("rows")["key"][row])
+        with (self.folder / "excerpts.jsonl").open("rb") as lines:
+            shown = json.loads(next(islice(lines, row, None)))
+        label = label_of(int(place["part"]), int(place["piece"]), int(place["pieces"]))
+        origin = self.node["origins"][place["origin"]]
+        return self._numbered(Example(key, origin, int(place["number"]), label, shown))
+
+
+def label_of(part: int, piece: int, pieces: int) -> str:
+    """Return which part of a document is meant, in words; nothing for a whole one."""
+    label = f" from its part {part + 1} on" if part else ""
+    return label if pieces == 1 else f"{label} part {piece + 1} of {pieces}"
