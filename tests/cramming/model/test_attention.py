@@ -187,7 +187,7 @@ def test_flash_attention_is_taken_only_where_the_gpu_has_it(
     with (
         nullcontext()
         if has_flash
-        else pytest.raises(ValueError, match=r"varlen: .* 8\.0.* on Tesla T4; set it")
+        else pytest.raises(ValueError, match=r"varlen: .* 8\.0.* on Tesla T4\. Set it")
     ):
         attention.prepare("varlen", ragged, TOKENS, 3, torch.float16, 0.0)
 
@@ -262,7 +262,7 @@ def test_dropout_of_probabilities_works_and_keeps_the_mean(packing: Packing) -> 
 @pytest.mark.parametrize(
     ("kernel", "device", "dtype", "dropout", "says"),
     [
-        ("varlen", "cpu", torch.bfloat16, 0.0, "runs on CUDA only; set it to auto"),
+        ("varlen", "cpu", torch.bfloat16, 0.0, "runs on CUDA only. Set it to auto"),
         (
             "varlen",
             "cuda",
@@ -275,7 +275,7 @@ def test_dropout_of_probabilities_works_and_keeps_the_mean(packing: Packing) -> 
             "cuda",
             torch.bfloat16,
             0.1,
-            "has no dropout, and model.attention_dropout=0.1; set it to auto",
+            "has no dropout, and model.attention_dropout=0.1. Set it to auto",
         ),
         ("varlen", "cuda", torch.float16, 0.0, None),
         ("products", "cuda", torch.bfloat16, 0.0, "is for CPUs only"),
