@@ -212,7 +212,7 @@ def test_shapes_and_types_never_change(tiny_corpus: Path, packing: Mode) -> None
 @pytest.mark.parametrize("packing", ["rows", "documents"])
 def test_causal_targets_are_of_the_document_that_is_asked(tiny_corpus: Path, packing: Mode) -> None:
     one = source(tiny_corpus, packing)
-    batch = one.of(ObjectiveConfig("mlm", 0.9, 0.8, 0.1, causal=True)).batch(7, 40)
+    batch = one.with_objective(ObjectiveConfig("mlm", 0.9, 0.8, 0.1, causal=True)).batch(7, 40)
     tokens = (one.window_starts(np.arange(7, 47))[:, None] + np.arange(LENGTH)).reshape(
         -1
     )  # places in the stream
