@@ -549,7 +549,7 @@ def check_gate(
     mode, states = resolve(config.precision.mode, device), dict[str, str]()
     residual = resolve_residual(config.precision.residual, mode, device.type)
     where, usual = (
-        gate.place(devices.describe(device).name, torch.__version__),
+        gate.device_key(devices.describe(device).name, torch.__version__),
         resolve("auto", device),
     )
     for kernel in sorted({config.attention.kernel, *kernels}):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 from cramming.children import end_with_parent, run_or_exit
 from cramming.config import RootConfig, UserError, build, config_folder, expand_home, printable
-from cramming.files import explained
+from cramming.files import explain_os_error
 from cramming.overrides import (
     CHECK,
     Words,
@@ -200,7 +200,7 @@ def ending_in_one_line(reader_has_gone: str = "") -> Iterator[None]:
     except UserError as error:
         _fail(str(error))
     except OSError as error:
-        _fail(str(explained(error, "a file in use")))
+        _fail(str(explain_os_error(error, "a file in use")))
     except Exception as error:
         if isinstance(error, RuntimeError) and any(words in str(error) for words in PEER_GONE):
             _fail("another process of this run has ended, see what it said; this one ends with it")

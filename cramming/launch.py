@@ -11,7 +11,7 @@ from typing import Any
 
 from cramming.budget import BudgetClock, BudgetConfig
 from cramming.config import build
-from cramming.files import clear, explained
+from cramming.files import clear, explain_os_error
 from cramming.progress import say
 from cramming.record import (
     RECORD,
@@ -98,7 +98,7 @@ def _free_name_unless_trained(folder: Path, clock: BudgetClock, is_new: bool) ->
         else:
             clear(folder)
         if isinstance(error, OSError):
-            raise explained(
+            raise explain_os_error(
                 error, folder, "run with resume=true" if keeps_run else "run again"
             ) from None
         raise

@@ -16,7 +16,7 @@ from cramming import device as devices
 from cramming.budget import BudgetClock, Pace, Work
 from cramming.checks import Config, TrainConfig, check_run
 from cramming.config import UserError, choose
-from cramming.data.batches import Batch, made_ahead
+from cramming.data.batches import Batch, prefetch_batches
 from cramming.data.manifest import MANIFEST, corpus_folder
 from cramming.data.masking import ObjectiveConfig
 from cramming.device import compiled_graphs
@@ -351,7 +351,9 @@ def micro_batch_stream(state: TrainState, objective: ObjectiveConfig) -> Generat
     """This rank's micro-batches of one objective from the position on; data rank r of w takes every w-th of them."""
     mesh, rows, first = state.mesh, state.config.train.rows, state.work.sequences
     token_losses = state.engine.token_losses
-    source = state.data.source.of(objective, token_losses.weights_V if token_losses else None)
+    source = state.data.source.with_objective(
+        objective, token_losses.weights_V if token_losses else None
+    )
 
     def make(k: int) -> Batch:
         return source.batch(first + (k * mesh.data_size + mesh.data_rank) * rows, rows)
@@ -359,4 +361,4 @@ def micro_batch_stream(state: TrainState, objective: ObjectiveConfig) -> Generat
     per_step = state.config.train.batch_size // (
         rows * mesh.data_size
     )  # which it takes before the device has work
-    return made_ahead(make, state.engine.device, max(state.config.runtime.prefetch, per_step))
+    return prefetch_batches(make, state.engine.device, max(state.config.runtime.prefetch, per_step))

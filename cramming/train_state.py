@@ -231,7 +231,7 @@ class TrainState:
         count, processes = config.parameters, self.mesh.data_size
         say(
             f"model: {count.total / 1e6:.1f}M parameters, {count.without_embeddings / 1e6:.1f}M without embeddings,"
-            f" vocabulary {config.model.vocab_size}{engine.model.also()};"
+            f" vocabulary {config.model.vocab_size}{engine.model.describe_generator()};"
             f" {config.flops_per_token() / 1e6:.1f} MFLOP per token"
         )
         targets = ", ".join(
@@ -517,7 +517,7 @@ def with_micro_batch(
     from cramming.plan.micro_batch import micro_batch_of_run  # what it needs takes time to import
 
     largest = ramp_step(train.batch_ramp, train.batch_size) // engine.mesh.data_size
-    source = data.source.of(config.objective.with_most_targets())
+    source = data.source.with_objective(config.objective.with_most_targets())
     log = clock.log if clock else None
     rows = micro_batch_of_run(training, log, engine, source.batch, config, largest)
     config = replace(config, train=replace(train, micro_batch=rows))
