@@ -1,4 +1,4 @@
-"""The settings of `cramming glue`: section `eval`, with one set of hyperparameters for all tasks."""
+"""Settings of `cramming glue`: section `eval`, with one set of hyperparameters for all tasks."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,16 +9,16 @@ from cramming.data.suites import SourceName
 from cramming.model.config import Pooling
 from cramming.schedule import Constant, Cosine, Linear, learning_rate_factor
 
-Init = Literal["pretrained", "random"]  # the weights that fine-tuning starts from
-SELECTION = "last epoch"  # whose weights are scored
+Init = Literal["pretrained", "random"]  # weights that fine-tuning starts from
+SELECTION = "last epoch"  # epoch whose weights are scored
 
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """The global set. `warmup` is a share of all steps; `dropout` also that of the classification head.
+    """Global hyperparameters. `warmup` is a share of all steps; `dropout` applies to the classification head too.
 
-    `pooling` takes the first token or the mean of a sequence, or compares the means of its two texts; `pooler` puts a
-    dense layer with tanh behind it.
+    `pooling` takes the first token or the mean of a sequence, or compares the means of its two texts; `pooler` adds a
+    dense layer with tanh.
     """
 
     epochs: Count
@@ -38,7 +38,7 @@ class Hyperparameters:
     max_length: Annotated[int, Within(lambda length: length >= 8, "at least 8 tokens")]
 
     def learning_rate_at(self, progress: float) -> float:
-        """The learning rate after `progress` in [0, 1] of all steps."""
+        """Return the learning rate after `progress` in [0, 1] of all steps."""
         shapes = {
             "constant": Constant(start=0.0, warmup=self.warmup),
             "linear": Linear(start=0.0, warmup=self.warmup, final=0.0),
@@ -49,10 +49,10 @@ class Hyperparameters:
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """Section `eval`; conf/eval/glue_sane.yaml says what each setting does.
+    """Section `eval`; conf/eval/glue_sane.yaml explains each setting.
 
-    `sweep` chooses by the scores that are printed, which the closed division does not allow.
-    `threads` is part of the result, unlike `workers`.
+    `sweep` chooses by the reported scores, which the closed division does not allow. `threads` is part of the result,
+    unlike `workers`.
     """
 
     source: SourceName
