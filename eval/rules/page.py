@@ -1,4 +1,4 @@
-"""The list of rules in docs/rules.md, generated from the docstrings of the checks.
+"""List of rules in docs/rules.md, generated from the docstrings of the checks.
 
 python -m eval.rules.page        # writes docs/rules.md anew
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 from eval.rules.table import PLAUSIBILITY_RULES, RECORD_RULES, Kind, Rule
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "rules.md"
-# Heading of each list, and what a broken rule of it means.
+# kind of a rule -> heading of its list
 TITLES: dict[Kind, str] = {
     "finished": "Finished runs",
     "both": "Both divisions",
@@ -20,7 +20,7 @@ _GENERATED = re.compile(r"(<!-- rules: begin -->\n).*(<!-- rules: end -->)", re.
 
 
 def rules_page(page: str) -> str:
-    """Return the page with its list of rules generated anew; the rest of the text stays."""
+    """Return the page with a newly generated list of rules and the other text unchanged."""
     lists: list[str] = []
     for kind, title in TITLES.items():
         rules = [rule for rule in RECORD_RULES if rule.kind == kind]
