@@ -1,8 +1,8 @@
-"""`cramming export`: the finished model as a folder to use or to publish, with a model card.
+"""The verb `cramming export`: write the finished model as a folder to use or to publish, with a model card.
 
 The folder holds config.json, model.safetensors (the bytes that pretraining wrote), the tokenizer's files, README.md
 and, for an architecture that stock transformers lacks, the Python files that `trust_remote_code=True` runs. It
-appears whole or not at all, and takes the place of an earlier export.
+appears as a whole or not at all, and replaces an earlier export.
 """
 
 import glob
@@ -23,7 +23,7 @@ from eval.report.model_card import CARD_TAG, Exported, write_card
 from eval.rules.load import Run, load_run
 
 WEIGHTS = "model.safetensors"
-# Everything that an export may hold: a folder with anything else is somebody's, and stays.
+# Files that an export may hold; a folder with other files is not replaced.
 FILES = {
     WEIGHTS,
     *CODE,
@@ -37,7 +37,7 @@ FILES = {
 
 @dataclass(frozen=True)
 class ExportConfig:
-    """Where the folder goes, and what only its owner can say of it."""
+    """Section `export`: the folder, and the facts for the model card that only the owner knows."""
 
     out: Path | None
     license: str | None
@@ -45,12 +45,15 @@ class ExportConfig:
 
 
 def main(config: dict[str, Any]) -> None:
-    """Export the run `name` (or the model folder `model_path`); UserError for whatever is missing or in the way."""
+    """Export the run `name` (or the model folder `model_path`).
+
+    Raises UserError for missing inputs or an existing folder.
+    """
     settings = build(ExportConfig, config["export"], "export")
     folder, run = find_model(config)
     out = (settings.out or folder.parent / "export").absolute()
     require(
-        not out.exists() or _replaceable(out),
+        not out.exists() or _is_replaceable(out),
         f"export.out={out}: is there already, and neither empty nor an export; remove it or give another",
     )
     tokens = special_tokens(folder)
@@ -74,26 +77,29 @@ def main(config: dict[str, Any]) -> None:
 
     sweep(out.parent, f".{glob.escape(out.name)}.*", locked=False)
     overwrite_atomically(out, write)
-    how = (
-        "loads in transformers as it is"
-        if family
-        else "loads in transformers with trust_remote_code=True"
-    )
-    say(
-        f"export: {out}, {'' if run else 'no run record beside the model, '}{how}; README.md says how"
-    )
+    loading = "as it is" if family else "with trust_remote_code=True"
+    origin = "" if run else "no run record beside the model, "
+    say(f"export: {out}, {origin}loads in transformers {loading}; README.md says how")
 
 
-def _replaceable(out: Path) -> bool:
-    """Whether a folder is empty or one that this verb made: of its files alone, with its card."""
-    names, card = {path.name for path in out.iterdir()} if out.is_dir() else {""}, out / "README.md"
-    return not names or (
-        names <= FILES and card.is_file() and CARD_TAG in card.read_text(errors="replace")
-    )
+def _is_replaceable(out: Path) -> bool:
+    """Return whether a folder is empty or an earlier export: with its files alone, and its card."""
+    if not out.is_dir():
+        return False
+    names = {path.name for path in out.iterdir()}
+    if not names:
+        return True
+    card = out / "README.md"
+    if not names <= FILES or not card.is_file():
+        return False
+    return CARD_TAG in card.read_text(errors="replace")
 
 
 def find_model(config: dict[str, Any]) -> tuple[Path, Run | None]:
-    """The model folder and the run that made it; None where no record of a finished run with these weights is there."""
+    """Return the model folder and the run that made it.
+
+    The run is None without a record of a finished run with these weights.
+    """
     if config["model_path"]:
         folder = expand_home(config["model_path"], "model_path").absolute()
         require(
@@ -128,12 +134,18 @@ def find_model(config: dict[str, Any]) -> tuple[Path, Run | None]:
 
 
 def special_tokens(folder: Path) -> dict[str, str]:
-    """The folder's names of the five special tokens, by transformers' keys; UserError where one is missing."""
-    found = {role: special_token(folder, role) for role in SPECIAL_TOKENS}
-    lacks = [f"{role} in tokenizer_config.json" for role, token in found.items() if token is None]
-    lacks += [] if (folder / "tokenizer.json").is_file() else ["tokenizer.json"]
+    """Return the folder's names of the five special tokens, by transformers' keys.
+
+    Raises UserError for a missing one.
+    """
+    tokens = {role: special_token(folder, role) for role in SPECIAL_TOKENS}
+    missing = [
+        f"{role} in tokenizer_config.json" for role, token in tokens.items() if token is None
+    ]
+    if not (folder / "tokenizer.json").is_file():
+        missing.append("tokenizer.json")
     require(
-        not lacks,
-        f"{folder}: {', '.join(lacks)} is missing; restore the tokenizer's files beside the model",
+        not missing,
+        f"{folder}: {', '.join(missing)} is missing; restore the tokenizer's files beside the model",
     )
-    return {role: str(token) for role, token in found.items()}
+    return {role: str(token) for role, token in tokens.items()}

@@ -1,9 +1,10 @@
-"""`cramming submit <run folder>`: check a run by the rules, and write the archive of it that others check.
+"""The verb `cramming submit <run folder>`: check a run by the rules, and write its archive for verifiers.
 
     cramming submit runs/first                      # -> runs/first/first.record.zip
-    cramming verify runs/first/first.record.zip     # for whoever receives it
+    cramming verify runs/first/first.record.zip     # for the receiver
 
-An invalid or unfinished run is refused. A run of the open division is not; the findings say what keeps it there.
+An invalid or unfinished run is refused. A run of the open division is not; the findings give the reasons for its
+division.
 """
 
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from eval.rules.load import Run, load_run, unscored
 
 @dataclass(frozen=True)
 class SubmitConfig:
-    """Folder of the run, where it is not the one that `name` gives; the archive; address of the final weights."""
+    """Section `submit`: folder of the run, if it is not that of `name`; the archive; address of the final weights."""
 
     run: Path | None
     out: Path | None
@@ -29,7 +30,7 @@ class SubmitConfig:
 
 
 def main(config: dict[str, Any]) -> None:
-    """Print the findings and write the archive; UserError for a run that cannot be submitted."""
+    """Print the findings and write the archive; raise UserError for a run that cannot be submitted."""
     settings = build(SubmitConfig, config["submit"], "submit")
     folder = (settings.run or run_folder(config)).absolute()
     out = settings.out or folder / f"{folder.name}{SUFFIX}"
@@ -70,7 +71,7 @@ def _refuse(folder: Path, run: Run) -> None:
 
 
 def _manifest(folder: Path, record: Record) -> Path | None:
-    """Return the manifest of the run's corpus, if that is at hand and the run does not already hold it."""
+    """Return the manifest of the run's corpus, if it exists and the run folder does not hold it already."""
     if record.corpus.folder is None or (folder / MANIFEST).exists():
         return None
     manifest = Path(record.corpus.folder) / MANIFEST
