@@ -7,7 +7,7 @@ weights from the fine-tuning seed, of the scale that the folder's run used.
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -71,23 +71,11 @@ def open_model(path: str | Path) -> ModelSource:
     if not folder.is_dir():
         folder = _download(str(path))
     file = folder / "config.json"
-    require(file.is_file(), f"{folder}: no config.json; expected a Hugging Face model folder")
-    try:
-        config = dict(json.loads(file.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{file}: not a JSON object ({error})") from None
+    config = _read_encoder_config(file)
     kind = config.get("model_type")
-    require(
-        not config.get("is_encoder_decoder"),
-        f"{file}: model type {kind!r} has a decoder; give an encoder",
-    )
     weights = _weight_files(folder)
     require(weights, f"{folder}: no weights. Expected model.safetensors or pytorch_model.bin.")
-    files = {}
-    for member in sorted(folder.iterdir()):
-        is_read = member in weights or member.suffix not in NOT_SETTINGS
-        if member.is_file() and is_read and not member.name.startswith("."):
-            files[member.name] = file_sha256(member)
+    files = _hash_files(folder, weights)
     hashes = [files[weight_file.name] for weight_file in weights]
     sha256 = hashes[0]
     if len(hashes) > 1:
@@ -112,6 +100,30 @@ def open_model(path: str | Path) -> ModelSource:
     return ModelSource(
         folder, str(path), False, config["vocab_size"], positions, sha256, size, files
     )
+
+
+def _read_encoder_config(file: Path) -> dict[str, Any]:
+    require(file.is_file(), f"{file.parent}: no config.json; expected a Hugging Face model folder")
+    try:
+        config = dict(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{file}: not a JSON object ({error})") from None
+    kind = config.get("model_type")
+    require(
+        not config.get("is_encoder_decoder"),
+        f"{file}: model type {kind!r} has a decoder; give an encoder",
+    )
+    return config
+
+
+def _hash_files(folder: Path, weights: Sequence[Path]) -> dict[str, str]:
+    """Return the SHA-256 of the weights and of every file of settings, by name."""
+    hashes = {}
+    for file in sorted(folder.iterdir()):
+        is_read = file in weights or file.suffix not in NOT_SETTINGS
+        if file.is_file() and is_read and not file.name.startswith("."):
+            hashes[file.name] = file_sha256(file)
+    return hashes
 
 
 @contextmanager
