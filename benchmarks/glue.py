@@ -74,7 +74,7 @@ def run_cramming(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     from eval.finetune.workers import run_all
 
     source, hyper, data = open_model(arguments.model), hyperparameters(arguments), read(arguments)
-    encode = load_encoder(source.folder, source.own, hyper.max_length, source.vocab_size)
+    encode = load_encoder(source.folder, source.is_native, hyper.max_length, source.vocab_size)
     encoded = {name: encode_task(task_data, encode) for name, task_data in data.items()}
     how = (source, hyper, arguments.precision, arguments.device)
     runs = [

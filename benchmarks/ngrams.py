@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from cramming.config import UserError
-from cramming.data.batches import ALL_MASK, PINNED, STRETCH, BatchSource, HeldOut
+from cramming.data.batches import ALL_MASK, EXCERPT_TOKENS, PINNED, BatchSource, HeldOut
 from cramming.data.corpus import Corpus
 from cramming.objectives.masking import IGNORE, MaskedTargets, Masker
 
@@ -148,7 +148,8 @@ def main() -> None:
         PINNED, corpus.vocab_size, corpus.special_ids.mask, tuple(corpus.special_ids), seed=0
     )
     held_out = HeldOut(
-        BatchSource(corpus.stream("validation"), masker, STRETCH, "rows", 0), args.validation_tokens
+        BatchSource(corpus.stream("validation"), masker, EXCERPT_TOKENS, "rows", 0),
+        args.validation_tokens,
     )
     stream = corpus.stream("train")
     begin, count = time.process_time(), int(min(args.tokens, stream.num_tokens))

@@ -474,7 +474,7 @@ def check_gate(config: Config, kernels: list[str], device: torch.device) -> dict
 
     mode, states = resolve(config.precision.mode, device), dict[str, str]()
     residual = resolve_residual(config.precision.residual, mode, device.type)
-    place = gate.place(devices.describe(device).name, torch.__version__)
+    place = gate.device_key(devices.describe(device).name, torch.__version__)
     settings = config.model_dump(mode="json")
     for kernel in sorted({config.attention.kernel, *kernels}):
         in_force = {

@@ -174,7 +174,7 @@ def announce(run: Run, kernels: list[str]) -> None:
     train, count, processes = config.train, config.parameters, run.mesh.data_size
     say(
         f"model: {count.total / 1e6:.1f}M parameters, {count.without_embeddings / 1e6:.1f}M without embeddings,"
-        f" vocabulary {config.model.vocab_size}{engine.model.also()};"
+        f" vocabulary {config.model.vocab_size}{engine.model.describe_generator()};"
         f" {config.flops_per_token() / 1e6:.1f} MFLOP per token"
     )
     attention = " and ".join(kernels)
@@ -272,7 +272,7 @@ def with_micro_batch(
     from cramming.plan.micro_batch import micro_batch_of_run  # what it needs takes time to import
 
     largest = ramp_step(train.batch_ramp, train.batch_size) // engine.mesh.data_size
-    source = data.source.of(config.objective.largest_phase)
+    source = data.source.with_targets(config.objective.largest_phase)
     rows = micro_batch_of_run(training, log, engine, source.batch, config, largest)
     config = config.replace(train=train.replace(micro_batch=rows))
     check(config, Hardware.here(config, engine.device, engine.mesh.world_size))

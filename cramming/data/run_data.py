@@ -46,8 +46,9 @@ class RunData:
         return cls(corpus, other, _batch_source(corpus, "train", config), held_out)
 
     def describe(self) -> dict[str, Any]:
-        """The record's section `corpus`; it names the text of the validation losses where that is another's."""
-        if (other := self.validation_corpus) is self.corpus:
+        """Return the section `corpus` of the record, with the corpus of the validation losses if it is another one."""
+        other = self.validation_corpus
+        if other is self.corpus:
             return self.corpus.describe()
         named = {"folder": str(other.folder), "manifest_sha256": other.manifest_sha256}
         return {**self.corpus.describe(), "validation": named}

@@ -90,9 +90,9 @@ class Stage(nn.Module):
                 model.encoder.embeddings(ids, positions, None) if self.is_first else received[0]
             )
             if not self.is_last:
-                return model.encoder.through(self.layers, hidden, ids, positions, packing)
+                return model.encoder.run_layers(self.layers, hidden, ids, positions, packing)
             late = target_positions if model.last_layer == "targets" else None
-            hidden = model.encoder.through(self.layers, hidden, ids, positions, packing, late)
+            hidden = model.encoder.run_layers(self.layers, hidden, ids, positions, packing, late)
             hidden = model.encoder.final_norm(hidden)
             if late is None:
                 hidden = hidden.index_select(0, target_positions)

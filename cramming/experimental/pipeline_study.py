@@ -149,7 +149,7 @@ def _train(
     log: list[dict[str, float]] = []
     for step in range(steps):
         rate = config.peak_learning_rate * learning_rate_factor(config.schedule, step / steps)
-        source = data.source.of(config.objective.at(step / steps))
+        source = data.source.with_targets(config.objective.at(step / steps))
         first = step * config.train.batch_size
         batches = [source.batch(first + k * rows, rows) for k in range(stages.micro_batches)]
         try:

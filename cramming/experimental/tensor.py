@@ -248,7 +248,7 @@ class VocabularyPart(Vocabulary):
         self.mesh = mesh
         self.first = mesh.get_local_rank() * (vocab_size // mesh.size())
 
-    def joined(self, top: Tensor, lse: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def combine(self, top: Tensor, lse: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Two numbers of each target are exchanged, twice."""
         top, highest = self._over_all(torch.stack((top.float(), lse)), "max")
         total, wanted = self._over_all(torch.stack(((lse - highest).exp(), wanted.float())), "sum")

@@ -78,8 +78,8 @@ def score_pairs(
     key = settings_hash(source.sha256, source.settings, paradigms, max_length)
     if known is not None and known.key == key:
         return known
-    encode = load_encoder(source.folder, source.own, max_length, source.vocab_size)
-    mask, frame = mask_and_frame(source.folder, source.own)
+    encode = load_encoder(source.folder, source.is_native, max_length, source.vocab_size)
+    mask, frame = mask_and_frame(source.folder, source.is_native)
     model = open_masked_lm(source, device)
     batch_tokens = BATCH_TOKENS[device.type]
     scores = {}
@@ -140,7 +140,7 @@ def likelihoods(
 def open_masked_lm(source: ModelSource, device: torch.device) -> LogProbabilities:
     """Return the model's log probabilities; UserError where it has no masked-LM head."""
     try:
-        return (_own_model if source.own else _stock_model)(source.folder, device)
+        return (_own_model if source.is_native else _stock_model)(source.folder, device)
     except UserError as error:
         raise UserError(f"eval.minimal_pairs: {error}; or set eval.minimal_pairs=null") from None
 

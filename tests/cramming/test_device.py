@@ -29,7 +29,7 @@ def test_an_amd_gpu_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, requeste
     """torch built for ROCm calls its devices cuda."""
     monkeypatch.setattr(torch.version, "hip", "6.4.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(UserError, match=f"--device={requested}: .*ROCm.*set --device=cpu"):
+    with pytest.raises(UserError, match=f"--device={requested}: .*ROCm.*[Ss]et --device=cpu"):
         select(requested)
     assert select("cpu").type == "cpu"
 
@@ -82,7 +82,7 @@ def test_a_card_that_this_torch_has_no_kernels_for_is_refused_in_one_line(
     with pytest.raises(UserError, match=rf"^--device={requested}: .*{name}") as refusal:
         select(requested)
     says = str(refusal.value)
-    assert fix in says and says.endswith("or set --device=cpu") and "\n" not in says
+    assert fix in says and "--device=cpu" in says and "\n" not in says
     assert select("cpu").type == "cpu"
 
 

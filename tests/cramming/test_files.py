@@ -15,7 +15,7 @@ from cramming.config import UserError
 from cramming.files import (
     ADVICE,
     LOCK,
-    explained,
+    explain_os_error,
     lock,
     overwrite_atomically,
     release,
@@ -181,7 +181,7 @@ def test_a_sync_that_fails_is_an_error_of_the_file(
     ],
 )
 def test_each_error_of_the_system_has_its_own_advice(number: int, advice: str) -> None:
-    told = str(explained(OSError(number, os.strerror(number)), "runs/a", "run again"))
+    told = str(explain_os_error(OSError(number, os.strerror(number)), "runs/a", "run again"))
     assert (
         told.startswith(f"runs/a: {os.strerror(number)}; ")
         and advice in told
@@ -247,7 +247,7 @@ def test_a_file_that_the_writer_misses_is_a_defect_of_ours(tmp_path: Path) -> No
 def test_an_error_that_is_a_defect_of_ours_is_raised() -> None:
     assert errno.ENOENT not in ADVICE
     with pytest.raises(FileNotFoundError, match="ours"):
-        explained(FileNotFoundError(errno.ENOENT, "ours"), "runs/a")
+        explain_os_error(FileNotFoundError(errno.ENOENT, "ours"), "runs/a")
 
 
 def test_a_folder_that_cannot_be_exchanged_comes_back(

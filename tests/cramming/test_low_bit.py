@@ -62,7 +62,7 @@ def test_low_bit_states_are_near_and_resume_exactly(
         found, expected = (train(e, tiny_source, range(5)) for e in (unbroken, plain))
         train(first, tiny_source, range(3))
         with checkpoint.Saver() as saver:
-            saver.save(tmp_path, first, Work(steps=3), lambda _: None, kept=False)
+            saver.save(tmp_path, first, Work(steps=3), lambda _: None, retain=False)
             train(first, tiny_source, range(3, 4))
         checkpoint.load(tmp_path / "step-00000003.pt", second)
         train(second, tiny_source, range(3, 5))

@@ -119,7 +119,7 @@ def test_a_trick_that_failed_the_gate_here_is_refused_unless_forced(
     start: Start, tmp_path: Path
 ) -> None:
     gates = tmp_path / "gates.json"
-    where = gate.place(devices.describe(torch.device("cpu")).name, torch.__version__)
+    where = gate.device_key(devices.describe(torch.device("cpu")).name, torch.__version__)
     gate.save(gates, where, [gate.Verdict("checkpoint all", False, None, 0.02, 10, 200, 1.0)])
     with pytest.raises(UserError, match="failed the correctness gate"):
         start("memory.checkpoint_every=1", f"gates={gates}", name="a")
@@ -135,7 +135,7 @@ def test_an_automatic_attention_kernel_hides_no_trick(
 ) -> None:
     """Where `auto` would take a kernel that failed the gate, the run is refused as with that kernel named."""
     gates = tmp_path / "gates.json"
-    where = gate.place(devices.describe(torch.device("cpu")).name, torch.__version__)
+    where = gate.device_key(devices.describe(torch.device("cpu")).name, torch.__version__)
     gate.save(gates, where, [gate.Verdict("attention varlen", False, None, 0.05, 10, 200, 1.0)])
     monkeypatch.setattr(
         tricks,

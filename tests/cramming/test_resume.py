@@ -420,7 +420,7 @@ def test_a_resume_without_time_for_a_step_is_told_apart_from_a_run_that_goes_on(
         assert "there was no checkpoint to roll back to" in refused(*HOURS, resume=True)
     record = load_record(tmp_path / "runs" / "a")
     assert (record["pretrain"]["status"], record["pretrain"]["steps"]) == ("exhausted", 0)
-    assert "budget is spent, without a step that was kept" in refused(*HOURS, resume=True)
+    assert "budget is spent, without a completed step" in refused(*HOURS, resume=True)
 
 
 @pytest.mark.parametrize("killed", [False, True])

@@ -45,7 +45,7 @@ from eval.finetune.loop import (
     TaskRun,
     by_length,
     finetune,
-    with_used_words,
+    shrink_vocabulary,
 )
 from eval.finetune.models import StockEncoder, _pretrained_state, build_classifier, open_model
 from eval.finetune.workers import run_all
@@ -130,7 +130,7 @@ def logits(model: SequenceClassifier, split: PackedSplit, chosen: list[int]) -> 
 
 
 def classifier(folder: Path, stock: bool = False) -> SequenceClassifier:
-    source = replace(open_model(folder), own=not stock)
+    source = replace(open_model(folder), is_native=not stock)
     torch.manual_seed(0)
     return build_classifier(source, "pretrained", 2, FIRST_TOKEN).eval()
 
@@ -234,7 +234,7 @@ def test_a_pretrained_pooler_is_where_fine_tuning_starts(
     model = BertModel(BertConfig(**SHAPE))
     model.save_pretrained(tmp_path)
     form(tmp_path)
-    assert open_model(tmp_path).own == (form is not in_shards)
+    assert open_model(tmp_path).is_native == (form is not in_shards)
     expected: list[tuple[Init, bool]] = [("pretrained", True), ("random", False)]
     for init, equal in expected:
         found = build_classifier(open_model(tmp_path), init, 2, FIRST_TOKEN).pooler
@@ -295,7 +295,7 @@ def test_training_with_a_part_of_the_vocabulary_changes_no_bit(
         ).scored["stsb"]
 
     part = predictions()
-    monkeypatch.setattr(finetuning, "with_used_words", lambda encoder, train: (train, None))
+    monkeypatch.setattr(finetuning, "shrink_vocabulary", lambda encoder, train: (train, None))
     assert np.array_equal(part, predictions()) and part.std() > 0
 
 
@@ -313,10 +313,10 @@ def test_with_a_part_of_the_vocabulary_every_table_is_read_by_the_same_tokens() 
         return found
 
     before = states(ids)
-    renumbered, put_back = with_used_words(encoder, split)
+    renumbered, restore = shrink_vocabulary(encoder, split)
     assert encoder.value_tokens is not None and encoder.value_tokens.num_embeddings == 3
     torch.testing.assert_close(states(renumbered.ids_T), before, atol=0.0, rtol=0.0)
-    put_back()
+    restore()
     torch.testing.assert_close(states(ids), before, atol=0.0, rtol=0.0)
 
 
@@ -341,9 +341,9 @@ def test_another_architecture_is_fine_tuned(
     DistilBertModel(config).save_pretrained(tmp_path)
     write_tokenizer(tmp_path, 40)
     source = open_model(tmp_path)
-    assert not source.own
+    assert not source.is_native
     data = make_data("sst2", 64)
-    encoded = encode_task(data, load_encoder(tmp_path, source.own, 16, source.vocab_size))
+    encoded = encode_task(data, load_encoder(tmp_path, source.is_native, 16, source.vocab_size))
     for init in get_args(Init):
         found = finetune(
             TaskRun("sst2", 0, init, encoded, source, HYPER.replace(epochs=1), "fp32", "cpu")

@@ -61,7 +61,7 @@ def test_accuracy_is_the_mean_over_paradigms_and_turns_with_the_pairs(
     pairs = [("w1 w2 w3", "w3 w2 w1"), ("w4 w5", "w6 w7"), ("w8 w9 w1", "w9 w9 w9")]
     write(tmp_path / "a.jsonl", pairs)
     write(tmp_path / "b.jsonl", [(bad, good) for good, bad in pairs])
-    for source in (open_model(bert), replace(open_model(bert), own=False)):
+    for source in (open_model(bert), replace(open_model(bert), is_native=False)):
         scores = score_pairs(source, read_pairs(tmp_path), CPU, 24, None)
         first, second = (scores.paradigms[name]["accuracy"] for name in "ab")
         assert first + second == pytest.approx(100) and scores.accuracy == pytest.approx(50)

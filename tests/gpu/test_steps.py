@@ -184,7 +184,7 @@ def test_a_checkpoint_written_while_training_continues_is_of_its_step(
             saved = checkpoint.contents(engine, Work(steps=step))
             expected = {name: w.cpu().clone() for name, w in saved["model"].items()}
             moments = [s["exp_avg"].cpu().clone() for s in saved["optimizer"]["state"].values()]
-            saver.save(tmp_path, engine, Work(steps=step), lambda _: None, kept=False)
+            saver.save(tmp_path, engine, Work(steps=step), lambda _: None, retain=False)
             train(engine, 1)
             saver.wait()
             found = checkpoint.read(tmp_path / f"step-{step:08d}.pt")

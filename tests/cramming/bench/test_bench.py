@@ -119,10 +119,10 @@ def test_another_algorithm_says_what_it_learned(measured: Any, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("override", "options", "message"),
     [
-        ("seed=0", {"only": "magic"}, r"no trick .'magic'.; there are: last layer at targets"),
-        ("optim=sgd", {}, "the row '8-bit AdamW': optim.eps is no setting of this configuration"),
+        ("seed=0", {"only": "magic"}, r"^--only=magic: .*last layer at targets"),
+        ("optim=sgd", {}, "the row '8-bit AdamW': unknown setting optim.eps"),
         ("seed=0", {"gate_steps": 1}, r"--gate-steps=1: too few"),
-        ("seed=0", {"gate": "model.wdith=3"}, r"--gate: model.wdith is no setting"),
+        ("seed=0", {"gate": "model.wdith=3"}, r"--gate: unknown setting model.wdith"),
     ],
 )
 def test_what_cannot_be_measured_is_named(
@@ -203,7 +203,7 @@ def test_a_utilisation_above_one_is_a_dash() -> None:
     rows.append(row | {"ceiling_flops": 8e11, "precision": "fp8"})
     _, _, *lines, _, formula = tables.tricks_table(rows)
     assert [line.split(" | ")[4] for line in lines] == ["50%", "100%", "–", "125% of bf16's"]
-    assert "A dash: it came to more than 100 %" in formula and "for fp8" in formula
+    assert "more than 100 %" in formula and "fp8" in formula
 
 
 @pytest.mark.parametrize("tf32", [True, False])

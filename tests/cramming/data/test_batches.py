@@ -213,7 +213,7 @@ def test_shapes_and_types_never_change(tiny_corpus: Path, packing: Mode) -> None
 @pytest.mark.parametrize("packing", ["rows", "documents"])
 def test_causal_targets_are_of_the_document_that_is_asked(tiny_corpus: Path, packing: Mode) -> None:
     one = source(tiny_corpus, packing)
-    batch = one.of(NextTokens(0.9)).batch(7, 40)
+    batch = one.with_targets(NextTokens(0.9)).batch(7, 40)
     tokens = (one.window_starts(np.arange(7, 47))[:, None] + np.arange(LENGTH)).reshape(
         -1
     )  # places in the stream

@@ -12,8 +12,8 @@ import torch
 
 from cramming.data.batches import (
     ALL_MASK,
+    EXCERPT_TOKENS,
     PINNED,
-    STRETCH,
     BatchSource,
     HeldOut,
     tokens_per_byte,
@@ -107,11 +107,11 @@ def test_three_of_twenty_tokens_are_targets(tiny_corpus: Path) -> None:
 def test_the_text_is_spread_over_the_whole_split() -> None:
     """Also where it is a part only: documents lie in the order of their sources."""
     stream = TokenStream.of_array(np.arange(100_000), np.arange(0, 100_000, 700))
-    ids, starts = validation_text(stream, 10 * STRETCH + 5)
-    assert len(ids) == 10 * STRETCH and ids[0] == 0 and ids[-1] == 99_999
-    assert (np.diff(ids[::STRETCH]) > 9000).all()
+    ids, starts = validation_text(stream, 10 * EXCERPT_TOKENS + 5)
+    assert len(ids) == 10 * EXCERPT_TOKENS and ids[0] == 0 and ids[-1] == 99_999
+    assert (np.diff(ids[::EXCERPT_TOKENS]) > 9000).all()
     assert set(starts) == {
-        place for place, token in enumerate(ids) if token % 700 == 0 or place % STRETCH == 0
+        place for place, token in enumerate(ids) if token % 700 == 0 or place % EXCERPT_TOKENS == 0
     }
     assert len(validation_text(stream, 300)[0]) == 300
     assert len(validation_text(TokenStream.of_array(np.arange(50), np.array([0])), 300)[0]) == 50

@@ -135,7 +135,7 @@ def _other_format(folder: Path) -> None:
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "missing": (shutil.rmtree, "no corpus here; make it with `cramming prepare`"),
+    "missing": (shutil.rmtree, "no corpus here. Make it with `cramming prepare`"),
     "half-written": (lambda folder: (folder / MANIFEST).unlink(), "half-written"),
     "no json": (lambda folder: (folder / MANIFEST).write_text("{"), "not a corpus manifest"),
     "too deep": (

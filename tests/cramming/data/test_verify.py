@@ -67,7 +67,7 @@ def test_a_flipped_bit_in_any_file_is_named_and_refused(
     assert (
         "train-00000.bin: its SHA-256" in problem
         and problem in said
-        and "1 problem(s); delete" in said
+        and "1 problem(s). Delete" in said
     )
 
 

@@ -178,7 +178,7 @@ def test_flash_attention_is_taken_only_where_the_gpu_has_it(
     with (
         nullcontext()
         if has_flash
-        else pytest.raises(ValueError, match=r"varlen: .* 8\.0.* on Tesla T4. Set it")
+        else pytest.raises(ValueError, match=r"varlen: .* 8\.0.* on Tesla T4\. Set it")
     ):
         attention.prepare("varlen", ragged, TOKENS, 3, torch.float16, 0.0)
 

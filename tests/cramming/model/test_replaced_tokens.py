@@ -236,7 +236,7 @@ def test_a_generator_has_its_share_of_the_heads() -> None:
         p.numel() for p in set(model.generator.parameters()) - set(model.encoder.parameters())
     )
     assert (
-        model.also()
+        model.describe_generator()
         == f"; generator {model.generator.config.hidden_size} wide with {own:,} of the parameters"
     )
 

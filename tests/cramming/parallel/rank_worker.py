@@ -169,7 +169,8 @@ def train(case: Mapping[str, Any]) -> dict[str, Any]:
         begin = step * config.train.batch_size
         samples = [begin + (k * mesh.data_size + mesh.data_rank) * rows for k in range(passes)]
         batches = [
-            data.source.of(config.objective.at(0.0)).batch(sample, rows) for sample in samples
+            data.source.with_objective(config.objective.at(0.0)).batch(sample, rows)
+            for sample in samples
         ]
         if step == 0:
             with counted:

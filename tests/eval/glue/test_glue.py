@@ -138,7 +138,7 @@ def test_a_model_without_a_finished_pretraining_is_refused(
             '{"model_type": "roberta", "vocab_size": 9, "is_decoder": true}',
             "this 'roberta' is a decoder",
         ),
-        ("model.safetensors", None, "no weights; expected model.safetensors"),
+        ("model.safetensors", None, "no weights. Expected model.safetensors"),
         ("tokenizer.json", "[]", r"tokenizer\.json: not a usable tokenizer"),
         ("tokenizer_config.json", "[]", r"tokenizer_config\.json: not a JSON object"),
         (
@@ -330,7 +330,7 @@ def test_a_model_folder_that_changed_after_pretraining_is_not_scored(
     """Nothing is written; what only people read may change."""
     config["model_name"] = None
     (finished_run / "final" / "README.md").write_text("mine")
-    assert find_model(split(config)[1], None).own
+    assert find_model(split(config)[1], None).is_native
     change(finished_run / "final")
     before = sorted(finished_run.rglob("*"))
     with pytest.raises(UserError, match=says) as caught:

@@ -271,7 +271,7 @@ def test_what_a_run_depends_on_decides_its_conditions(config: dict[str, Any], mo
         (model / name).write_text("other")
         assert found() != before
         (model / name).unlink()
-    stock = replace(source, own=False)
+    stock = replace(source, is_native=False)
     assert found(stock) != found(stock, transformers="0")
     (model / "tokenizer.json").rename(
         model / "elsewhere"
