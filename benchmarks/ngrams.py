@@ -22,7 +22,7 @@ from cramming.data.batches import ALL_MASK, EXCERPT_TOKENS, PINNED, BatchSource,
 from cramming.data.corpus import Corpus
 from cramming.objectives.masking import IGNORE, MaskedTargets, Masker
 
-MOST_ENTRIES = 2**15  # of a vocabulary
+MAX_ENTRIES = 2**15  # of a vocabulary
 DISCOUNT = 0.75  # Ney, Essen & Kneser's for small counts
 CONTEXTS = ((-1,), (1,), (-2, -1), (1, 2), (-1, 1), (-2, -1, 1, 2))
 
@@ -52,7 +52,7 @@ class Counts:
 
 
 def key(tokens: list[np.ndarray], vocab_size: int) -> np.ndarray:
-    """One number for each combination; those of four tokens fit into 63 bits (`MOST_ENTRIES`)."""
+    """One number for each combination; those of four tokens fit into 63 bits (`MAX_ENTRIES`)."""
     out = np.zeros_like(tokens[0], dtype=np.int64)
     for column in tokens:
         out = out * (vocab_size + 1) + column
@@ -140,9 +140,9 @@ def main() -> None:
         corpus = Corpus.open(args.corpus)
     except UserError as error:
         parser.error(str(error))
-    if corpus.vocab_size > MOST_ENTRIES:
+    if corpus.vocab_size > MAX_ENTRIES:
         parser.error(
-            f"{args.corpus}: its vocabulary has {corpus.vocab_size} entries, at most {MOST_ENTRIES} can be counted"
+            f"{args.corpus}: its vocabulary has {corpus.vocab_size} entries, at most {MAX_ENTRIES} can be counted"
         )
     masker = Masker(
         PINNED, corpus.vocab_size, corpus.special_ids.mask, tuple(corpus.special_ids), seed=0

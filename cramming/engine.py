@@ -88,7 +88,7 @@ class Engine:
 
     @property
     def token_weights(self) -> np.ndarray | None:
-        """How often each id is a target beside others, if a hook says so."""
+        """Frequency of each id as a target [V] from the first hook that has one, or None."""
         for hook in self.hooks:
             if hook.token_weights_V is not None:
                 return hook.token_weights_V
@@ -99,8 +99,8 @@ class Engine:
     ) -> "Gradients":
         """Return the gradients of the mean loss over all `batches` of all ranks; `update` or `discard` takes them.
 
-        They are not whole if `stop` was true between two micro-batches (in one process only: others would wait for this
-        one's gradients); they can then only be discarded.
+        They are not whole if `stop` was true between two micro-batches, and can then only be discarded. This happens in
+        a single process only, because others would wait for the gradients.
         """
         gradients = self.accumulate(batches, stop)
         if gradients.is_whole:
@@ -215,7 +215,7 @@ class Engine:
         return model
 
     def leave(self, config: Config) -> None:
-        """Rank 0 takes the whole model and goes on alone; for the others the run is over. All processes call this."""
+        """Give rank 0 the whole model, with which it continues alone. All processes call this; the others end."""
         self._clear_gradients()
         model = self.whole_model(config)
         if model and self.spread:
@@ -230,11 +230,11 @@ class Engine:
         if self.cuda_graphs:
             torch.compiler.cudagraph_mark_step_begin()
         with self.precision.autocast():
-            found: tuple[Tensor, ...] = (model or self.model)(*batch.inputs)
-        return found
+            outputs: tuple[Tensor, ...] = (model or self.model)(*batch.inputs)
+        return outputs
 
     def _pass(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Forward and backward pass of one micro-batch: summed loss and hits; its gradients are added to the others."""
+        """Run forward and backward pass of one micro-batch, add its gradients, and return summed loss and hits."""
         if self.cuda_graphs:
             for parameter in self.parameters:
                 parameter.grad = (
@@ -266,7 +266,7 @@ class Engine:
         elif self.clip is not None:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self.clip, norm, foreach=True)
         if is_fp16:
-            scaler.step(self.optimizer)  # skips by itself, and halves the scale
+            scaler.step(self.optimizer)  # skips a step that is not finite, and halves the scale
             scaler.update()
         elif is_finite:
             self.optimizer.step()
@@ -278,12 +278,12 @@ class Engine:
 
 
 def _read(*values: Tensor) -> list[float]:
-    """The numbers, for which the host waits once."""
+    """Return the values of scalar tensors, with a single synchronization."""
     return torch.stack([value.to(values[0].device, torch.float64) for value in values]).tolist()
 
 
 def build_engine(config: Config, mesh: Mesh, device: torch.device) -> Engine:
-    """What a run and a benchmark train with: a model with random weights and all that `config` applies to it."""
+    """Return the engine of a run or a benchmark: a model with random weights and everything `config` applies to it."""
     check(config, Hardware.here(config, device, mesh.world_size))
     devices.activate_flash(config.attention.flash)
     return equip(place(build_model(config), config.memory, device), config, mesh, device)

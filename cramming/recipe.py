@@ -248,7 +248,7 @@ class Hardware:
 
     @property
     def has_flash(self) -> bool:
-        """Whether FlashAttention runs there."""
+        """True if FlashAttention runs on this hardware."""
         return self.capability >= FLASH_CAPABILITY
 
 

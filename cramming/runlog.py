@@ -171,12 +171,12 @@ class Validation(Event):
 
 
 class Checkpoint(Timed):
-    """Checkpoint of the state after `step` steps, with the SHA-256 of its file; `kept` files are never removed."""
+    """Checkpoint of the state after `step` steps, with the SHA-256 of its file; `retained` files are never removed."""
 
     event: Literal["checkpoint"] = "checkpoint"
     step: NonNegativeInt
     sha256: Sha256
-    kept: bool = False
+    retained: bool = False
 
 
 class Resume(Counted):
@@ -641,7 +641,7 @@ def _add_timed(training: Training, event: Timed) -> None:
         training.has_trained = training.has_trained or event.step > 0
         saved = Saved(event.step, event.sha256)
         training.saved.append(saved)
-        if event.kept:
+        if event.retained:
             training.retained.add(saved)
     elif isinstance(event, Resume):
         _supersede(training, event)

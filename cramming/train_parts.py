@@ -304,7 +304,7 @@ class Checkpointer:
         enter: Callable[[str], None] = _enter_nothing
         if budget:
             self.note_changed_files()
-            enter = partial(budget.enter_checkpoint, step=work.steps, kept=is_kept)
+            enter = partial(budget.enter_checkpoint, step=work.steps, retained=is_kept)
         self._saver.save(self.folder / "checkpoints", self.engine, work, enter, is_kept)
         self.saved_steps = work.steps
 

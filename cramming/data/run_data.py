@@ -16,7 +16,7 @@ from cramming.recipe import Config
 
 @dataclass(frozen=True)
 class RunData:
-    """What a run reads. `validation_corpus` is `corpus` itself, unless `train.validation_corpus` names another."""
+    """Data of a run. `validation_corpus` is `corpus` unless `train.validation_corpus` names another one."""
 
     corpus: Corpus
     validation_corpus: Corpus
@@ -25,7 +25,7 @@ class RunData:
 
     @classmethod
     def open(cls, folder: Path, config: Config, verify: bool) -> "RunData":
-        """Open the corpus in a folder; UserError for what is wrong with it. Nothing is written.
+        """Open the corpus in a folder without writing anything; raise UserError if it cannot be used.
 
         With `verify` the shards are hashed, on the clock (seconds per gigabyte, docs/log.md): training on a damaged
         corpus would cost the day.

@@ -227,5 +227,5 @@ def _time_row(out: Path, schedule: str, stages: Stages) -> list[str]:
     write_atomically(out / file, draw(slots, ranks, schedule))
     expected = expected_bubble(schedule, ranks, micro_batches)
     by_formula = "–" if expected is None else f"{expected:.1%}"
-    most = max(peak_activations(slots, ranks)) / ORDERS[schedule].stages_per_rank
-    return [schedule, f"{bubble(slots, ranks):.1%}", by_formula, f"{most:g}", f"[svg]({file})"]
+    highest = max(peak_activations(slots, ranks)) / ORDERS[schedule].stages_per_rank
+    return [schedule, f"{bubble(slots, ranks):.1%}", by_formula, f"{highest:g}", f"[svg]({file})"]

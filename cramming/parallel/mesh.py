@@ -57,19 +57,19 @@ class ParallelConfig(Section):
 
 
 class CompressionConfig(Section):
-    """What is sent of the gradients in place of themselves (cramming/experimental/compression.py)."""
+    """Compression of the gradients that processes exchange (cramming/experimental/compression.py)."""
 
     name: str
 
 
 class PowerSgdConfig(CompressionConfig):
-    """Of each matrix two thin ones, of this `rank`."""
+    """PowerSGD: two factors of this `rank` in place of each matrix."""
 
     rank: Count
 
 
 class TopKConfig(CompressionConfig):
-    """The largest entries, `density` of all."""
+    """Top-k: the entries of largest magnitude, a share `density` of all."""
 
     density: Annotated[float, Field(gt=0, le=1)]
 
@@ -159,7 +159,7 @@ class Mesh:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, the one that reads the clock and writes files."""
+        """True on rank 0, which reads the clock and writes files."""
         return self.rank == 0
 
     def sums(self, *values: float) -> list[float]:

@@ -126,22 +126,22 @@ def show_options(config: Config, options: list[Option], best: Option | None) -> 
 def cost_lines(
     config: Config, target: Target, option: Option, price_per_hour: float | None
 ) -> Iterator[str]:
-    """Yield the costs of the whole budget: disk, time, the corpus that has each token once, electricity, money."""
+    """Yield the costs of the whole budget: disk, time, a corpus without repeated tokens, electricity, money."""
     state_bytes = option.peak_by_category["weights"] + option.peak_by_category["optimizer"]
-    kept = len(config.checkpoint.keep_at)
-    total = format_count((kept + KEEP) * state_bytes, "B")
-    yield f"checkpoints: {total} of disk, {kept} kept for `cramming replay` and the newest {KEEP}"
+    num_kept = len(config.checkpoint.keep_at)
+    total = format_count((num_kept + KEEP) * state_bytes, "B")
+    yield f"checkpoints: {total} of disk, {num_kept} kept for `cramming replay` and the newest {KEEP}"
 
     slow, fast = option.tokens_per_second
-    fewest, most = option.tokens_in_budget
-    hours = most / fast / 3600, fewest / slow / 3600
-    yield f"training: {_span((fewest, most))} tokens in {_span(hours)} hours"
+    min_tokens, max_tokens = option.tokens_in_budget
+    hours = max_tokens / fast / 3600, min_tokens / slow / 3600
+    yield f"training: {_span((min_tokens, max_tokens))} tokens in {_span(hours)} hours"
 
     token_bytes = 2 if (config.model.vocab_size or 0) <= 2**16 else 4
-    disk = format_count((token_bytes + INDEX_BYTES_PER_TOKEN) * most, "B")
+    disk = format_count((token_bytes + INDEX_BYTES_PER_TOKEN) * max_tokens, "B")
     yield (
-        f"preparing {_shown(most)} tokens: {disk} of disk in addition to the text and"
-        f" {most / TOKENS_PER_CORE_HOUR:.2g} core hours, by measurements on Wikipedia with all filters"
+        f"preparing {_shown(max_tokens)} tokens: {disk} of disk in addition to the text and"
+        f" {max_tokens / TOKENS_PER_CORE_HOUR:.2g} core hours, by measurements on Wikipedia with all filters"
         " (benchmarks/results/preparation_*)"
     )
     card = cards.find(target.place.name)
@@ -153,9 +153,9 @@ def cost_lines(
 
 
 def _span(ends: Range, factor: float = 1.0) -> str:
-    """Return both ends times `factor` as text, or one where they read the same."""
-    least, most = (_shown(factor * end) for end in ends)
-    return least if least == most else f"{least} to {most}"
+    """Return both ends times `factor` as text, once if they read the same."""
+    low, high = (_shown(factor * end) for end in ends)
+    return low if low == high else f"{low} to {high}"
 
 
 def _shown(value: float) -> str:

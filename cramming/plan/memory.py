@@ -37,7 +37,7 @@ CATEGORIES = {
 CPU = torch.device("cpu")  # stands in for a GPU, too: fake CUDA tensors need a CUDA build of torch
 # Larger micro-batches are no faster: by the dry run (BERT-base, H200) a token of 65,536 costs 9 % less than one of
 # 8,192, and one of 262,144 less than 1 % less than that.
-ENOUGH_TOKENS, MOST_TOKENS = 8_192, 131_072
+ENOUGH_TOKENS, MAX_TOKENS = 8_192, 131_072
 FIRST_TOKENS = 16_384  # of the first size that is tried: what 11 GB hold of BERT-base
 # Of a CPU's free memory: with `runtime.keep_heap` freed memory stays in the process and is not always of use again. The
 # peak resident set was 1.1 to 2.3 times the predicted peak (benchmarks/results/memory_cpu_2026-11-21.md).
@@ -215,20 +215,20 @@ def largest_fitting(sizes: list[int], fits: Callable[[int], bool], start: int) -
 
 
 def micro_batch_sizes(sequences: int, length: int) -> list[int]:
-    """Return the micro-batches to choose from, ascending: powers of two that divide `sequences`, and all of them.
+    """Return the candidate micro-batches, ascending: powers of two that divide `sequences`, and `sequences` itself.
 
-    None but a single row has more than `MOST_TOKENS` tokens in rows of `length`.
+    None has more than `MAX_TOKENS` tokens in rows of `length`, apart from a single row.
     """
     powers = [2**k for k in range(sequences.bit_length()) if sequences % 2**k == 0]
     sizes = powers if powers[-1] == sequences else [*powers, sequences]
-    most = max(1, MOST_TOKENS // length)
-    return [size for size in sizes if size <= most]
+    max_rows = max(1, MAX_TOKENS // length)
+    return [size for size in sizes if size <= max_rows]
 
 
 class _Answers(TorchDispatchMode):
-    """Answers to reads of a number from a tensor that has none: `truth` for booleans, else zero.
+    """Mode that answers reads of a number from a fake tensor: `truth` for booleans, else zero.
 
-    Three of four operations ask a fake tensor for its device, which is answered before other modes see it.
+    Three of four operations read the device of a fake tensor, which is answered before other modes see it.
     """
 
     def __init__(self, truth: bool) -> None:

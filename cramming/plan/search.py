@@ -84,7 +84,7 @@ def planned_config(settings: dict[str, Any]) -> Config:
 def find_target(config: Config, device: str, memory_gb: float | None = None) -> Target:
     """Return this machine's device (`device` is auto, cpu or cuda) or a card of the table by name.
 
-    `memory_gb` is in GiB; None: what the device has for programs.
+    `memory_gb` is in GiB; None stands for the memory that the device has for programs.
     """
     if device in ("auto", "cpu", "cuda"):
         target = _local_target(devices.select(device), config)
@@ -97,15 +97,15 @@ def find_target(config: Config, device: str, memory_gb: float | None = None) -> 
 
 
 def explore(config: Config, target: Target) -> Iterator[Option]:
-    """Yield the largest fitting micro-batch of each checkpointing, the smallest where none fits.
+    """Yield for each checkpointing the largest micro-batch that fits, or the smallest if none fits.
 
-    After one that fits with `ENOUGH_TOKENS` no other is tried, but for the configured one. A configured micro-batch is
-    an option of its own. UserError where `pretrain` would refuse the configuration.
+    After an option that fits with `ENOUGH_TOKENS` only the configured one is tried. A configured micro-batch is a
+    separate option. Raises UserError if `pretrain` would refuse the configuration.
     """
     train = config.train
     check(config, target.place)
-    most = ramp_step(train.batch_ramp, train.batch_size)
-    sizes = micro_batch_sizes(most, train.sequence_length)
+    max_rows = ramp_step(train.batch_ramp, train.batch_size)
+    sizes = micro_batch_sizes(max_rows, train.sequence_length)
     first = FIRST_TOKENS // train.sequence_length
     enough = min(ENOUGH_TOKENS // train.sequence_length, sizes[-1])
     is_done = False

@@ -212,7 +212,7 @@ def test_a_checkpoint_that_is_no_entry_is_not_taken(
 def test_of_two_files_with_one_number_the_one_on_record_is_loaded(
     tmp_path: Path, make_model: Callable[..., Any], retain: bool
 ) -> None:
-    """One is retain; the other is another run's, or of a training that a crash threw away."""
+    """One checkpoint is retained; the other is another run's, or of a training that a crash threw away."""
     theirs, ours, other = (State(make_model(seed), 2) for seed in (7, 8, 9))
     theirs.save(tmp_path, 2, retain=not retain)
     del KNOWN[-1]

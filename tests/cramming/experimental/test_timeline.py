@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from cramming.experimental.stages import ORDERS, holders, stretch
+from cramming.experimental.stages import ORDERS, holders, layers_of_stage
 from cramming.experimental.timeline import (
     actions,
     bubble,
@@ -56,7 +56,7 @@ def test_1f1b_keeps_fewer_activations_than_gpipe() -> None:
 
 def test_stages_have_all_layers_once() -> None:
     for stages, layers in ((1, 5), (2, 4), (3, 7), (4, 4), (5, 9)):
-        found = [list(stretch(stage, stages, layers)) for stage in range(stages)]
+        found = [list(layers_of_stage(stage, stages, layers)) for stage in range(stages)]
         assert list(itertools.chain(*found)) == list(range(layers))
         assert max(map(len, found)) - min(map(len, found)) <= 1
 

@@ -207,7 +207,7 @@ def test_no_micro_batch_is_larger_than_what_still_pays(
 ) -> None:
     """In tokens, of which a row has 16; a single row is taken whatever its length."""
     config = make_config()
-    monkeypatch.setattr(memory, "MOST_TOKENS", most)
+    monkeypatch.setattr(memory, "MAX_TOKENS", most)
     found = micro_batch.find_micro_batch(engine_of(config), tiny_source.batch, config, 16)
     assert found[0] == rows
 
