@@ -170,7 +170,7 @@ class StepTimePredictor:
         return max(0.1, 2.0 * _slowest(self._updates, 0.0) or max(first, self._earlier_update))
 
     def validation_seconds(self, micro_batches: int) -> float:
-        """Return the predicted seconds of a validation; before the first one, those of training on as many micro-batches."""
+        """Return the predicted seconds of a validation; before the first one, those of training on the same number."""
         first = self._first[0] if self._first else 0.0
         return 1.1 * micro_batches * _slowest(self._validations or self._steps, first)
 

@@ -200,7 +200,7 @@ class Pipeline(ParallelStrategy):
         names_of_groups = list(self._groups(optimizer).values())
         whole = name_parameters(self.mesh.object_from_main(state[1]), names_of_groups)
         settings = {group["name"]: group for group in whole["param_groups"]}
-        groups, states = [], {}
+        groups, states = [], dict[str, Any]()
         for group, names in zip(optimizer.param_groups, self._names_of(optimizer)):
             groups.append({**settings[group["name"]], "params": names})
             if whole["state"]:

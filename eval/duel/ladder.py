@@ -86,23 +86,22 @@ def summary(duel: Duel) -> dict[str, Any]:
 
 
 def reaches_base_at(duel: Duel) -> float | None:
-    """The share of the candidate's budget after which its validations were as low as the base's at its end.
+    """Return the share of the candidate's budget after which its validation loss was as low as the base's final one.
 
-    The median over pairs whose base has a loss; by straight lines between validations. None where it did not get there
-    in most pairs. Before its last part a run's rate has not decayed, so this says less than a duel with a smaller
-    budget for the candidate.
+    It is the median over pairs whose base has a loss, by linear interpolation between validations, and None if the
+    candidate did not reach that loss in most pairs. Until the end of a run the learning rate has not decayed, so this
+    says less than a duel with a smaller budget for the candidate.
     """
     if duel.terms.measure != "loss":
         return None
     ends = [(pair.candidate.curve, pair.base.loss) for pair in duel.pairs]
-    found = [_share(curve, target) for curve, target in ends if target is not None]
-    middle = statistics.median(found) if found else math.inf
+    shares = [_share(curve, target) for curve, target in ends if target is not None]
+    middle = statistics.median(shares) if shares else math.inf
     return middle if middle <= 1 else None
 
 
 def seconds_and_losses(duel: Duel) -> list[Pair]:
-    """Each pair's validations over the seconds that the run had spent, as if its speed had been one."""
-
+    """Return each pair's validations by spent seconds, with progress taken as proportional to time."""
     return [Pair(_points(pair.base), _points(pair.candidate)) for pair in duel.pairs]
 
 
@@ -167,30 +166,32 @@ def _decision_words(duel: Duel, decision: Decision) -> str:
 
 
 def label(duel: Duel) -> str:
-    """What only the candidate has of what was typed."""
+    """Return the overrides that only the candidate has."""
     return _only(duel.terms.candidate, duel.terms.base) or "without what the base sets"
 
 
 def base_label(duel: Duel) -> str:
-    """What the base has that the candidate lacks, or its settings as they were typed."""
+    """Return the overrides that only the base has."""
     return _only(duel.terms.base, duel.terms.candidate) or "the same without it"
 
 
 def _only(side: SideTerms, other: SideTerms) -> str:
-    own = [word for word in side.overrides if word not in other.overrides]
-    named = [word for word in own if not word.startswith("budget.")]  # which `budget_text` says
-    return " ".join(
-        named or [word for word in own if not word.endswith("=null")]
-    )  # the units that a limit replaced
+    differing = [word for word in side.overrides if word not in other.overrides]
+    # `budget_text` shows the budget
+    without_budget = [word for word in differing if not word.startswith("budget.")]
+    if without_budget:
+        return " ".join(without_budget)
+    # a limit sets the other units to null
+    return " ".join(word for word in differing if not word.endswith("=null"))
 
 
 def budget_text(duel: Duel) -> str:
-    """Both budgets where they differ."""
-    found = [
-        " ".join(_limit(unit, value) for unit, value in budget.items())
-        for budget in duel.terms.budgets
-    ]
-    return found[0] if found[0] == found[1] else f"{found[0]} against the candidate's {found[1]}"
+    """Return the budget as text, or both if they differ."""
+    texts = []
+    for budget in duel.terms.budgets:
+        texts.append(" ".join(_limit(unit, value) for unit, value in budget.items()))
+    base, candidate = texts
+    return base if base == candidate else f"{base} against the candidate's {candidate}"
 
 
 def _limit(unit: str, value: float) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from eval.extras.power_law import Estimate, PowerLaw
-from eval.extras.projection_runs import FEWEST, Point, budgets_of
+from eval.extras.projection_runs import MIN_BUDGETS, Point, budgets_of
 
 
 class HeldOut(NamedTuple):
@@ -35,7 +35,7 @@ def project(
 ) -> Projection | None:
     """The law of a measure over compute, and what it predicts at an amount, in exaFLOPs.
 
-    None with fewer than FEWEST budgets, or where the measure does not fall.
+    None with fewer than MIN_BUDGETS budgets, or where the measure does not fall.
     """
     budgets = budgets_of(points)
     law = fit(budgets, measure)
@@ -50,7 +50,7 @@ def held_out(
     budgets: Sequence[Sequence[Point]], measure: Callable[[Point], float]
 ) -> Iterator[HeldOut]:
     """Each budget that has enough shorter ones, as a law through those alone predicts it."""
-    for place in range(FEWEST, len(budgets)):
+    for place in range(MIN_BUDGETS, len(budgets)):
         if law := fit(budgets[:place], measure):
             amount = statistics.fmean(point.exaflops for point in budgets[place])
             predicted, measured = (
@@ -69,7 +69,7 @@ def fit(budgets: Sequence[Sequence[Point]], measure: Callable[[Point], float]) -
     A law strays from a budget by an amount that all its seeds share. As points of their own they would shrink the
     interval by their number, as if a fourth seed of a budget told as much of the law as a fourth budget.
     """
-    if len(budgets) < FEWEST:
+    if len(budgets) < MIN_BUDGETS:
         return None
     amounts = [statistics.fmean(point.exaflops for point in budget) for budget in budgets]
     law = PowerLaw(amounts, [statistics.fmean(map(measure, budget)) for budget in budgets])

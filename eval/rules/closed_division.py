@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from cramming.data.suites import AVERAGES
 from cramming.data.task_files import ENTRIES
 from cramming.record_schema import Environment, Git, Record, Source
-from eval.rules.evidence import NO_SCORES, Outcome, all_or, few, fine_tuned, names_of
+from eval.rules.evidence import NO_SCORES, Outcome, abbreviated, all_or, fine_tuned, names_of
 
 MAX_HOURS = 24.0
 FROM_SCRATCH = ("random", "cooccurrence")  # allowed initialisations of the embeddings
@@ -259,9 +259,9 @@ def predictions_present(record: Record) -> Outcome:
     foreign = [name for name, sha256 in named.items() if (sha256, scored) not in made]
     problems: list[str] = []
     if absent:
-        problems.append(f"predictions not there: {few(absent)}")
+        problems.append(f"predictions not there: {abbreviated(absent)}")
     if foreign:
-        problems.append(f"predictions of other weights: {few(foreign)}")
+        problems.append(f"predictions of other weights: {abbreviated(foreign)}")
     return all_or(problems, f"{len(named)} files of predictions")
 
 

@@ -86,11 +86,11 @@ def all_or(problems: Iterable[str], fine: str) -> Outcome:
     """Return a failure with the first problems as evidence, or a success with `fine`."""
     messages = list(problems)
     if messages:
-        return False, few(messages, 4, "; ")
+        return False, abbreviated(messages, 4, "; ")
     return True, fine
 
 
-def few(names: Sequence[str], limit: int = 6, between: str = ", ") -> str:
+def abbreviated(names: Sequence[str], limit: int = 6, between: str = ", ") -> str:
     """Return the first of the names, and the number of the others."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return between.join(names[:limit]) + more
@@ -98,7 +98,7 @@ def few(names: Sequence[str], limit: int = 6, between: str = ", ") -> str:
 
 def names_of(sources: Sequence[Source]) -> str:
     """Return the first names of a list of sources, which may be as long as a folder of files."""
-    return few([str(source.name) for source in sources])
+    return abbreviated([str(source.name) for source in sources])
 
 
 def fine_tuned(record: Record, init: str) -> list[FineTuning]:

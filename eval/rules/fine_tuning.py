@@ -12,8 +12,8 @@ from cramming.record_schema import FineTuning, Record, Scores
 from eval.rules.evidence import (
     NO_SCORES,
     Outcome,
+    abbreviated,
     all_or,
-    few,
     fine_tuned,
     made_with,
     other_sizes,
@@ -118,7 +118,7 @@ def _other_outcomes(lines: Sequence[FineTuning]) -> str:
     for (name, _), values in outcomes.items():
         if len(values) > 1:
             several.append(f"{name} has {len(values)}")
-    return f"{few(several)} outcomes" if several else ""
+    return f"{abbreviated(several)} outcomes" if several else ""
 
 
 def _other_epochs(section: Scores) -> list[str]:

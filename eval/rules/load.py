@@ -17,7 +17,7 @@ from cramming.record import derive, metrics_of, read_run, record_text
 from cramming.record_schema import FilesPresent, FineTuning, OtherRun, Record, read_record
 from cramming.runlog import RUN_LOG, training_of
 from eval.archive import SUFFIX, changed_since, opened, weights_address
-from eval.rules.evidence import Evidence, few
+from eval.rules.evidence import Evidence, abbreviated
 from eval.rules.table import Verdict, evaluate
 
 # Bytes of logs. For small logs, sending the runs between processes costs more than reading the logs: the report of 100
@@ -190,7 +190,7 @@ def load_archive(archive: Path) -> Run:
         return _unread(archive, str(error))
     except Exception as error:
         return _unread(archive, not_checked(archive, error))
-    problem = run.problem or few(changed)
+    problem = run.problem or abbreviated(changed)
     if problem:
         return _unread(archive, f"{archive}: {problem.replace(str(folder), 'in it')}")
     return replace(run, folder=archive)
