@@ -378,7 +378,7 @@ def replay(
     json: Json = False,
     config_dir: ConfigDir = None,
 ) -> Call:
-    """Train intervals of a run again and compare: is its log what training gives?"""
+    """Train intervals of a run a second time and compare the results with its log."""
     return _call(context)
 
 

@@ -185,13 +185,14 @@ class Engine:
 
     @torch.no_grad()
     def evaluate(self, batches: Sequence[Batch]) -> tuple[float, float, int]:
-        """Mean loss, accuracy and number of targets over `batches`, shared by all processes with samples of their own;
-        training state is untouched."""
+        """Return mean loss, accuracy and number of targets over `batches`, without changing the training state.
+
+        The processes with different samples share the batches.
+        """
         self.model.eval()
         loss_sum, correct, targets = 0.0, 0.0, sum(batch.num_targets for batch in batches)
-        for first in range(
-            0, len(batches), self.mesh.data_size
-        ):  # as many passes in each: weights may be gathered
+        # The number of passes is the same in each process, because weights may be gathered.
+        for first in range(0, len(batches), self.mesh.data_size):
             index = first + self.mesh.data_rank
             loss, right = _read(*self._forward(batches[min(index, len(batches) - 1)])[:2])
             if index < len(batches):
@@ -300,7 +301,7 @@ def build_model(config: Config) -> PretrainedModel:
 
 
 def equip(model: PretrainedModel, config: Config, mesh: Mesh, device: torch.device) -> Engine:
-    """The engine around a model that is where it belongs: number format, optimizer, memory tricks, compiler."""
+    """Return the engine of a model on its device, with number format, optimizer, memory settings and compiler."""
     memory, precision = config.memory, Precision(config.precision, device)
     for encoder in model.encoders:
         precision.convert(encoder)

@@ -26,15 +26,16 @@ from cramming.config import Choice, Count, Section, UserError, require
 
 T = TypeVar("T")
 JOIN_SECONDS = 1800  # wait for the other processes to join
-REPLY_TIMEOUT = timedelta(
-    hours=2
-)  # rank 0 alone hashes the corpus and writes; the others wait for it
+# The other ranks wait while rank 0 hashes the corpus and writes files.
+REPLY_TIMEOUT = timedelta(hours=2)
 
 
 class ParallelConfig(Section):
-    """Sizes of the mesh: replicas or shards of the data (`dp`; null: what the number of processes leaves), parts of
-    each matrix (`tp`), stages of layers (`pp`). `sequence`: what is between the matrices is cut by tokens over `tp`.
-    `backend: auto` is nccl on GPUs and gloo on CPUs."""
+    """Sizes of the mesh: data parallel (`dp`), parts of each matrix (`tp`), stages of layers (`pp`).
+
+    With `dp: null` it follows from the number of processes. `sequence` cuts the activations between the matrices by
+    tokens over `tp`. `backend: auto` is nccl on GPUs and gloo on CPUs.
+    """
 
     name: str
     dp: Count | None
@@ -85,27 +86,30 @@ COMPRESSIONS: dict[str, type[CompressionConfig]] = {
 
 
 class ReplicaConfig(ParallelConfig):
-    """Every process has the whole model; gradients are summed while the backward pass goes on (DDP)."""
+    """Replicas of the whole model; gradients are summed during the backward pass (DDP)."""
 
     compression: Annotated[CompressionConfig, Choice(COMPRESSIONS)]
 
 
 class ShardConfig(ParallelConfig):
-    """Processes share the optimizer's state (zero1), also gradients (zero2), also parameters (zero3). `shards`: so
-    many, next to each other, share one copy of them (hybrid sharding, HSDP); null: all along `dp`."""
+    """Sharding of the optimizer's state (zero1), of gradients too (zero2), and of parameters too (zero3).
+
+    `shards` neighbouring processes share one copy (hybrid sharding, HSDP); null stands for all along `dp`.
+    """
 
     shards: Count | None
 
 
 class PipelineConfig(ParallelConfig):
-    """Processes share the layers, `pp` stages of them, or two in each with the schedules that interleave; whole
-    pipelines are copied along `dp`. `schedule`: the order of the micro-batches
-    (cramming/experimental/stages.py)."""
+    """Pipeline of `pp` processes with one stage of layers each, or two with interleaved schedules.
+
+    Pipelines are replicated along `dp`. `schedule` is the order of the micro-batches (cramming/experimental/stages.py).
+    """
 
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"]
 
 
-# The choices of `parallel`, each with settings of its own.
+# Choices of `parallel` with their settings.
 STRATEGIES: dict[str, type[ParallelConfig]] = {
     "ddp": ReplicaConfig,
     "zero1": ShardConfig,

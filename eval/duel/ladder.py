@@ -1,4 +1,4 @@
-"""What the log of duels says: one duel in a sentence, all duels as a table, a picture and JSON."""
+"""Output of duels: one duel as a sentence, all duels as a table, a picture and JSON."""
 
 import json
 import math
@@ -39,30 +39,30 @@ MEASURES = {
 
 
 def numbers(state: Look, first_look: int) -> str:
-    """The test's state in words."""
+    """Return the state of the test in words."""
     if state.pairs < first_look:
         return f"mean difference {state.mean:+.4f}; the test begins with {first_look} pairs"
-    more = (
-        "" if state.pairs_needed is None else f", such an effect takes {state.pairs_needed} pairs"
-    )
+    more = ""
+    if state.pairs_needed is not None:
+        more = f", such an effect takes {state.pairs_needed} pairs"
     return f"mean difference {state.mean:+.4f} {interval_text(state.low, state.high)}, p {p_text(state.p)}{more}"
 
 
 def p_text(p: float | None) -> str:
-    """The p-value; those below a thousandth are not told apart (sequential_test.py)."""
+    """Return the p-value as text; values below a thousandth are not resolved (sequential_test.py)."""
     if p is None:
         return "–"
     return "<=0.001" if p <= 0.001 else f"{p:.2g}"
 
 
 def interval_text(low: float | None, high: float | None) -> str:
-    """An interval; dashes where there is none: after too few pairs, or where the differences have no spread."""
+    """Return an interval as text, with dashes for missing ends: too few pairs, or differences without variance."""
     ends = ("–" if end is None or not math.isfinite(end) else f"{end:+.4f}" for end in (low, high))
     return f"[{', '.join(ends)}]"
 
 
 def summary(duel: Duel) -> dict[str, Any]:
-    """A duel for programs; numbers are those of its last look, `verdict` is null while it is fought."""
+    """Return a duel as JSON values; numbers are those of the last look, `verdict` is None while it runs."""
     terms = duel.terms.model_dump()
     decision = duel.decision.model_dump() if duel.decision else {}
     scores = duel.score_differences()
@@ -111,21 +111,19 @@ def _points(side: SideResult) -> list[tuple[float, float]]:
 
 
 def _share(curve: Sequence[tuple[float, float | None]], target: float) -> float:
-    before = (0.0, float("inf"))
+    before = (0.0, math.inf)
     for progress, loss in curve:
         if loss is not None and loss <= target:
             start, first = before
-            return (
-                progress
-                if first == float("inf")
-                else start + (progress - start) * (first - target) / (first - loss)
-            )
-        before = (progress, float("inf") if loss is None else loss)
+            if first == math.inf:
+                return progress
+            return start + (progress - start) * (first - target) / (first - loss)
+        before = (progress, math.inf if loss is None else loss)
     return math.inf
 
 
 def sentence(duel: Duel) -> str:
-    """The verdict in words, with what it rests on."""
+    """Return the verdict in words, with pairs, budget and scores."""
     terms, decision = duel.terms, duel.decision
     assert decision is not None
     name = f"{label(duel)} against {base_label(duel)}"
@@ -138,7 +136,7 @@ def sentence(duel: Duel) -> str:
     ]
     share = reaches_base_at(duel)
     if share is not None:
-        parts.append(f"it is where the base ends after {share:.0%} of its budget")
+        parts.append(f"it reaches the base's final loss after {share:.0%} of its budget")
     scores = duel.score_differences()
     if terms.measure != "score" and scores:
         spread = ""
@@ -213,42 +211,42 @@ def show(log: DuelLog, as_json: bool) -> None:
         return
     if not duels:
         say(
-            f"{log.path}: no duel yet; cramming duel --base '...' --candidate '...' budget.minutes=5"
+            f"{log.path}: no duel yet. Start one: cramming duel --base '...' --candidate '...' budget.minutes=5"
         )
         return
     show_table(f"{log.path}: {counted(len(duels), 'duel')}", HEADERS, [row(duel) for duel in duels])
     wins = sum(duel.decision is not None and duel.decision.verdict == "win" for duel in duels)
     say(
-        f"error budget spent: {spent:.2f} false verdicts by differences expected at most over"
-        f" {counted(len(duels), 'duel')}, of which {wins} won; a single win is believed at its own error only if it was"
-        " the only candidate"
+        f"error budget spent: at most {spent:.2f} false verdicts expected over {counted(len(duels), 'duel')}, of which"
+        f" {wins} won. A win has the error of a single duel only if it was the only candidate."
     )
     if pictures:
         say(f"pictures: {log.path.with_name('ladder.svg')}, and each duel's <id>/curves.svg")
 
 
 def draw(log: DuelLog, duels: Sequence[Duel]) -> list[Path]:
-    """The pictures of those duels that losses decide, which alone have one unit: intervals, then curves."""
+    """Draw the duels that losses decide, which have one unit: intervals, then curves; return the files."""
     by_loss = [duel for duel in duels if duel.terms.measure == "loss"]
     written: list[Path] = []
-    lines = [line for duel in by_loss if (line := interval(duel)) is not None]
-    if figure := intervals(lines, "candidate minus base, pinned validation loss (nats)"):
+    lines = [line for line in map(interval, by_loss) if line is not None]
+    figure = intervals(lines, "candidate minus base, pinned validation loss (nats)")
+    if figure:
         written.append(log.path.with_name("ladder.svg"))
         write_atomically(written[-1], svg(figure, "ladder"))
     for duel in by_loss:
-        if figure := against_seconds(
-            seconds_and_losses(duel), f"{label(duel)} against {base_label(duel)}"
-        ):
+        title = f"{label(duel)} against {base_label(duel)}"
+        figure = against_seconds(seconds_and_losses(duel), title)
+        if figure:
             written.append(log.path.parent / duel.id / "curves.svg")
             write_atomically(written[-1], svg(figure, duel.id))
     return written
 
 
 def row(duel: Duel) -> list[str]:
-    """A line of the ladder; dashes for a duel that is not over."""
+    """Return a line of the ladder, with dashes for a duel that is not over."""
     decision = duel.decision
     numbers_text = ["–", "–", "–"]
-    ending = "still fought"
+    ending = "running"
     if decision is not None:
         ending = f"{decision.verdict} ({decision.why})" if decision.why else decision.verdict
     if decision is not None and decision.mean is not None:
@@ -275,7 +273,7 @@ def row(duel: Duel) -> list[str]:
 
 
 def interval(duel: Duel) -> Interval | None:
-    """The line of the picture for a duel with a verdict; None where it has no interval."""
+    """Return the line of the picture for a duel with a verdict, or None without an interval."""
     decision = duel.decision
     if decision is None or decision.verdict == "void":
         return None

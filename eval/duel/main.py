@@ -194,7 +194,7 @@ def _on_the_cpu_clock(side: Opponent) -> Opponent:
     return Opponent([*side.overrides, "budget.clock=cpu"], settings)
 
 
-def _limits_text(limits: Mapping[str, float]) -> str:
+def _limits_text(limits: Mapping[Any, float]) -> str:
     return " ".join(f"{unit}={value:.4g}" for unit, value in limits.items())
 
 
@@ -265,18 +265,14 @@ def _validation_folder(side: Mapping[str, Any], corpus: Path) -> Path:
 
 
 def _text_of(manifest: Manifest, same_tokenizer: bool) -> Any:
-    """The held-out tokens; or, where they cannot be the same, from which text and how documents were chosen."""
+    """Return a key of the held-out text: its tokens, or with two tokenizers the sources and choice of documents."""
     if same_tokenizer:
         return [shard.sha256 for shard in manifest.splits["validation"]]
-    files = [
-        {key: value for key, value in source.items() if key != "mtime_ns"}
-        for source in manifest.sources
-    ]
-    return (
-        files,
-        manifest.settings.get("data"),
-        [shard.documents for shard in manifest.splits["validation"]],
-    )
+    files = []
+    for source in manifest.sources:
+        files.append({key: value for key, value in source.items() if key != "mtime_ns"})
+    documents = [shard.documents for shard in manifest.splits["validation"]]
+    return files, manifest.settings.get("data"), documents
 
 
 def check_seeds(
@@ -286,10 +282,9 @@ def check_seeds(
     device: str,
     seeds: Sequence[int],
 ) -> None:
-    """Raise UserError where the same two recipes have met with one of these seeds.
+    """Raise UserError if the same two recipes have met with one of these seeds.
 
-    Another number of pairs or first look for numbers that have been seen would be chosen by them, and the ladder's sum
-    of errors would not hold.
+    A rule for known results could be chosen to suit them, and the ladder's sum of errors would not hold.
     """
     known = log.configurations()
     now = list(map(_recipe, settings, corpora))
@@ -307,7 +302,7 @@ def check_seeds(
             how = "under another rule or fine-tuning"
         raise UserError(
             f"duel: the same sides met in duel {duel.id} with {words}, {how}."
-            f" Take others, seed={met.stop}, or that duel's own settings to see it."
+            f" Set seed={met.stop}, or repeat the settings of that duel to see its result."
         )
 
 
@@ -323,7 +318,7 @@ def begin(
     rule: Mapping[str, Any],
     device: str,
 ) -> None:
-    """Append the events of a new duel; `rule`: what settles its verdict, with measure, first seed and corpora."""
+    """Append the events of a new duel; `rule` has the settings of the test, with measure, first seed and corpora."""
     for sha256, side in zip(hashes, opponents, strict=True):
         if sha256 not in log.configurations():
             log.append(Configuration(hash=sha256, settings=compared(side.settings)))
@@ -346,7 +341,7 @@ def begin(
 
 
 def code() -> dict[str, Any]:
-    """The commit that the sides run, and the hash of what differs from it."""
+    """Return the commit that the sides run, and the hash of uncommitted changes."""
     state = git_state()
     return {key: state[key] for key in ("commit", "dirty", "diff_sha256")}
 
@@ -360,15 +355,15 @@ def fight(
     invocation: Invocation,
     seed: int,
 ) -> None:
-    """Pair after pair until the test has its verdict; one that is there already is shown."""
+    """Run pairs until the test has a verdict, and print it; an existing verdict is printed at once."""
     duel = log.duels()[duel_id]
     for count in range(1, len(duel.pairs) + 1):
         say_pair(duel, count)
     while not decide(log, duel):  # a kill may have come between a pair and its verdict
         require(
             duel.terms.code == code(),
-            f"duel {duel_id}: began with commit {duel.terms.code['commit']} and other code is here now; check that"
-            " out to go on, or begin another duel with seed=<another>",
+            f"duel {duel_id}: began with commit {duel.terms.code['commit']}, but the code differs now. Check that"
+            " commit out to continue, or begin another duel with seed=<another>.",
         )
         log.append(PairStart(id=duel_id, seed=seed + len(duel.pairs)))
         fight_pair(log, duel_id, cores, opponents, config, invocation, seed + len(duel.pairs))
@@ -384,7 +379,7 @@ def fight(
 
 
 def decide(log: DuelLog, duel: Duel) -> bool:
-    """Return whether the duel has its verdict, which is appended once its pairs give one."""
+    """Return whether the duel has a verdict; append one to the log if its pairs decide it."""
     if duel.decision is not None:
         return True
     why = failure(duel)

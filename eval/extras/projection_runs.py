@@ -1,8 +1,8 @@
 """Runs of a projection: one recipe with several budgets, and the compute, loss and score of each run.
 
 Each run is one point: its end. The learning rate schedule follows the budget, so that a long run after a tenth of its
-steps has not learned what a run with a tenth of the budget learns (Hoffmann et al. 2022, "Training compute-optimal large
-language models", section 2): losses within a run are too high for the compute that they took.
+steps has not learned what a run with a tenth of the budget learns (Hoffmann et al. 2022, "Training compute-optimal
+large language models", section 2): losses within a run are too high for the compute that they took.
 """
 
 from collections.abc import Iterator, Sequence
