@@ -63,7 +63,7 @@ class Saver:
     ) -> None:
         """Save as the function `save` does; on a GPU, return once the state is copied."""
         self.wait()
-        if engine.device.type not in BACKGROUND_DEVICES or engine.spread:
+        if engine.device.type not in BACKGROUND_DEVICES or engine.strategy:
             save(folder, engine, work, enter, retain)
             return
         state = copy_to_host(contents(engine, work))
@@ -114,9 +114,9 @@ def contents(engine: Engine, work: Work) -> dict[str, Any]:
     The random states are those of rank 0.
     """
     cpu_state, gpu_state = random_states()
-    model, optimizer, spread = engine.model, engine.optimizer, engine.spread
-    if spread:
-        weights, optimizer_state = spread.state(optimizer)
+    model, optimizer, strategy = engine.model, engine.optimizer, engine.strategy
+    if strategy:
+        weights, optimizer_state = strategy.state(optimizer)
     else:
         weights, optimizer_state = model.state_dict(), optimizer.state_dict()
     return {
@@ -233,8 +233,8 @@ def load(path: Path, engine: Engine) -> Work:
     """Restore a checkpoint, whatever number of processes wrote it; rank 0 alone reads it."""
     state = read(path) if engine.mesh.is_main else {"model": {}, "optimizer": {}}
     weights, optimizer_state = state.pop("model"), state.pop("optimizer")
-    if engine.spread:
-        engine.spread.load_state(engine.optimizer, (weights, optimizer_state))
+    if engine.strategy:
+        engine.strategy.load_state(engine.optimizer, (weights, optimizer_state))
         state = engine.mesh.object_from_main(state)
     else:
         engine.model.load_state_dict(weights)

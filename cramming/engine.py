@@ -22,7 +22,7 @@ from cramming.device import compiled_graphs
 from cramming.hooks import Hook, StepPlan, StepResult
 from cramming.model.heads import PretrainedModel
 from cramming.optim.build import set_learning_rate
-from cramming.parallel.apply import apply, place
+from cramming.parallel.apply import apply, move_weights
 from cramming.parallel.mesh import Mesh
 from cramming.precision import Precision
 from cramming.recipe import Config, Hardware, check
@@ -75,13 +75,13 @@ class Engine:
         device: torch.device,
         cuda_graphs: bool = False,
         hooks: Sequence[Hook] = (),
-        spread: "ParallelStrategy | None" = None,
+        strategy: "ParallelStrategy | None" = None,
     ):
         self.model, self.optimizer, self.precision = model, optimizer, precision
         self.clip, self.mesh, self.device = clip, mesh, device
         self.parameters = list(model.parameters())
         self.cuda_graphs = cuda_graphs
-        self.hooks, self.spread = hooks, spread
+        self.hooks, self.strategy = hooks, strategy
         self._targets = 1.0  # of the step under way, over all ranks
         self._is_warm = False  # one update is done, so all that compiles has been compiled
         self._skipped_in_a_row = 0
@@ -114,9 +114,9 @@ class Engine:
         self._clip_and_apply(gradients, is_finite)
         self._clear_gradients()
         devices.synchronize(self.device)
-        if self.spread:
+        if self.strategy:
             if not is_finite:
-                self.spread.forget()
+                self.strategy.forget()
             self.mesh.barrier()  # the step is done when all have done it
         self._count_skipped(gradients, learning_rate, is_finite)
         recompilations = 0
@@ -153,8 +153,8 @@ class Engine:
         self._targets = max(1.0, targets)  # a damaged corpus may have none
         gradients = Gradients(devices.random_states(), compiled_graphs(), self._targets)
         sums: list[tuple[Tensor, Tensor]] = []
-        if self.spread:
-            sums = self.spread.accumulate(self._pass, batches, 1 / self._targets)
+        if self.strategy:
+            sums = self.strategy.accumulate(self._pass, batches, 1 / self._targets)
         else:
             for batch in batches:
                 if stop():
@@ -171,8 +171,8 @@ class Engine:
     def measure(self, gradients: "Gradients") -> None:
         """Compute loss, accuracy and norm of the gradients; the host waits for the device."""
         grads = [p.grad for p in self.parameters if p.grad is not None]
-        if self.spread:
-            norm = self.spread.norm(grads)
+        if self.strategy:
+            norm = self.strategy.norm(grads)
         else:
             norm = torch.nn.utils.get_total_norm(grads, foreach=True)
         if self.precision.mode == "fp16":  # a power of two; `update` unscales the gradients
@@ -203,9 +203,9 @@ class Engine:
 
     def whole_model(self, config: Config) -> nn.Module | None:
         """All of the model on one device: this process's own, or what rank 0 gathers from all (None on the others)."""
-        if self.spread is None or self.spread.is_whole:
+        if self.strategy is None or self.strategy.is_whole:
             return self.model if self.mesh.is_main else None
-        weights, _ = self.spread.state(self.optimizer)
+        weights, _ = self.strategy.state(self.optimizer)
         if not self.mesh.is_main:
             return None
         with torch.random.fork_rng(devices=[]):
@@ -219,12 +219,16 @@ class Engine:
         """Give rank 0 the whole model, with which it continues alone. All processes call this; the others end."""
         self._clear_gradients()
         model = self.whole_model(config)
-        if model and self.spread:
+        if model and self.strategy:
             if model is not self.model:  # the parts make room for the whole
                 self.optimizer.state.clear()
                 self.optimizer.param_groups.clear()
-                self.parameters, self.model, self.spread = [], nn.Module(), None
-            self.model, self.spread, self.mesh = model.to(self.device), None, Mesh.solo(self.device)
+                self.parameters, self.model, self.strategy = [], nn.Module(), None
+            self.model, self.strategy, self.mesh = (
+                model.to(self.device),
+                None,
+                Mesh.solo(self.device),
+            )
 
     def _forward(self, batch: Batch, model: Callable[..., Any] | None = None) -> tuple[Tensor, ...]:
         batch = batch.to(self.device)
@@ -242,7 +246,7 @@ class Engine:
                     torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 )
         loss_sum, correct, *outputs = self._forward(
-            batch, self.spread.forward if self.spread else None
+            batch, self.strategy.forward if self.strategy else None
         )
         self.precision.scaler.scale(loss_sum / self._targets).backward()
         for hook in self.hooks:
@@ -287,7 +291,7 @@ def build_engine(config: Config, mesh: Mesh, device: torch.device) -> Engine:
     """Return the engine of a run or a benchmark: a model with random weights and everything `config` applies to it."""
     check(config, Hardware.here(config, device, mesh.world_size))
     devices.activate_flash(config.attention.flash)
-    return equip(place(build_model(config), config.memory, device), config, mesh, device)
+    return equip(move_weights(build_model(config), config.memory, device), config, mesh, device)
 
 
 def build_model(config: Config) -> PretrainedModel:
@@ -305,10 +309,10 @@ def equip(model: PretrainedModel, config: Config, mesh: Mesh, device: torch.devi
     memory, precision = config.memory, Precision(config.precision, device)
     for encoder in model.encoders:
         precision.convert(encoder)
-    spread = apply(model, memory, config.runtime, config.parallel, mesh, precision)
+    strategy = apply(model, memory, config.runtime, config.parallel, mesh, precision)
     build, groups = config.optim.build, config.optim.groups(model)
     optimizer: torch.optim.Optimizer
-    if memory.offload_optimizer and not (spread and spread.is_on_host):
+    if memory.offload_optimizer and not (strategy and strategy.is_on_host):
         from cramming.parallel.offload import CopyStream, build_on_host
 
         at_home = (
@@ -327,30 +331,30 @@ def equip(model: PretrainedModel, config: Config, mesh: Mesh, device: torch.devi
         mesh,
         device,
         cuda_graphs=config.runtime.cuda_graphs,
-        hooks=build_hooks(config, model, mesh, spread),
-        spread=spread,
+        hooks=build_hooks(config, model, mesh, strategy),
+        strategy=strategy,
     )
 
 
 class StrategySeeds(Hook):
     """Seeds of what a parallel strategy draws in each step."""
 
-    def __init__(self, spread: "ParallelStrategy", seed: int) -> None:
-        self.spread, self.seed = spread, seed
+    def __init__(self, strategy: "ParallelStrategy", seed: int) -> None:
+        self.strategy, self.seed = strategy, seed
 
     def before_step(self, plan: StepPlan) -> None:
         """Seed the step by the run's seed and the step's number."""
-        self.spread.begin_step(self.seed, plan.index)
+        self.strategy.begin_step(self.seed, plan.index)
 
 
 def build_hooks(
-    config: Config, model: PretrainedModel, mesh: Mesh, spread: "ParallelStrategy | None"
+    config: Config, model: PretrainedModel, mesh: Mesh, strategy: "ParallelStrategy | None"
 ) -> list[Hook]:
     """Return what the configuration does around training steps."""
     vocab_size = model.encoder.embeddings.tokens.num_embeddings
     hooks = config.objective.hooks(vocab_size, mesh.device, mesh.sum_tensor)
-    if spread:
-        hooks.append(StrategySeeds(spread, config.training_seed))
+    if strategy:
+        hooks.append(StrategySeeds(strategy, config.training_seed))
     if config.train.average:
         from cramming.optim.average import WeightAverage
 

@@ -43,8 +43,8 @@ def start_engine_from_text(
     if engine.device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(engine.device)  # the record's peak is that of training
-    if engine.spread:
-        engine.spread.load_weights(model.state_dict() if model else {})
+    if engine.strategy:
+        engine.strategy.load_weights(model.state_dict() if model else {})
 
 
 def start_from_text(

@@ -1,9 +1,8 @@
-"""What is applied to a model from outside, in two functions and one order.
+"""Changes of a model from outside, in a fixed order, so that model code stays plain mathematics.
 
-`place` puts the weights where they live; `apply`, before an optimizer holds them, cuts matrices (tensor parallel) and
-layers (pipeline), then changes how the blocks are executed: weights fetched from the host, activation checkpointing
-around that, activation offload around that, then compile; last come the copies or shards of data parallel. Model code
-stays plain mathematics; this is the only place that changes how it is executed.
+`move_weights` puts the weights on the device. `apply`, before an optimizer holds them, cuts matrices (tensor parallel)
+and layers (pipeline), then changes how the blocks are executed: weights fetched from the host, activation checkpointing
+around that, activation offload around that, then compile; last come the copies or shards of data parallel.
 """
 
 from functools import partial
@@ -63,7 +62,9 @@ class MemoryConfig(Section):
         return self
 
 
-def place(model: PretrainedModel, config: MemoryConfig, device: torch.device) -> PretrainedModel:
+def move_weights(
+    model: PretrainedModel, config: MemoryConfig, device: torch.device
+) -> PretrainedModel:
     """Move the weights to `device`; with `offload_weights` those of the blocks stay on the host, pinned."""
     if not config.offload_weights:
         return model.to(device)

@@ -78,16 +78,16 @@ def main(
 
 def description(config: Config, target: Target) -> Iterator[str]:
     """Yield lines about the configuration, the device, and what the numbers rest on."""
-    train, place = config.train, target.place
+    train, hardware = config.train, target.hardware
     yield (
         f"model: {config.parameters.total / 1e6:.1f}M parameters, vocabulary {config.model.vocab_size};"
         f" step: {train.batch_size} sequences of {train.sequence_length}, {config.targets_per_row} targets each;"
-        f" {config.optim.name}, {place.mode}"
+        f" {config.optim.name}, {hardware.mode}"
     )
     usable_gib = target.usable_bytes / GIB
-    yield f"device: {place.name}, {target.memory_bytes / GIB:.3g} GiB, about {usable_gib:.3g} for tensors"
+    yield f"device: {hardware.name}, {target.memory_bytes / GIB:.3g} GiB, about {usable_gib:.3g} for tensors"
     yield f"speed: {target.speed.basis}"
-    for warning in (tiny_defaults(config), slow_products(place.mode, place.kind)):
+    for warning in (tiny_defaults(config), slow_products(hardware.mode, hardware.kind)):
         if warning:
             yield warning
     yield from (note for applies, note in _notes(config, target) if applies)
@@ -144,7 +144,7 @@ def cost_lines(
         f" {max_tokens / TOKENS_PER_CORE_HOUR:.2g} core hours, by measurements on Wikipedia with all filters"
         " (benchmarks/results/preparation_*)"
     )
-    card = cards.find(target.place.name)
+    card = cards.find(target.hardware.name)
     if card:
         kwh = _span(hours, POWER_SHARE * card.watts / 1000)
         yield f"electricity: {kwh} kWh, {POWER_SHARE:.0%} (assumed) of {card.watts} W; the card alone"
@@ -164,9 +164,9 @@ def _shown(value: float) -> str:
 
 def _notes(config: Config, target: Target) -> Iterator[tuple[bool, str]]:
     """Yield what may apply to a plan, with whether it does."""
-    place, memory = target.place, config.memory
+    hardware, memory = target.hardware, config.memory
     yield (
-        place.kind == "cuda" and not place.has_flash and config.attention.kernel != "padded",
+        hardware.kind == "cuda" and not hardware.has_flash and config.attention.kernel != "padded",
         "attention: FlashAttention needs compute capability 8.0 (Ampere): here it is SDPA, which for windows and"
         " packed documents computes all pairs of a row, with masks in memory",
     )
@@ -174,7 +174,7 @@ def _notes(config: Config, target: Target) -> Iterator[tuple[bool, str]]:
         memory.offload_activations or memory.offload_weights or memory.offload_optimizer,
         "offloading: speed does not include the copies, and activations are counted as if they stayed on the device",
     )
-    yield place.mode == "fp8", "fp8: both memory and speed are those of bf16"
+    yield hardware.mode == "fp8", "fp8: both memory and speed are those of bf16"
     yield (
         config.runtime.compile != "off",
         "compile: memory is that of eager execution, which needs more",

@@ -52,11 +52,11 @@ class Simulation:
     `memory_bytes` of a GPU decides how many logits exist at a time.
     """
 
-    def __init__(self, config: Config, place: Hardware, memory_bytes: float = 0.0) -> None:
-        self.config, self.place = config, place
-        self._is_gpu = place.kind == "cuda"
-        self._is_flash = is_flash(config, place)
-        self._executed = executed_config(config, place, memory_bytes)
+    def __init__(self, config: Config, hardware: Hardware, memory_bytes: float = 0.0) -> None:
+        self.config, self.hardware = config, hardware
+        self._is_gpu = hardware.kind == "cuda"
+        self._is_flash = is_flash(config, hardware)
+        self._executed = executed_config(config, hardware, memory_bytes)
         self._fake_mode = FakeTensorMode()
         with self._without_data(truth=False):  # no random number is out of bounds
             model = build_model(self._executed)
@@ -126,17 +126,17 @@ class Simulation:
             parameter.grad = torch.empty_like(parameter)
 
 
-def executed_config(config: Config, place: Hardware, memory_bytes: float) -> Config:
+def executed_config(config: Config, hardware: Hardware, memory_bytes: float) -> Config:
     """Return what the simulation executes: `config` uncompiled, on one CPU, with nothing offloaded.
 
     fp8 runs as bf16, whose tensors it keeps. FlashAttention on a GPU runs as SDPA over whole rows, as it makes no mask.
     """
-    mode, attention, model, train = place.mode, config.attention, config.model, config.train
+    mode, attention, model, train = hardware.mode, config.attention, config.model, config.train
     precision = config.precision.replace(
         mode="bf16" if mode == "fp8" else mode,
         emulate_fp8=False,
         fp8_scaling="tensorwise",
-        residual=resolve_residual(config.precision.residual, mode, place.kind),
+        residual=resolve_residual(config.precision.residual, mode, hardware.kind),
     )
     memory = config.memory.replace(
         activation_budget=None,
@@ -144,13 +144,16 @@ def executed_config(config: Config, place: Hardware, memory_bytes: float) -> Con
         offload_weights=False,
         offload_optimizer=False,
     )
-    if place.kind == "cuda":
+    if hardware.kind == "cuda":
         chunk = memory.loss_chunk or CHUNK_ELEMENTS[cuda_chunks(memory_bytes)]
         memory = memory.replace(loss_chunk=chunk)
-    if is_flash(config, place):
+    if is_flash(config, hardware):
         model = replace(model, local_window=None, global_every=1)
         train = train.replace(packing="rows")
-    if attention.kernel in ("varlen", "flex") or (attention.kernel, place.kind) == ("auto", "cuda"):
+    if attention.kernel in ("varlen", "flex") or (attention.kernel, hardware.kind) == (
+        "auto",
+        "cuda",
+    ):
         attention = attention.replace(kernel="sdpa")
     return config.replace(
         model=model,
@@ -163,12 +166,14 @@ def executed_config(config: Config, place: Hardware, memory_bytes: float) -> Con
     )
 
 
-def is_flash(config: Config, place: Hardware) -> bool:
+def is_flash(config: Config, hardware: Hardware) -> bool:
     """Return whether attention on this GPU makes no mask and keeps no scores."""
     kernel = config.attention.kernel
-    has_flash = place.has_flash and place.mode != "fp32" and config.model.attention_dropout == 0.0
+    has_flash = (
+        hardware.has_flash and hardware.mode != "fp32" and config.model.attention_dropout == 0.0
+    )
     by_flash = has_flash and kernel in ("auto", "varlen")
-    return place.kind == "cuda" and (by_flash or kernel == "flex")
+    return hardware.kind == "cuda" and (by_flash or kernel == "flex")
 
 
 def batch_without_data(config: Config, rows: int) -> Batch:

@@ -448,9 +448,9 @@ def test_a_version_of_flash_attention_is_taken_where_it_runs(
     monkeypatch.setattr(device, "find_spec", lambda name: name in installed or None)
     monkeypatch.setattr(torch, "__version__", "2.13.0")
     config = Config.of(compose(*overrides))
-    place = Hardware(kind, "this device", "bf16", capability, trains=True)
+    hardware = Hardware(kind, "this device", "bf16", capability, trains=True)
     with nullcontext() if says is None else pytest.raises(UserError) as refusal:
-        check(config, place)
+        check(config, hardware)
     if says is not None:
         message = str(refusal.value)
         assert message.startswith(overrides[0]) and says in message
@@ -461,9 +461,9 @@ def test_flash_attention_4_wants_the_torch_whose_backward_pass_takes_bounds(
 ) -> None:
     monkeypatch.setattr(device, "find_spec", lambda name: True)
     monkeypatch.setattr(torch, "__version__", "2.11.0+cu130")
-    place = Hardware("cuda", "H100", "bf16", (9, 0), trains=True)
+    hardware = Hardware("cuda", "H100", "bf16", (9, 0), trains=True)
     with pytest.raises(UserError, match=r"flash=4: needs torch 2\.13 or newer, this is 2\.11"):
-        check(Config.of(compose("attention.flash=4")), place)
+        check(Config.of(compose("attention.flash=4")), hardware)
 
 
 def test_the_version_of_flash_attention_is_torchs_to_switch(

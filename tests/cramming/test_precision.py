@@ -81,10 +81,10 @@ def test_fp8_names_what_it_needs(
     lowbit: bool,
 ) -> None:
     monkeypatch.setattr(recipe, "find_spec", lambda name: lowbit or None)
-    place = Hardware("cuda", name, "fp8", capability, trains=True)
+    hardware = Hardware("cuda", name, "fp8", capability, trains=True)
     says = rf"Ada or Hopper.*this is {name}" if lowbit else r"cramming\[lowbit\]"
     with nullcontext() if accepted and lowbit else pytest.raises(UserError, match=says):
-        check(Config.of(compose("precision=fp8")), place)
+        check(Config.of(compose("precision=fp8")), hardware)
 
 
 @pytest.mark.parametrize(

@@ -232,12 +232,12 @@ def test_a_batch_that_grows_is_cut_for_all_processes(
             "train.micro_batch=20",
         )
     )
-    place = Hardware("cpu", "a CPU", "fp32", processes=processes)
+    hardware = Hardware("cpu", "a CPU", "fp32", processes=processes)
     setting = "micro_batch=20" if 120 % (20 * processes) == 0 else "batch_size=120"
     with pytest.raises(UserError, match=rf"^train\.{setting}: .*{processes} process"):
-        check(config, place)
+        check(config, hardware)
     if 12 % processes == 0:
-        check(config.replace(train=config.train.replace(micro_batch=12 // processes)), place)
+        check(config.replace(train=config.train.replace(micro_batch=12 // processes)), hardware)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -82,15 +82,15 @@ def main(folder: Path) -> None:
         order: list[Any] = [None] * mesh.world_size
         dist.all_gather_object(order, list(done))
         found += train(engine, config, data, range(1, HALF))
-        assert engine.spread
-        state = engine.spread.state(engine.optimizer)
+        assert engine.strategy
+        state = engine.strategy.state(engine.optimizer)
         engine = start(config, mesh)
-        assert engine.spread
-        engine.spread.load_state(engine.optimizer, state)
+        assert engine.strategy
+        engine.strategy.load_state(engine.optimizer, state)
         found += train(engine, config, data, range(HALF, 2 * HALF))
         validation = engine.evaluate(data.held_out.batches(PINNED, config.train.rows))
         counts = mesh.object_from_main(sum(p.numel() for p in engine.parameters))
-        state = engine.spread.state(engine.optimizer)
+        state = engine.strategy.state(engine.optimizer)
         if mesh.is_main:
             results = {
                 "steps": found,

@@ -135,12 +135,12 @@ def test_an_old_torch_runs_the_schedules_with_one_backward_pass(
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.11.0+cpu"))
     changes = ("parallel=pp", f"parallel.schedule={schedule}", "model.num_layers=4")
     config = Config.of(compose(*tiny_overrides, *changes, "train.micro_batch=1"))
-    place = Hardware("cpu", "cpu", "fp32", processes=2)
+    hardware = Hardware("cpu", "cpu", "fp32", processes=2)
     if ORDERS[schedule].splits_backward:
         with pytest.raises(UserError, match=rf"parallel.schedule={schedule}: needs torch"):
-            check(config, place)
+            check(config, hardware)
     else:
-        check(config, place)
+        check(config, hardware)
 
 
 def test_stages_without_a_pipeline_are_refused(

@@ -54,8 +54,8 @@ def main(folder: Path) -> None:
         gc.collect()
         before, seen = held(), list[int]()
         engine = build_engine(config, mesh, CPU)
-        assert engine.spread
-        engine.spread.micro_batch = noting(engine.spread.micro_batch, seen)  # type: ignore[method-assign,assignment]
+        assert engine.strategy
+        engine.strategy.micro_batch = noting(engine.strategy.micro_batch, seen)  # type: ignore[method-assign,assignment]
         for step in range(2):
             engine.step([source.batch(2 * step, 1), source.batch(2 * step + 1, 1)], 1e-3)
         if mesh.is_main:

@@ -181,7 +181,7 @@ def train(case: Mapping[str, Any]) -> dict[str, Any]:
         found.append([stats.loss, stats.accuracy, stats.grad_norm])
     validation = engine.evaluate(data.held_out.batches(config.objective.at(0.0), rows))
     if "save" in case:
-        state = engine.spread.state(engine.optimizer) if engine.spread else _whole_state(engine)
+        state = engine.strategy.state(engine.optimizer) if engine.strategy else _whole_state(engine)
         if mesh.is_main:
             torch.save((first + case["steps"], state), case["save"])
     held = sum(_held(p) for p in engine.parameters)
@@ -210,8 +210,8 @@ def _whole_state(engine: Engine) -> tuple[dict[str, Any], dict[str, Any]]:
 def _load(engine: Engine, path: str) -> int:
     steps: int
     steps, state = torch.load(path, weights_only=True)
-    if engine.spread:
-        engine.spread.load_state(engine.optimizer, state if engine.mesh.is_main else ({}, {}))
+    if engine.strategy:
+        engine.strategy.load_state(engine.optimizer, state if engine.mesh.is_main else ({}, {}))
     else:
         engine.model.load_state_dict(state[0])
         engine.optimizer.load_state_dict(state[1])

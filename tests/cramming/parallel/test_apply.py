@@ -11,7 +11,7 @@ from cramming.config import UserError, build
 from cramming.device import RuntimeConfig
 from cramming.model.config import ModelConfig
 from cramming.model.replaced_tokens import ReplacedTokens
-from cramming.parallel.apply import MemoryConfig, apply, place
+from cramming.parallel.apply import MemoryConfig, apply, move_weights
 from cramming.parallel.mesh import Mesh, ParallelConfig
 from cramming.precision import Precision, PrecisionConfig
 
@@ -187,7 +187,7 @@ def test_a_generator_is_treated_as_the_encoder(
     for settings in (memory(), config):
         torch.manual_seed(0)
         model = applied(
-            place(ReplacedTokens(small_model, 0.5, 50.0), settings, torch.device("cpu")),
+            move_weights(ReplacedTokens(small_model, 0.5, 50.0), settings, torch.device("cpu")),
             settings,
             EAGER,
         )
