@@ -29,7 +29,7 @@ CONTEXTS = ((-1,), (1,), (-2, -1), (1, 2), (-1, 1), (-2, -1, 1, 2))
 
 @dataclass(frozen=True)
 class Counts:
-    """Which tokens stand where these offsets have these tokens: positions, sorted by their context's key."""
+    """Counts of the tokens in each context at some offsets: positions, sorted by the key of their context."""
 
     keys_N: np.ndarray
     tokens_N: np.ndarray
@@ -80,7 +80,7 @@ class Neighbours:
         itself = 1 - form.mask_share - form.random_share
         trust = 0.0 if window[2] == mask_id else itself / (itself + form.random_share)
 
-        def given(offsets: tuple[int, ...], beyond_V: np.ndarray) -> np.ndarray:
+        def probabilities(offsets: tuple[int, ...], beyond_V: np.ndarray) -> np.ndarray:
             tokens = [window[2 + offset] for offset in offsets]
             if mask_id in tokens:
                 return beyond_V
@@ -88,12 +88,12 @@ class Neighbours:
                 int(key([np.array(t) for t in tokens], self.vocab_size)), beyond_V
             )
 
-        left_V = given((-2, -1), given((-1,), self.unigram_V))
-        right_V = given((1, 2), given((1,), self.unigram_V))
+        left_V = probabilities((-2, -1), probabilities((-1,), self.unigram_V))
+        right_V = probabilities((1, 2), probabilities((1,), self.unigram_V))
         product_V = left_V * right_V / self.unigram_V
         product_V /= product_V.sum()
-        both_V = given((-2, -1, 1, 2), given((-1, 1), product_V))
-        found = {
+        both_V = probabilities((-2, -1, 1, 2), probabilities((-1, 1), product_V))
+        by_offsets = {
             "unigram": self.unigram_V,
             "two before": left_V,
             "two after": right_V,
@@ -101,7 +101,7 @@ class Neighbours:
         }
         return {
             name: -float(np.log((trust * shown_V + (1 - trust) * p_V)[target]))
-            for name, p_V in found.items()
+            for name, p_V in by_offsets.items()
         }
 
 
@@ -109,7 +109,7 @@ def answers(
     held_out: HeldOut, form: MaskedTargets, neighbours: Neighbours, mask_id: int
 ) -> dict[str, list[float]]:
     """Nats for each target of the validation, by what is used."""
-    found: dict[str, list[float]] = defaultdict(list)
+    by_name: dict[str, list[float]] = defaultdict(list)
     for batch in held_out.batches(form, rows=32):
         rows_NL = np.pad(
             batch.ids_T.numpy().reshape(-1, held_out.length),
@@ -122,8 +122,8 @@ def answers(
                 for name, loss in neighbours.losses(
                     rows_NL[row, column : column + 5], target, mask_id, form
                 ).items():
-                    found[name].append(loss)
-    return found
+                    by_name[name].append(loss)
+    return by_name
 
 
 def main() -> None:

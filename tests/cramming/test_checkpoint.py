@@ -60,8 +60,8 @@ class State(Engine):
         saver.save(folder, self, *record_of(steps), retain=False)
 
     def load(self, folder: Path) -> Work | None:
-        found = checkpoint.newest_of(folder, KNOWN)
-        return checkpoint.load(checkpoint.path_of(folder, found), self) if found else None
+        newest = checkpoint.newest_of(folder, KNOWN)
+        return checkpoint.load(checkpoint.path_of(folder, newest), self) if newest else None
 
 
 def record_of(steps: int) -> tuple[Work, Callable[[str], None]]:
@@ -149,8 +149,8 @@ def test_a_save_that_ends_at_any_byte_is_the_systems_error_and_keeps_the_old_one
     state = State(make_model(), 1)
     size = state.save(tmp_path, 1).stat().st_size
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    for most in [*range(0, size, size // 20), *range(size - 2000, size, 100), size - 1]:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
+    for limit in [*range(0, size, size // 20), *range(size - 2000, size, 100), size - 1]:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
         try:
             with pytest.raises(OSError, match="File too large") as caught:
                 state.save(tmp_path, 2)

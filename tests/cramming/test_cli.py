@@ -694,7 +694,7 @@ def test_a_shell_completes_verbs_options_and_settings(
 def test_a_process_whose_neighbour_has_ended_says_so_in_one_line(
     run: Run, monkeypatch: pytest.MonkeyPatch, said: str
 ) -> None:
-    """What gloo raises there names no cause: that stands in what the other process said."""
+    """gloo's exception names no cause, which is in the output of the other process."""
 
     def fail(recipe: dict[str, Any], invocation: Invocation) -> None:
         raise RuntimeError(f"[gloo/transport/tcp/pair.cc:553] {said}")

@@ -133,7 +133,7 @@ def test_a_trick_that_failed_the_gate_here_is_refused_unless_forced(
 def test_an_automatic_attention_kernel_hides_no_trick(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where `auto` would take a kernel that failed the gate, the run is refused as with that kernel named."""
+    """If `auto` selects a kernel that failed the gate, the run is refused as with that kernel named."""
     gates = tmp_path / "gates.json"
     where = gate.device_key(devices.describe(torch.device("cpu")).name, torch.__version__)
     gate.save(gates, where, [gate.Verdict("attention varlen", False, None, 0.05, 10, 200, 1.0)])
@@ -224,7 +224,7 @@ def test_one_line_and_nothing_is_left(
 def test_a_batch_that_grows_is_cut_for_all_processes(
     compose: Callable[..., dict[str, Any]], processes: int
 ) -> None:
-    """Of 120 sequences it grows by 12 at a time."""
+    """It grows by 12 of 120 sequences at a time."""
     config = Config.of(
         compose(
             "train.batch_ramp={start: 0.1, until: 0.5}",

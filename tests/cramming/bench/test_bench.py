@@ -78,7 +78,7 @@ def test_tricks_are_measured_judged_and_written(measured: Any, tmp_path: Path) -
 def test_a_call_for_some_rows_adds_to_those_of_before(
     measured: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As long as both were measured under the same conditions; a row measured again takes its own place."""
+    """Rows add up if they were measured under the same conditions; a new measurement replaces its row."""
     floor, count = gate.NoiseFloor(2.0**-23, [[0.0]]), itertools.count()
 
     def with_floor(*arguments: Any) -> gate.Curves:
@@ -128,9 +128,15 @@ def test_another_algorithm_says_what_it_learned(measured: Any, tmp_path: Path) -
 def test_what_cannot_be_measured_is_named(
     compose: Compose, tmp_path: Path, override: str, options: dict[str, Any], message: str
 ) -> None:
-    given = {"only": None, "gate": GATE, "out": tmp_path / "a.md", "raw": tmp_path, **CONDITIONS}
+    arguments = {
+        "only": None,
+        "gate": GATE,
+        "out": tmp_path / "a.md",
+        "raw": tmp_path,
+        **CONDITIONS,
+    }
     with pytest.raises(UserError, match=message):
-        bench.main(compose(*TINY, override), HERE, **{**given, **options})
+        bench.main(compose(*TINY, override), HERE, **{**arguments, **options})
 
 
 def test_a_worker_that_cannot_build_says_why(compose: Compose) -> None:
@@ -275,7 +281,7 @@ def test_a_gpus_batches_are_made_ahead_in_pinned_memory(
         for b in gpu
     ]
     assert len(gpu) == 4 and all(
-        any(tensor is one for one in pinned) for tensor in itertools.chain(*tensors)
+        any(tensor is other for other in pinned) for tensor in itertools.chain(*tensors)
     )
     assert [batch.ids_T.tolist() for batch in gpu] == [batch.ids_T.tolist() for batch in cpu]
 
@@ -317,8 +323,8 @@ def test_a_step_is_timed_with_its_batches_made_ahead_as_in_training(
 @pytest.mark.parametrize("packing", ["rows", "documents"])
 def test_synthetic_text_repeats_and_stays_in_the_vocabulary(packing: Any) -> None:
     objective = MaskedTargets(0.25, 0.8, 0.1)
-    first, again = (topic_batches(objective, 64, 32, packing, 4).batch(8, 4) for _ in range(2))
-    assert first.ids_T.equal(again.ids_T) and int(first.ids_T.max()) < 64
+    first, repeated = (topic_batches(objective, 64, 32, packing, 4).batch(8, 4) for _ in range(2))
+    assert first.ids_T.equal(repeated.ids_T) and int(first.ids_T.max()) < 64
     assert not first.ids_T.equal(
         topic_batches(objective, 64, 32, packing, 4, seed=1).batch(8, 4).ids_T
     )

@@ -172,9 +172,9 @@ def test_another_value_does_not_hide_a_trick(
     compose: Compose, overrides: list[str], names: set[str]
 ) -> None:
     plain = {trick.name for trick in tricks.in_force(compose(), "cpu", "fp32")}
-    found = {trick.name for trick in tricks.in_force(compose(*overrides), "cpu", "fp32")}
-    assert names <= found and found - plain <= names | {"checkpoint every 2nd"}
-    assert "tf32" not in found
+    in_force = {trick.name for trick in tricks.in_force(compose(*overrides), "cpu", "fp32")}
+    assert names <= in_force and in_force - plain <= names | {"checkpoint every 2nd"}
+    assert "tf32" not in in_force
 
 
 @pytest.mark.parametrize("content", ["[]", '{"here": {}}', '{"format": 3, "places": {}}'])

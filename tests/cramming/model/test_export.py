@@ -34,9 +34,9 @@ def folder(tmp_path: Path, save: Save) -> Path:
 def test_round_trip_is_exact(config: ModelConfig, tmp_path: Path, save: Save) -> None:
     model = MaskedLM(config)
     save(model, tmp_path / "final")
-    again = load_masked_lm(tmp_path / "final")
-    assert again.config == config
-    state, encoder = again.state_dict(), load_encoder(tmp_path / "final").state_dict()
+    reloaded = load_masked_lm(tmp_path / "final")
+    assert reloaded.config == config
+    state, encoder = reloaded.state_dict(), load_encoder(tmp_path / "final").state_dict()
     assert state.keys() == model.state_dict().keys()
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
     assert all(

@@ -185,8 +185,8 @@ def test_mistakes_are_named(
 def test_a_large_model_with_a_laptops_defaults_is_announced(
     compose: Compose, overrides: list[str], said: str | None
 ) -> None:
-    found = tiny_defaults(planned_config(compose(*overrides)))
-    assert (found or "").startswith(said or "") and (found is None) == (said is None)
+    warning = tiny_defaults(planned_config(compose(*overrides)))
+    assert (warning or "").startswith(said or "") and (warning is None) == (said is None)
 
 
 @pytest.mark.parametrize(
