@@ -224,7 +224,8 @@ def checkpoint_to_resume(folder: Path, training: Training) -> Saved | None:
         )
     if newest is None and known:
         say(
-            f"{checkpoints}: nothing is left of {len(known)} checkpoints; training begins anew, the time stays spent"
+            f"{checkpoints}: all {len(known)} checkpoints are missing. Training starts anew; the spent time stays"
+            " charged."
         )
     return newest
 

@@ -19,17 +19,17 @@ from cramming.config import UserError
 
 LOCK = ".lock"
 TEMPORARY = re.compile(r"\..+\.(\d+)\.(tmp|old)")
-_ROOM = "make room there"
-_PLACE = "give another place"
-_RIGHT = "get the right to use it, or give another place"
-_TAKEN = "something else has its place; move that, or give another place"
-_GONE = "check that the disk is sound and connected, or give another place"
+_ROOM = "Free space there"
+_FOLDER = "Give another folder"
+_RIGHT = "Get the permission, or give another folder"
+_TAKEN = "Move the file in the way, or give another folder"
+_GONE = "Check that the disk is sound and connected, or give another folder"
 # Remedies for errors that are due to the state of the machine, not to a defect of the program.
 _ADVICE = {
     "ENOSPC": _ROOM,
     "EDQUOT": _ROOM,
-    "EFBIG": "no file may grow so large there; raise the limit (`ulimit -f`)",
-    "EROFS": "it can only be read; give another place",
+    "EFBIG": "Raise the limit of file sizes (`ulimit -f`)",
+    "EROFS": _FOLDER,
     "EACCES": _RIGHT,
     "EPERM": _RIGHT,
     "EIO": _GONE,
@@ -41,41 +41,40 @@ _ADVICE = {
     "EEXIST": _TAKEN,
     "ENOTDIR": _TAKEN,
     "EISDIR": _TAKEN,
-    "EBUSY": "end what uses it",
-    "ENAMETOOLONG": "shorten it",
-    "ELOOP": "links lead in a circle; mend them, or give another place",
-    "ENFILE": "close other programs' files",
-    "EMFILE": "raise the limit of open files (`ulimit -n`)",
-    "ENOLCK": _PLACE,
-    "ENOTSUP": _PLACE,
-    "ENOSYS": _PLACE,
+    "EBUSY": "End the program that uses it",
+    "ENAMETOOLONG": "Shorten the name",
+    "ELOOP": "Repair the circular links, or give another folder",
+    "ENFILE": "Close files of other programs",
+    "EMFILE": "Raise the limit of open files (`ulimit -n`)",
+    "ENOLCK": _FOLDER,
+    "ENOTSUP": _FOLDER,
+    "ENOSYS": _FOLDER,
 }
 ADVICE = {getattr(errno, name): advice for name, advice in _ADVICE.items() if hasattr(errno, name)}
 UNSUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK}
 
 
-def explain_os_error(error: OSError, place: Path | str, next_step: str = "run again") -> UserError:
+def explain_os_error(error: OSError, path: Path | str, next_step: str = "run again") -> UserError:
     """Return an error of the system as one line with a remedy; raise `error` itself if it is a defect of the program.
 
-    `place` is named if the error has no file name, as errors of writing have none.
+    `path` is named if the error has no file name, as errors of writing have none.
     """
     if error.errno not in ADVICE:
         raise error
-    return UserError(
-        f"{error.filename or place}: {error.strerror}; {ADVICE[error.errno]}, then {next_step}"
-    )
+    path = error.filename or path
+    return UserError(f"{path}: {error.strerror}. {ADVICE[error.errno]}, then {next_step}.")
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and its parents unless it exists; raise UserError where the system makes none, as in /proc."""
+    """Make a folder and its parents unless it exists; raise UserError where the system allows none, as in /proc."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileNotFoundError as error:
         raise _takes_nothing(error.filename) from None
 
 
-def _takes_nothing(place: Path | str) -> UserError:
-    return UserError(f"{place}: nothing can be made here; give another place, then run again")
+def _takes_nothing(path: Path | str) -> UserError:
+    return UserError(f"{path}: nothing can be created here. {_FOLDER}, then run again.")
 
 
 def sync(descriptor: int) -> bool:

@@ -124,7 +124,8 @@ class _Feed(Thread):
         except Exception as error:  # no failure of a tracker may stop the run
             reason = " ".join(str(error).split()) or type(error).__name__
             say(
-                f"warning: --tracker={self.name}: {reason}; off until this process ends, the run log has all rows"
+                f"warning: --tracker={self.name}: {reason}. The tracker is off until this process ends; the run log"
+                " has all rows."
             )
 
 
@@ -149,5 +150,5 @@ class Trackers:
             feed.join(CLOSE_SECONDS)
             if feed.is_alive():
                 say(
-                    f"warning: --tracker={feed.name}: not done after {CLOSE_SECONDS:.0f} s; the run log has all rows"
+                    f"warning: --tracker={feed.name}: not done after {CLOSE_SECONDS:.0f} s. The run log has all rows."
                 )

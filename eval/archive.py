@@ -107,7 +107,7 @@ def read_list(folder: Path) -> dict[str, Any] | None:
         version, is_whole = None, False
     if version not in (None, FORMAT_VERSION):
         raise UserError(
-            f"{path}: format {version}. This version reads {FORMAT_VERSION}; get a new archive."
+            f"{path}: format {version}. This version reads {FORMAT_VERSION}. Get a new archive."
         )
     if not is_whole:
         raise UserError(f"{path}: not as `cramming submit` wrote it. Get the archive again.")
@@ -221,7 +221,7 @@ def _check_entries(archive: Path, entries: Sequence[zipfile.ZipInfo]) -> str:
     size = sum(entry.file_size for entry in entries)
     if len(set(inside)) != len(inside) or len(inside) > MAX_FILES or size > MAX_BYTES:
         raise UserError(
-            f"{archive}: {len(inside)} files of {size / 2**20:.0f} MiB, or some twice; a run's archive"
+            f"{archive}: {len(inside)} files of {size / 2**20:.0f} MiB, or duplicates. The archive of a run"
             f" has at most {MAX_FILES} of {MAX_BYTES / 2**20:.0f} MiB."
         )
     return folders.pop()

@@ -117,22 +117,22 @@ def find_run(invocation: Invocation) -> tuple[Path, Run]:
     run, final = load_run(home), home / "final"
     require(
         not run.problem,
-        f"--name={name}: {run.problem}; `cramming pretrain --name {name}` makes a run",
+        f"--name={name}: {run.problem}. Train a run with `cramming pretrain --name {name}`.",
     )
     status = run.record.training.status
-    other = "train under another name, or give --model <folder>"
+    other = "Train under another name, or give --model <folder>."
     require(
         status not in WITHOUT_MODEL,
-        f"--name={name}: the run in {home} is {status} and has no model; {other}",
+        f"--name={name}: the run in {home} is {status} and has no model. {other}",
     )
     require(
         status == "finished",
-        f"--name={name}: the pretraining in {home} is {status or 'missing'}, not finished;"
-        " resume it with `cramming pretrain --resume`, or give --model <folder>",
+        f"--name={name}: the pretraining in {home} is {status or 'missing'}, not finished."
+        " Resume it with `cramming pretrain --resume`, or give --model <folder>.",
     )
     wrong = altered(run.record.training.final_files or {}, open_model(final).files)
-    hint = "restore it, or export the folder without the record: copy it elsewhere and give --model <copy>"
-    require(not wrong, f"{final}/{wrong}; {hint}")
+    hint = "Restore the file, or export without the record: copy the folder elsewhere and give --model <copy>."
+    require(not wrong, f"{final}/{wrong}. {hint}")
     return final, run
 
 
@@ -149,6 +149,6 @@ def special_tokens(folder: Path) -> dict[str, str]:
         missing.append("tokenizer.json")
     require(
         not missing,
-        f"{folder}: {', '.join(missing)} is missing; restore the tokenizer's files beside the model",
+        f"{folder}: {', '.join(missing)} is missing. Restore the tokenizer's files beside the model.",
     )
     return {role: str(token) for role, token in tokens.items()}

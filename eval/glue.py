@@ -220,20 +220,20 @@ def find_model(invocation: Invocation, model: str | None) -> ModelSource:
     final = folder / "final"
     pretrain = load_record(folder).get("pretrain", {}) if is_run(folder) else {}
     status = pretrain.get("status")
-    hint = f"run `cramming pretrain --name {name}` or give --model <folder>"
+    hint = f"Run `cramming pretrain --name {name}` or give --model <folder>."
     if status in WITHOUT_MODEL:
-        hint = f"the run is {status}; train under another name, or give --model <folder>"
-    require(final.is_dir(), f"{final}: no trained model; {hint}")
+        hint = f"The run is {status}. Train under another name, or give --model <folder>."
+    require(final.is_dir(), f"{final}: no trained model. {hint}")
     require(
         status == "finished",
-        f"{final}: {folder / RUN_LOG} tells of no finished pretraining; finish it with `cramming pretrain`"
-        f" and --resume, or score the folder under another name with --model {final}",
+        f"{final}: {folder / RUN_LOG} has no finished pretraining. Finish it with `cramming pretrain"
+        f" --resume`, or score the folder under another name with --model {final}.",
     )
     source = open_model(final)
     wrong = altered(pretrain["final_files"], source.files)
     require(
         not wrong,
-        f"{final}/{wrong}; restore it, or score the folder under another name with --model {final}",
+        f"{final}/{wrong}. Restore the file, or score the folder under another name with --model {final}.",
     )
     return source
 
@@ -243,5 +243,5 @@ def refuse_length(settings: EvalConfig, label: str, limit: int | None) -> None:
     length = settings.hyperparameters.max_length
     require(
         limit is None or length <= limit,
-        f"eval.hyperparameters.max_length={length}: {label} has {limit} positions; set it to {limit} or less",
+        f"eval.hyperparameters.max_length={length}: {label} has {limit} positions. Set it to {limit} or less.",
     )

@@ -243,7 +243,7 @@ class Corpus:
         corpus = cls(folder, manifest)
         size_problems = wrong_sizes(folder, manifest.splits, np.dtype(manifest.dtype))
         for problem in chain(size_problems, corpus._wrong_hashes(verify)):
-            raise UserError(f"{problem}; the corpus is damaged: {DAMAGED}")
+            raise UserError(f"{problem}: the corpus is damaged. {DAMAGED}")
         return corpus
 
     def _wrong_hashes(self, verify: bool | Split) -> Iterator[str]:

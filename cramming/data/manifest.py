@@ -24,7 +24,7 @@ INDEX_DTYPE = np.dtype("<u8")  # type of the offsets at which documents begin
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 NO_CHECKSUM = "0" * 64
-DAMAGED = "delete the folder and run `cramming prepare` again"
+DAMAGED = "Delete the folder and run `cramming prepare` again."
 # settings of `data` that do not change the content of a corpus
 _NOT_CONTENT = ("corpus", "workers", "ray")
 
@@ -152,7 +152,7 @@ class Manifest:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             problem = "not a corpus manifest"
         if problem:
-            raise UserError(f"{path}: {problem}; {DAMAGED}")
+            raise UserError(f"{path}: {problem}. {DAMAGED}")
         return build(cls, node, str(path))
 
     def sha256(self) -> str:

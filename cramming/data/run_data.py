@@ -37,8 +37,8 @@ class RunData:
             )
         if other.manifest.tokenizer.sha256 != corpus.manifest.tokenizer.sha256:
             raise UserError(
-                f"train.validation_corpus={other.folder}: it has another tokenizer than {corpus.folder}, so its tokens"
-                f" mean something else; prepare it with tokenizer.path={corpus.tokenizer_file}"
+                f"train.validation_corpus={other.folder}: it has another tokenizer than {corpus.folder}, so token ids"
+                f" differ. Prepare it with tokenizer.path={corpus.tokenizer_file}."
             )
         held_out = HeldOut(
             _batch_source(other, "validation", config), config.train.validation_tokens
@@ -100,7 +100,7 @@ def fit_to_corpus(model: ModelConfig, corpus: Corpus) -> ModelConfig:
     size = model.vocab_size or (corpus.vocab_size + 63) // 64 * 64
     if size < corpus.vocab_size:
         raise UserError(
-            f"model.vocab_size={size}: the tokenizer of {corpus.folder} has {corpus.vocab_size} entries;"
-            " leave model.vocab_size=null"
+            f"model.vocab_size={size}: the tokenizer of {corpus.folder} has {corpus.vocab_size} entries."
+            " Leave model.vocab_size=null."
         )
     return replace(model, vocab_size=size)

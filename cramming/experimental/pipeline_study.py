@@ -92,7 +92,7 @@ def _check(config: Config, stages: int) -> None:
     train = config.train
     require(
         config.objective.has_masked_lm,
-        "study pipelines: the generator of objective=rtd has no stage; take mlm",
+        "study pipelines: the generator of objective=rtd has no stage. Set objective=mlm.",
     )
     require(
         train.batch_ramp is None
@@ -107,11 +107,11 @@ def _check(config: Config, stages: int) -> None:
     )
     require(
         isinstance(train.micro_batch, int),
-        "study pipelines: train.micro_batch=auto; give a number",
+        "study pipelines: train.micro_batch=auto: needs a number. Set one.",
     )
     require(
         config.model.num_layers >= stages,
-        f"study pipelines: --stages={stages} is above model.num_layers={config.model.num_layers}; lower it",
+        f"study pipelines: --stages={stages} is above model.num_layers={config.model.num_layers}. Lower it.",
     )
 
 

@@ -230,14 +230,14 @@ def launched_processes() -> int:
 
 
 def data_size(config: ParallelConfig, world_size: int) -> int:
-    """Return over how many processes a step's samples are split; UserError where the mesh is not all processes."""
+    """Return over how many processes a step's samples are split; raise UserError unless the mesh has all processes."""
     parts = config.tp * config.pp
     replicas = config.dp or max(1, world_size // parts)
     if replicas * parts != world_size:
         raise UserError(
             f"parallel.dp={config.dp or 'null'} parallel.tp={config.tp} parallel.pp={config.pp}: a mesh of {replicas} x"
-            f" {config.tp} x {config.pp} = {replicas * parts} processes, and there are {world_size}; start as many with"
-            f" torchrun --nproc-per-node {replicas * parts} -m cramming ..., or change a size"
+            f" {config.tp} x {config.pp} = {replicas * parts} processes, and there are {world_size}. Start as many"
+            f" with torchrun --nproc-per-node {replicas * parts} -m cramming ..., or change a size."
         )
     if isinstance(config, ShardConfig) and config.shards and replicas % config.shards:
         raise UserError(
@@ -252,7 +252,7 @@ def _local_gpu() -> torch.device:
     visible = torch.cuda.device_count()
     require(
         local < visible,
-        f"torchrun: more processes than {visible} visible GPUs; lower --nproc-per-node",
+        f"torchrun: more processes than {visible} visible GPUs. Lower --nproc-per-node.",
     )
     return torch.device("cuda", local)
 
@@ -300,7 +300,7 @@ def _name_group(store: Any, rank: int, size: int, name: str) -> str:
         require(
             time.monotonic() < deadline,
             f"torchrun: of {size} processes those of rank {', '.join(map(str, sorted(waiting)))} did not answer within"
-            f" {JOIN_SECONDS // 60} minutes; see why they ended, and start all of them again",
+            f" {JOIN_SECONDS // 60} minutes. See why they ended, and start all of them again.",
         )
         time.sleep(0.01)
     return name

@@ -71,7 +71,7 @@ def main(
         smallest = min(options, key=lambda option: option.peak_bytes)
         raise UserError(
             f"--memory-gb={target.memory_bytes / GIB:.3g}: nothing fits. The least that was tried"
-            f" ({overrides(smallest, config)}) needs {smallest.peak_bytes / GIB:.3g} GiB of tensors; take a smaller"
+            f" ({overrides(smallest, config)}) needs {smallest.peak_bytes / GIB:.3g} GiB of tensors. Take a smaller"
             " model or vocabulary, a shorter train.sequence_length, or an optimizer with less state."
         )
 

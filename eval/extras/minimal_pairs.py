@@ -137,7 +137,7 @@ def open_masked_lm(source: ModelSource, device: torch.device) -> LogProbabilitie
     try:
         return (_own_model if source.is_native else _stock_model)(source.folder, device)
     except UserError as error:
-        raise UserError(f"eval.minimal_pairs: {error}; or set eval.minimal_pairs=null") from None
+        raise UserError(f"eval.minimal_pairs: {error}. Or set eval.minimal_pairs=null.") from None
 
 
 def _own_model(folder: Path, device: torch.device) -> LogProbabilities:

@@ -52,7 +52,7 @@ def main(
     if full < shortest.exaflops:
         raise UserError(
             f"project: a full budget of {max(full, 0.0):.3g} exaflops is below the shortest run's"
-            f" {shortest.exaflops:.3g}; give more with --hours or --exaflops"
+            f" {shortest.exaflops:.3g}. Raise --hours or --exaflops."
         )
     losses = project(runs.points, full, lambda point: point.loss)
     if losses is None:

@@ -164,7 +164,7 @@ def _stock_tokenizer(folder: Path) -> Any:
     # Without a vocabulary file transformers 5 makes a tokenizer of special tokens alone.
     has_words = tokenizer.get_vocab().keys() - set(tokenizer.all_special_tokens)
     require(
-        has_words, f"{folder}: no tokenizer; save the model's own there (tokenizer.save_pretrained)"
+        has_words, f"{folder}: no tokenizer. Save the model's there with tokenizer.save_pretrained."
     )
     return tokenizer
 
@@ -192,7 +192,7 @@ def _special(folder: Path, tokenizer: Any, role: str) -> tuple[str, int]:
     number = tokenizer.token_to_id(text)
     if number is None:
         raise UserError(
-            f"{folder / 'tokenizer.json'}: no token {text!r} ({role}); it does not fit the model"
+            f"{folder / 'tokenizer.json'}: no token {text!r} ({role}), so the tokenizer does not fit the model."
         )
     return text, number
 

@@ -66,7 +66,7 @@ def open_model(path: str | Path) -> ModelSource:
     folder = Path(path)
     require(
         not folder.is_file(),
-        f"--model={path}: is a file, not a folder; give the folder it is in",
+        f"--model={path}: is a file. Give the folder that contains the model.",
     )
     if not folder.is_dir():
         folder = _download(str(path))
@@ -91,7 +91,7 @@ def open_model(path: str | Path) -> ModelSource:
         return ModelSource(
             folder, str(path), True, suite_config.vocab_size, limit, sha256, size, files
         )
-    require(config.get("vocab_size"), f"{file}: no vocab_size; {kind!r} is not a text encoder")
+    require(config.get("vocab_size"), f"{file}: no vocab_size: {kind!r} is not a text encoder.")
     causal = f"{file}: this {kind!r} is a decoder, whose tokens do not see those after them; give an encoder"
     require(not _is_causal(config), causal)
     positions = config.get("max_position_embeddings")
@@ -103,7 +103,7 @@ def open_model(path: str | Path) -> ModelSource:
 
 
 def _read_encoder_config(file: Path) -> dict[str, Any]:
-    require(file.is_file(), f"{file.parent}: no config.json; expected a Hugging Face model folder")
+    require(file.is_file(), f"{file.parent}: no config.json. Give a Hugging Face model folder.")
     try:
         config = dict(json.loads(file.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
@@ -111,7 +111,7 @@ def _read_encoder_config(file: Path) -> dict[str, Any]:
     kind = config.get("model_type")
     require(
         not config.get("is_encoder_decoder"),
-        f"{file}: model type {kind!r} has a decoder; give an encoder",
+        f"{file}: model type {kind!r} has a decoder. Give an encoder.",
     )
     return config
 
@@ -218,7 +218,7 @@ def refuse_changed(folder: Path, files: Mapping[str, str]) -> None:
         is_unchanged = file.is_file() and file_sha256(file) == sha256
         require(
             is_unchanged,
-            f"{file}: was changed while the model was being scored; restore it and run again",
+            f"{file}: changed while the model was scored. Restore the file and run again.",
         )
 
 
@@ -280,7 +280,7 @@ def _download(name: str) -> Path:
         if online:
             reason = " ".join(str(error).split())[:150]
         raise UserError(
-            f"--model={name}: no such folder, and {reason}; give a local model folder"
+            f"--model={name}: no such folder, and {reason}. Give a local model folder."
         ) from None
     return folder
 
@@ -379,7 +379,7 @@ class StockEncoder(nn.Module):
             else:
                 self.model = encoder.from_config(config, dtype=torch.float32)
         lack = f"its weights lack {', '.join(missing[:3])} ..., or have them in another shape"
-        require(not missing, f"{folder}: {lack}; they are not of this config.json")
+        require(not missing, f"{folder}: {lack}: the weights do not belong to this config.json.")
         self.pad_id = config.pad_token_id or 0
         self.takes_types = (getattr(config, "type_vocab_size", 0) or 0) > 1
         std = getattr(config, "initializer_range", None) or 0.02
@@ -412,7 +412,7 @@ class StockEncoder(nn.Module):
             if is_out_of_memory(error) or not torch.is_autocast_enabled(ids_T.device.type):
                 raise
             raise UserError(
-                f"{what} fails in 16 bits ({reason}); set eval.precision=fp32"
+                f"{what} fails in 16 bits ({reason}). Set eval.precision=fp32."
             ) from None
         # By index, not by `valid_SL`, for whose count the host would wait.
         tokens_T = torch.arange(len(ids_T), device=ids_T.device)

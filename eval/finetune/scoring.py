@@ -208,8 +208,8 @@ def _refuse_pairs_without_types(job: ScoringJob, names: Sequence[str]) -> None:
         is_pair = len(TASKS[name].text) > 1
         require(
             not is_pair or (job.encoded[name].train.types_T == 1).any(),
-            f"{job.source.folder}: its tokenizer does not tell a second text from a first (by token types), which"
-            " eval.hyperparameters.pooling=pairs compares; take mean or cls",
+            f"{job.source.folder}: its tokenizer has no token types for a second text, which"
+            " eval.hyperparameters.pooling=pairs needs. Set mean or cls.",
         )
 
 

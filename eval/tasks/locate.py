@@ -54,7 +54,7 @@ def find_suite(
         folder = corpus / TASK_FOLDER
         require(
             folder.is_dir(),
-            f"{folder}: no embedded tasks; run `cramming prepare` first, or give eval=glue_sane",
+            f"{folder}: no embedded tasks. Run `cramming prepare` first, or set eval=glue_sane.",
         )
         sha256 = _verified_corpus(folder)
     if folder is None:
@@ -72,7 +72,7 @@ def find_tasks(names: Sequence[str], table: Mapping[str, Task] = GLUE) -> list[T
     unknown = wanted - {task.name for task in chosen} - {task.title.lower() for task in chosen}
     require(
         not unknown,
-        f"eval.tasks: unknown task {', '.join(sorted(unknown))}; the tasks are: {', '.join(table)}",
+        f"eval.tasks: unknown task {', '.join(sorted(unknown))}. Choose from {', '.join(table)}.",
     )
     return chosen
 
@@ -95,7 +95,7 @@ def tasks_in_folder(
     title = SUITES[suite].title
     require(
         tasks,
-        f"eval.data_dir={folder}: no {title} task found; expected a folder with one or more of {expected}",
+        f"eval.data_dir={folder}: no {title} task found. Give a folder with one or more of {expected}.",
     )
     return tasks, _others(table, tasks, reason)
 
@@ -116,11 +116,11 @@ def read_task(folder: Path, task: Task) -> TaskData:
     needed = "needs a training and a dev file"
     require(
         (folder / task.train.path).is_file(),
-        f"{folder / task.train.path}: no such file; {task.title} {needed}",
+        f"{folder / task.train.path}: no such file. {task.title} {needed}.",
     )
     require(
         scored,
-        f"{folder / task.scored[0].path}: no such file; {task.title} {needed}",
+        f"{folder / task.scored[0].path}: no such file. {task.title} {needed}.",
     )
     absent = {}
     for source in task.scored:
@@ -148,5 +148,5 @@ def _verified_corpus(tasks: Path) -> str:
         if name in known:
             problem = damage(file, known[name])
         if problem:
-            raise UserError(f"{problem}; delete the folder and run `cramming prepare` again")
+            raise UserError(f"{problem}. Delete the folder and run `cramming prepare` again.")
     return corpus.manifest_sha256

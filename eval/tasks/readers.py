@@ -30,18 +30,20 @@ def read_file(path: Path, task: Task, source: ExampleFile, labelled: bool) -> Sp
     except UnicodeDecodeError as error:
         line, byte = content[: error.start].count(b"\n") + 1, content[error.start]
         raise UserError(
-            f"{path}:{line}: not UTF-8 (byte 0x{byte:02x}); save the file as UTF-8"
+            f"{path}:{line}: not UTF-8 (byte 0x{byte:02x}). Save the file as UTF-8."
         ) from None
     whole = lines[-1] == ""
     if whole:
         del lines[-1]
     read_lines = _read_jsonl if path.suffix == ".jsonl" else _read_tsv
     split = read_lines(path, lines, task, source, labelled)
-    require(len(split) > 0, f"{path}: no examples in this file; {task.title} has {source.examples}")
+    require(
+        len(split) > 0, f"{path}: no examples in this file, {task.title} has {source.examples}."
+    )
     require(
         whole or len(split) >= source.examples,
-        f"{path}:{len(lines)}: the last line has no newline, and there are {len(split)} of {source.examples} examples;"
-        " is the file cut short? If it is meant to be a part, end it with a newline",
+        f"{path}:{len(lines)}: the last line has no newline, and there are {len(split)} of {source.examples} examples."
+        " If the file is not truncated but a subset, end it with a newline.",
     )
     return split
 
@@ -189,8 +191,8 @@ def _hub_split(task: Task, source: ExampleFile, labelled: bool) -> Split:
         rows: Any = datasets.load_dataset(HUB_DATASET, source.hub_config, split=source.hub_split)
     except (OSError, ValueError) as error:  # no connection, or no entry in the cache
         reason = " ".join(str(error).split())[:150]
-        hint = "without a network give eval.data_dir=<folder with CoLA/, SST-2/, ...>"
-        raise UserError(f"eval=hub: cannot load {where}: {reason}; {hint}") from None
+        hint = "Without a network set eval.data_dir=<folder with CoLA/, SST-2/, ...>."
+        raise UserError(f"eval=hub: cannot load {where}: {reason}. {hint}") from None
     texts = tuple(list(rows[name]) for name in task.hub_text or task.text)
     if not labelled:
         return Split(source, texts, None, [int(i) for i in rows["idx"]])

@@ -354,7 +354,7 @@ class TestStepTimePredictor:
         assert predictor.step_seconds(1) == pytest.approx(990), "it has become slow"
 
     def test_validations_are_foretold_like_steps(self) -> None:
-        """The first is predicted like training on as many micro-batches, later ones by validations without compilation."""
+        """The first is predicted like training on as many micro-batches, later ones by those without compilation."""
         predictor = StepTimePredictor(0.0)
         predictor.note(2, 4.0, 0.1, compiled=False)
         assert predictor.validation_seconds(10) == pytest.approx(22.0)
