@@ -186,7 +186,7 @@ def test_mistakes_are_one_line_and_code_2(
         (
             PermissionError(13, "Permission denied", "runs"),
             2,
-            "runs: Permission denied; get the right",
+            "runs: Permission denied. ",
         ),
         (NotADirectoryError(20, "Not a directory", "a.txt/b"), 2, "a.txt/b: Not a directory"),
         (KeyboardInterrupt(), 130, "interrupted"),

@@ -230,13 +230,13 @@ def test_missing_and_cut_files_and_wrong_folders_are_named(glue: Path) -> None:
     """The fields of a cut file may all be there, only the end of the last one is not."""
     path = glue / "STS-B/dev.tsv"
     path.write_bytes(path.read_bytes()[:-2])
-    is_refused(glue, GLUE["stsb"], r"dev.tsv:6: the last line has no newline, .* cut short")
+    is_refused(glue, GLUE["stsb"], r"dev.tsv:6: the last line has no newline")
     (glue / "SST-2/train.tsv").write_text("sentence\tlabel\n")
     is_refused(glue, GLUE["sst2"], r"train.tsv: no examples")
     (glue / "SST-2/dev.tsv").unlink()
-    is_refused(glue, GLUE["sst2"], r"SST-2/dev.tsv: no such file; SST-2 needs")
+    is_refused(glue, GLUE["sst2"], r"SST-2/dev.tsv: no such file")
     for folder in (glue / "CoLA", glue / "nowhere"):
-        with pytest.raises(UserError, match=r"no GLUE task found; expected .*CoLA/, SST-2/"):
+        with pytest.raises(UserError, match=r"no GLUE task found.*CoLA/, SST-2/"):
             tasks_in_folder(folder, None)
 
 
@@ -356,7 +356,7 @@ def test_superglues_official_layouts_are_read(superglue: Path) -> None:
         "cb",
         "wic",
     ]
-    with pytest.raises(UserError, match=r"no SuperGLUE task found; .* BoolQ/, CB/"):
+    with pytest.raises(UserError, match=r"no SuperGLUE task found.*BoolQ/, CB/"):
         tasks_in_folder(superglue / "CB", None, "superglue")
 
 

@@ -91,7 +91,7 @@ def test_logits_are_those_of_our_model(case: str, tmp_path: Path, save: Save) ->
 
 
 @pytest.mark.parametrize(
-    "given", [{"position_ids": torch.tensor([[0, 1, 2, 0, 1]])}, {"output_attentions": True}]
+    "arguments", [{"position_ids": torch.tensor([[0, 1, 2, 0, 1]])}, {"output_attentions": True}]
 )
 def test_an_argument_that_would_change_the_result_is_refused(
     arguments: dict[str, Any], tmp_path: Path, save: Save
