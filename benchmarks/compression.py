@@ -96,12 +96,16 @@ def main() -> None:
         "| gradients | validation loss | beside exact sums of the same seed | spread of it |\n|---|---|---|---|"
     )
     for number, case in enumerate(CASES):
-        found = [losses[f"{number}-{seed}"] for seed in asked.seeds]
+        final_losses = [losses[f"{number}-{seed}"] for seed in asked.seeds]
         beside = [losses[f"{number}-{seed}"] - losses[f"0-{seed}"] for seed in asked.seeds]
-        spread = statistics.stdev(beside if number else found) if len(found) > 1 else float("nan")
+        spread = (
+            statistics.stdev(beside if number else final_losses)
+            if len(final_losses) > 1
+            else float("nan")
+        )
         label = "of the loss over seeds: " * (number == 0)
         print(
-            f"| {case} | {statistics.mean(found):.4f} | {statistics.mean(beside):+.4f} | {label}{spread:.4f} |"
+            f"| {case} | {statistics.mean(final_losses):.4f} | {statistics.mean(beside):+.4f} | {label}{spread:.4f} |"
         )
     print(f"\nRaw, number of the row and seed:\n\n```json\n{json.dumps(losses)}\n```")
 

@@ -93,7 +93,7 @@ def main() -> None:
     from cramming.bench.tables import versions
     from cramming.environment import cpu_name
 
-    rows, found = [], 0
+    rows, num_decided = [], 0
     with tempfile.TemporaryDirectory() as temporary:
         overrides = [
             *SETTINGS,
@@ -127,10 +127,10 @@ def main() -> None:
             duel_main.fight(log, name, cores, opponents, config, call, 1000 * number)
             duel = log.duels()[name]
             assert duel.decision is not None
-            found += duel.decision.verdict in ("win", "loss")
+            num_decided += duel.decision.verdict in ("win", "loss")
             rows.append(duel.differences())
-            print(f"{number + 1} duels, {found} with a winner", flush=True)
-    text, raw = report(rows, found, args.seconds)
+            print(f"{number + 1} duels, {num_decided} with a winner", flush=True)
+    text, raw = report(rows, num_decided, args.seconds)
     about = f"{cpu_name()}, torch {versions()['torch']}"
     command = f"python benchmarks/duel_honesty.py --duels {args.duels} --seconds {args.seconds}"
     args.out.with_suffix(".md").write_text(
@@ -140,7 +140,7 @@ def main() -> None:
     print(text)
 
 
-def report(rows: list[list[float]], found: int, seconds: float) -> tuple[str, dict[str, Any]]:
+def report(rows: list[list[float]], num_decided: int, seconds: float) -> tuple[str, dict[str, Any]]:
     """The text, and its numbers."""
     real = np.array([value for row in rows for value in row])
     sd = float(np.concatenate([np.array(row) - np.mean(row) for row in rows if row]).std())
@@ -157,7 +157,7 @@ def report(rows: list[list[float]], found: int, seconds: float) -> tuple[str, di
         "duels": len(rows),
         "seconds": seconds,
         **asdict(TEST),
-        "with_a_winner": found / len(rows),
+        "with_a_winner": num_decided / len(rows),
         "normal_with_a_winner": normal / 20_000,
         "sd_nats": sd,
         "mean_nats": float(real.mean()),
@@ -170,7 +170,8 @@ def report(rows: list[list[float]], found: int, seconds: float) -> tuple[str, di
     }
     lines = [
         f"- {len(rows)} duels of up to {TEST.pairs} pairs, {seconds} s of CPU time a side, error {TEST.error}:"
-        f" {found} ended with a winner ({found / len(rows):.1%}); of 20,000 with normal numbers {normal / 20_000:.1%}.",
+        f" {num_decided} ended with a winner ({num_decided / len(rows):.1%}); of 20,000 with normal numbers"
+        f" {normal / 20_000:.1%}.",
         f"- Differences of {len(real)} pairs: mean {real.mean():+.5f} nats, standard deviation within duels {sd:.5f}.",
         f"- A gain of {PLANTED:g} standard deviations, planted into {planted} duels of up to {LONGER.pairs} of these"
         f" pairs each: predicted to take {predicted} pairs, found by then in {in_time:.1%}.",

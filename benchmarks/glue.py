@@ -39,8 +39,10 @@ def read(arguments: argparse.Namespace) -> dict[str, Any]:
     def cut(data: TaskData) -> TaskData:
         train, count = data.train, arguments.examples or len(data.train)
         labels = None if train.labels is None else train.labels[:count]
-        few = replace(train, texts=tuple(column[:count] for column in train.texts), labels=labels)
-        return replace(data, train=few, blind=())
+        shortened = replace(
+            train, texts=tuple(column[:count] for column in train.texts), labels=labels
+        )
+        return replace(data, train=shortened, blind=())
 
     return {name: cut(read_task(arguments.data, TABLE[name])) for name in arguments.tasks}
 
@@ -74,7 +76,7 @@ def run_cramming(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     from eval.finetune.workers import run_all
 
     source, hyper, data = open_model(arguments.model), hyperparameters(arguments), read(arguments)
-    encode = load_encoder(source.folder, source.own, hyper.max_length, source.vocab_size)
+    encode = load_encoder(source.folder, source.is_native, hyper.max_length, source.vocab_size)
     encoded = {name: encode_task(task_data, encode) for name, task_data in data.items()}
     how = (source, hyper, arguments.precision, arguments.device)
     runs = [
@@ -82,10 +84,10 @@ def run_cramming(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     ]
     runs.sort(key=lambda run: -len(run.data.train.ids_T))
     workers = len(arguments.seeds) if arguments.device == "cuda" else arguments.cores
-    found = run_all(runs, min(workers, len(runs)), lambda count: None)
+    outcomes = run_all(runs, min(workers, len(runs)), lambda count: None)
     return [
         result(data[r.task], r.seed, p.scored[data[r.task].scored[0].source.entry], p.seconds)
-        for r, p in found
+        for r, p in outcomes
     ]
 
 
@@ -95,7 +97,7 @@ def run_trainer(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
     torch.set_num_threads(arguments.cores)
     tokenizer, data = AutoTokenizer.from_pretrained(arguments.model), read(arguments)
-    found = []
+    rows = []
     for task_data in data.values():
         train, dev = (
             tokenized(tokenizer, split) for split in (task_data.train, task_data.scored[0])
@@ -103,13 +105,13 @@ def run_trainer(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         for seed in arguments.seeds:
             started = time.perf_counter()
             predictions = train_and_predict(arguments, tokenizer, task_data.task, train, dev, seed)
-            found.append(result(task_data, seed, predictions, time.perf_counter() - started))
-    return found
+            rows.append(result(task_data, seed, predictions, time.perf_counter() - started))
+    return rows
 
 
 def tokenized(tokenizer: Any, split: Any) -> Any:
-    found = tokenizer(*split.texts, truncation=True, max_length=128, padding=False)
-    columns = {**found, "labels": split.labels.tolist()}
+    encoded = tokenizer(*split.texts, truncation=True, max_length=128, padding=False)
+    columns = {**encoded, "labels": split.labels.tolist()}
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
@@ -229,7 +231,7 @@ def measure(side: str, arguments: argparse.Namespace, seeds: list[int]) -> dict[
 
 
 def report(
-    arguments: argparse.Namespace, found: list[dict[str, Any]], examples: dict[str, int]
+    arguments: argparse.Namespace, measurements: list[dict[str, Any]], examples: dict[str, int]
 ) -> str:
     import torch
     import transformers
@@ -258,18 +260,23 @@ def report(
         "|---|---|---|---|" + "---|" * len(examples),
     ]
     work = arguments.epochs * sum(examples.values()) * len(arguments.seeds)
-    seconds = {side: sum(f["seconds"] for f in found if f["side"] == side) for side in SIDES}
+    seconds = {side: sum(f["seconds"] for f in measurements if f["side"] == side) for side in SIDES}
     for side in SIDES:
         cells = [side, f"{seconds[side]:.0f}", f"{work / seconds[side]:.1f}"]
         cells.append(f"{seconds['trainer'] / seconds[side]:.2f}x")
         for task in examples:
-            runs = [r for f in found if f["side"] == side for r in f["runs"] if r["task"] == task]
+            runs = [
+                r for f in measurements if f["side"] == side for r in f["runs"] if r["task"] == task
+            ]
             scores = sorted(r["score"] for r in runs)
             cells.append(
                 f"{statistics.median(scores):.1f} ({', '.join(f'{s:.1f}' for s in scores)})"
             )
         lines.append(f"| {' | '.join(cells)} |")
-    pairs = ({f["side"]: f["seconds"] for f in found[i : i + 2]} for i in range(0, len(found), 2))
+    pairs = (
+        {f["side"]: f["seconds"] for f in measurements[i : i + 2]}
+        for i in range(0, len(measurements), 2)
+    )
     ratios = [f"{pair['trainer'] / pair['cramming']:.2f}" for pair in pairs]
     lines += [
         "",
@@ -277,7 +284,7 @@ def report(
         "",
         "Raw:",
         "```json",
-        json.dumps(found),
+        json.dumps(measurements),
         "```",
         "",
     ]
@@ -321,18 +328,18 @@ def main() -> None:
         print(json.dumps(runs))
         return
     assert arguments.out, "--out"
-    found: list[dict[str, Any]] = []
+    measurements: list[dict[str, Any]] = []
     groups = [
         arguments.seeds[i : i + arguments.cores]
         for i in range(0, len(arguments.seeds), arguments.cores)
     ]
     for index, seeds in enumerate(groups):
         for side in SIDES if index % 2 == 0 else SIDES[::-1]:
-            found.append(measure(side, arguments, seeds))
-            print(found[-1], file=sys.stderr, flush=True)
+            measurements.append(measure(side, arguments, seeds))
+            print(measurements[-1], file=sys.stderr, flush=True)
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     examples = {name: len(data.train) for name, data in read(arguments).items()}
-    arguments.out.write_text(report(arguments, found, examples), encoding="utf-8")
+    arguments.out.write_text(report(arguments, measurements, examples), encoding="utf-8")
     print(arguments.out)
 
 

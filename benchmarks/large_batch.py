@@ -48,7 +48,7 @@ SEEDS = [1, 2]  # other than the one that has chosen the rates
 def overrides(
     optimizer: str, batch: int, rate: float, rule: str | None, sequences: int, seed: int
 ) -> list[str]:
-    """Of one run. `rate` is for the smallest batch where there is a rule."""
+    """Return the overrides of one run. With a rule, `rate` is that of the smallest batch."""
     scale = f"{{rule: {rule}, base_batch: {BASE}}}" if rule else "null"
     return [
         f"optim={optimizer}",
@@ -79,7 +79,7 @@ class Runs:
         ]
         folder.mkdir(parents=True, exist_ok=True)
         lines = self.ledger.read_text(encoding="utf-8").splitlines() if self.ledger.exists() else []
-        self.done = {" ".join(found["overrides"]): found for found in map(json.loads, lines)}
+        self.done = {" ".join(row["overrides"]): row for row in map(json.loads, lines)}
 
     def loss(
         self,
@@ -91,19 +91,19 @@ class Runs:
         seed: int = 0,
     ) -> dict[str, Any]:
         """`loss` (None: diverged), `steps` and `peak` of the learning rate; nothing for a run that is not done."""
-        own = overrides(optimizer, batch, rate, rule, sequences, seed)
-        if " ".join(own) not in self.done and self.jobs:
-            found = self._train(f"{optimizer}-{batch}-{rate:.4g}-{rule}-{sequences}-{seed}", own)
+        settings = overrides(optimizer, batch, rate, rule, sequences, seed)
+        if " ".join(settings) not in self.done and self.jobs:
+            row = self._train(f"{optimizer}-{batch}-{rate:.4g}-{rule}-{sequences}-{seed}", settings)
             with self.lock, self.ledger.open("a", encoding="utf-8") as ledger:
-                ledger.write(json.dumps(found) + "\n")
-                self.done[" ".join(own)] = found
-        return self.done.get(" ".join(own), {})
+                ledger.write(json.dumps(row) + "\n")
+                self.done[" ".join(settings)] = row
+        return self.done.get(" ".join(settings), {})
 
-    def _train(self, name: str, own: list[str]) -> dict[str, Any]:
+    def _train(self, name: str, settings: list[str]) -> dict[str, Any]:
         folder = self.folder / name
         shutil.rmtree(folder, ignore_errors=True)
         place = ["--runs", str(self.folder), "--name", name, "--device", "cpu"]
-        command = [sys.executable, "-m", "cramming", "pretrain", *self.common, *own, *place]
+        command = [sys.executable, "-m", "cramming", "pretrain", *self.common, *settings, *place]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         diverged = "not finite" in done.stderr
@@ -113,7 +113,7 @@ class Runs:
         print(f"{name}: {loss}", file=sys.stderr, flush=True)
         shutil.rmtree(folder)
         return {
-            "overrides": own,
+            "overrides": settings,
             "steps": pretrain.get("steps"),
             "peak": pretrain.get("peak_learning_rate"),
             "loss": loss,
@@ -144,15 +144,15 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     )
 
 
-def cell(found: dict[str, Any]) -> str:
+def cell(row: dict[str, Any]) -> str:
     """The loss, and the peak of the learning rate."""
-    if not found:
+    if not row:
         return "not run"
-    return "diverged" if found["loss"] is None else f"{found['loss']:.3f} ({found['peak']:.3g})"
+    return "diverged" if row["loss"] is None else f"{row['loss']:.3f} ({row['peak']:.3g})"
 
 
-def order(found: dict[str, Any]) -> float:
-    return found["loss"] if found.get("loss") is not None else math.inf
+def order(row: dict[str, Any]) -> float:
+    return row["loss"] if row.get("loss") is not None else math.inf
 
 
 def tune(runs: Runs) -> dict[str, float]:
@@ -162,14 +162,16 @@ def tune(runs: Runs) -> dict[str, float]:
         for optimizer, grid in GRIDS.items()
         for rate in grid
     ]
-    found = dict(zip(cases, runs.all(cases)))
+    rows_by_case = dict(zip(cases, runs.all(cases)))
     print(f"Rates at {BASE} sequences, {SEQUENCES // 4:,} samples: validation loss (rate)\n")
     table(
         ["optimizer", "", "", ""],
-        [[o, *(cell(found[case]) for case in cases if case[0] == o)] for o in GRIDS],
+        [[o, *(cell(rows_by_case[case]) for case in cases if case[0] == o)] for o in GRIDS],
     )
     return {
-        o: min((case for case in cases if case[0] == o), key=lambda case: order(found[case]))[2]
+        o: min(
+            (case for case in cases if case[0] == o), key=lambda case: order(rows_by_case[case])
+        )[2]
         for o in GRIDS
     }
 
@@ -180,13 +182,16 @@ def by_rule(runs: Runs, rates: dict[str, float]) -> None:
     cases = [
         (o, b, rates[o], rule) for b in BATCHES for o, rule in columns if b > BASE or rule == "sqrt"
     ]
-    found = dict(zip(cases, runs.all(cases)))
+    rows_by_case = dict(zip(cases, runs.all(cases)))
     print(
         f"The same {SEQUENCES:,} samples, rates carried over from {BASE}: validation loss (peak of the rate)\n"
     )
     rows = []
     for batch in BATCHES:
-        cells = [found[o, batch, rates[o], rule if batch > BASE else "sqrt"] for o, rule in columns]
+        cells = [
+            rows_by_case[o, batch, rates[o], rule if batch > BASE else "sqrt"]
+            for o, rule in columns
+        ]
         rows.append([str(batch), str(SEQUENCES // batch), *map(cell, cells)])
     table(["batch", "steps", *(f"{optimizer}, {rule}" for optimizer, rule in columns)], rows)
 
@@ -203,9 +208,9 @@ def by_power(runs: Runs, rates: dict[str, float]) -> None:
             (o, LARGEST, *((rates[o], rule_of[p]) if p in rule_of else (rates[o] * ratio**p, None)))
             for p in powers
         ]
-        found = runs.all(cases)
-        rows.append([o, *map(cell, found)])
-        best[o] = min(zip(cases, found), key=lambda each: order(each[1]))[0]
+        measured = runs.all(cases)
+        rows.append([o, *map(cell, measured)])
+        best[o] = min(zip(cases, measured), key=lambda each: order(each[1]))[0]
     print(
         f"{LARGEST} sequences, {SEQUENCES // LARGEST} steps, the rate carried over by a power of the batch\n"
     )
@@ -215,11 +220,11 @@ def by_power(runs: Runs, rates: dict[str, float]) -> None:
         for o in names
         for seed in SEEDS
     ]
-    found = runs.all(chosen)
+    measured = runs.all(chosen)
     print(f"The best of each row, seeds {SEEDS}:")
     for place, o in enumerate(names):
         print(
-            f"- {o}: {', '.join(map(cell, found[place * len(SEEDS) : (place + 1) * len(SEEDS)]))}"
+            f"- {o}: {', '.join(map(cell, measured[place * len(SEEDS) : (place + 1) * len(SEEDS)]))}"
         )
 
 

@@ -18,18 +18,18 @@ from pathlib import Path
 import numpy as np
 
 from cramming.config import UserError
-from cramming.data.batches import ALL_MASK, PINNED, STRETCH, BatchSource, HeldOut
+from cramming.data.batches import ALL_MASK, EXCERPT_TOKENS, PINNED, BatchSource, HeldOut
 from cramming.data.corpus import Corpus
 from cramming.objectives.masking import IGNORE, MaskedTargets, Masker
 
-MOST_ENTRIES = 2**15  # of a vocabulary
+MAX_ENTRIES = 2**15  # of a vocabulary
 DISCOUNT = 0.75  # Ney, Essen & Kneser's for small counts
 CONTEXTS = ((-1,), (1,), (-2, -1), (1, 2), (-1, 1), (-2, -1, 1, 2))
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Which tokens stand where these offsets have these tokens: positions, sorted by their context's key."""
+    """Counts of the tokens in each context at some offsets: positions, sorted by the key of their context."""
 
     keys_N: np.ndarray
     tokens_N: np.ndarray
@@ -52,7 +52,7 @@ class Counts:
 
 
 def key(tokens: list[np.ndarray], vocab_size: int) -> np.ndarray:
-    """One number for each combination; those of four tokens fit into 63 bits (`MOST_ENTRIES`)."""
+    """One number for each combination; those of four tokens fit into 63 bits (`MAX_ENTRIES`)."""
     out = np.zeros_like(tokens[0], dtype=np.int64)
     for column in tokens:
         out = out * (vocab_size + 1) + column
@@ -80,7 +80,7 @@ class Neighbours:
         itself = 1 - form.mask_share - form.random_share
         trust = 0.0 if window[2] == mask_id else itself / (itself + form.random_share)
 
-        def given(offsets: tuple[int, ...], beyond_V: np.ndarray) -> np.ndarray:
+        def probabilities(offsets: tuple[int, ...], beyond_V: np.ndarray) -> np.ndarray:
             tokens = [window[2 + offset] for offset in offsets]
             if mask_id in tokens:
                 return beyond_V
@@ -88,12 +88,12 @@ class Neighbours:
                 int(key([np.array(t) for t in tokens], self.vocab_size)), beyond_V
             )
 
-        left_V = given((-2, -1), given((-1,), self.unigram_V))
-        right_V = given((1, 2), given((1,), self.unigram_V))
+        left_V = probabilities((-2, -1), probabilities((-1,), self.unigram_V))
+        right_V = probabilities((1, 2), probabilities((1,), self.unigram_V))
         product_V = left_V * right_V / self.unigram_V
         product_V /= product_V.sum()
-        both_V = given((-2, -1, 1, 2), given((-1, 1), product_V))
-        found = {
+        both_V = probabilities((-2, -1, 1, 2), probabilities((-1, 1), product_V))
+        by_offsets = {
             "unigram": self.unigram_V,
             "two before": left_V,
             "two after": right_V,
@@ -101,7 +101,7 @@ class Neighbours:
         }
         return {
             name: -float(np.log((trust * shown_V + (1 - trust) * p_V)[target]))
-            for name, p_V in found.items()
+            for name, p_V in by_offsets.items()
         }
 
 
@@ -109,7 +109,7 @@ def answers(
     held_out: HeldOut, form: MaskedTargets, neighbours: Neighbours, mask_id: int
 ) -> dict[str, list[float]]:
     """Nats for each target of the validation, by what is used."""
-    found: dict[str, list[float]] = defaultdict(list)
+    by_name: dict[str, list[float]] = defaultdict(list)
     for batch in held_out.batches(form, rows=32):
         rows_NL = np.pad(
             batch.ids_T.numpy().reshape(-1, held_out.length),
@@ -122,8 +122,8 @@ def answers(
                 for name, loss in neighbours.losses(
                     rows_NL[row, column : column + 5], target, mask_id, form
                 ).items():
-                    found[name].append(loss)
-    return found
+                    by_name[name].append(loss)
+    return by_name
 
 
 def main() -> None:
@@ -140,15 +140,16 @@ def main() -> None:
         corpus = Corpus.open(args.corpus)
     except UserError as error:
         parser.error(str(error))
-    if corpus.vocab_size > MOST_ENTRIES:
+    if corpus.vocab_size > MAX_ENTRIES:
         parser.error(
-            f"{args.corpus}: its vocabulary has {corpus.vocab_size} entries, at most {MOST_ENTRIES} can be counted"
+            f"{args.corpus}: its vocabulary has {corpus.vocab_size} entries, at most {MAX_ENTRIES} can be counted"
         )
     masker = Masker(
         PINNED, corpus.vocab_size, corpus.special_ids.mask, tuple(corpus.special_ids), seed=0
     )
     held_out = HeldOut(
-        BatchSource(corpus.stream("validation"), masker, STRETCH, "rows", 0), args.validation_tokens
+        BatchSource(corpus.stream("validation"), masker, EXCERPT_TOKENS, "rows", 0),
+        args.validation_tokens,
     )
     stream = corpus.stream("train")
     begin, count = time.process_time(), int(min(args.tokens, stream.num_tokens))

@@ -48,12 +48,12 @@ SERVER: "Server"  # of the process that is it
 
 
 class Task:
-    """What every process trains: the model, its batches by sample index, and the rate by the samples that are done."""
+    """Training task of every process: the model, its batches by sample index, and the rate by finished samples."""
 
     def __init__(self, corpus: Path, samples: int) -> None:
-        found = Corpus.open(corpus)
+        opened = Corpus.open(corpus)
         sizes = [
-            f"model.vocab_size={found.vocab_size}",
+            f"model.vocab_size={opened.vocab_size}",
             f"train.sequence_length={LENGTH}",
             f"train.micro_batch={ROWS}",
         ]
@@ -61,13 +61,13 @@ class Task:
             compose(["model=tiny", *sizes, "train.batch_size=64", "precision=fp32"])
         )
         self.samples = samples
-        special = found.special_ids
+        special = opened.special_ids
         masker = Masker(
-            self.config.objective.at(0.0), found.vocab_size, special.mask, tuple(special), 0
+            self.config.objective.at(0.0), opened.vocab_size, special.mask, tuple(special), 0
         )
-        self.source = BatchSource(found.stream("train"), masker, LENGTH, "rows", 0)
+        self.source = BatchSource(opened.stream("train"), masker, LENGTH, "rows", 0)
         self.held_out = HeldOut(
-            BatchSource(found.stream("validation"), masker, LENGTH, "rows", 0), 65536
+            BatchSource(opened.stream("validation"), masker, LENGTH, "rows", 0), 65536
         )
         torch.manual_seed(0)
 
@@ -205,10 +205,10 @@ def ring(task: Task) -> dict[str, Any]:
     for first in range(0, task.samples, mesh.world_size * ROWS):
         engine.step([task.source.batch(first + mesh.rank * ROWS, ROWS)], task.rate(first))
         counts.note()
-    found = {"per_round": counts.per_update(), "age": 0, "loss": task.loss(engine)}
-    found["parameters"] = sum(p.numel() for p in engine.parameters)
+    measured = {"per_round": counts.per_update(), "age": 0, "loss": task.loss(engine)}
+    measured["parameters"] = sum(p.numel() for p in engine.parameters)
     mesh.close()
-    return found if mesh.is_main else {}
+    return measured if mesh.is_main else {}
 
 
 def limit(name: str, mbit: int) -> None:
@@ -221,7 +221,7 @@ def limit(name: str, mbit: int) -> None:
 def measure(
     mode: str, workers: int, corpus: Path, samples: int, mbit: int | None
 ) -> dict[str, Any]:
-    """What rank 0 found, the processes one on each host."""
+    """Return the result of rank 0, with one process on each host."""
     count = workers + (mode != "ring")
     command = [
         __file__,
@@ -237,15 +237,15 @@ def measure(
         for name in names if mbit else ():
             limit(name, mbit or 0)
         output, *_ = in_hosts(names, [*command, str(workers)])
-    found: dict[str, Any] = json.loads(
+    measured: dict[str, Any] = json.loads(
         next(line for line in output.splitlines() if line.startswith("{"))
     )
-    print(f"{mode} {workers} {mbit}: {found}", file=sys.stderr, flush=True)
-    return found
+    print(f"{mode} {workers} {mbit}: {measured}", file=sys.stderr, flush=True)
+    return measured
 
 
 def theory(mode: str, workers: int, parameters: int, mbit: int) -> tuple[float, float]:
-    """Of a round: payload in bytes, sent and received, of the busiest process; seconds that the network needs."""
+    """Return the payload of a round in bytes, sent and received, of the busiest process, and its network seconds."""
     one_way = 4 * parameters * (2 * (workers - 1) / workers if mode == "ring" else workers)
     ways = 2 if mode == "synchronous" else 1  # one after the other, or both at once
     return 2 * one_way, (ways if workers > 1 else 2 * (mode != "ring")) * one_way * 8 / (mbit * 1e6)
@@ -307,9 +307,9 @@ def main() -> None:
     if args.worker:
         task = Task(args.corpus, args.samples)
         is_ring, rank = args.worker == "ring", int(os.environ["RANK"])
-        found = ring(task) if is_ring else serve(task, args.worker, rank, args.workers[0])
+        measured = ring(task) if is_ring else serve(task, args.worker, rank, args.workers[0])
         if rank == 0:
-            print(json.dumps(found), flush=True)
+            print(json.dumps(measured), flush=True)
         return
     print(
         f"{cpu_name()}, a thread a process, torch {versions()['torch']}; links of {args.mbit} Mbit/s each way\n"

@@ -102,7 +102,7 @@ class CompiledLoop(Workload):
 
 
 class ModernLoop(CompiledLoop):
-    """The same loop around ModernBERT."""
+    """ModernBERT in the loop of its base class."""
 
     def make_model(self) -> Any:
         from transformers import ModernBertConfig, ModernBertForMaskedLM
@@ -330,7 +330,7 @@ def specs_of(
     overrides: Sequence[str],
     checkout: Checkout | None = None,
 ) -> list[dict[str, Any]]:
-    """What is measured on one shape: the peer, then ours eager and compiled, in the peer's number format."""
+    """Return the candidates of one shape: the peer, then ours eager and compiled, in the peer's number format."""
     hidden, layers, heads, rows = map(int, shape.split(","))
     peer = PEERS[name]
     settings = compose(

@@ -140,15 +140,15 @@ def throughput(texts: list[Path], arguments: argparse.Namespace) -> str:
     for turn in range(arguments.rounds):
         for side in SIDES if turn % 2 == 0 else SIDES[::-1]:
             if side == "bare":
-                found = measure(
+                measured = measure(
                     BARE, str(arguments.tokenizer), str(plain), threads=arguments.threads
                 )
             else:
                 with tempfile.TemporaryDirectory(dir=arguments.scratch) as folder:
                     config = settings(texts, Path(folder), side, arguments)
-                    found = measure(PREPARE, json.dumps(config), threads=arguments.threads)
-            results[side].append(found)
-            print(turn, side, found, file=sys.stderr)
+                    measured = measure(PREPARE, json.dumps(config), threads=arguments.threads)
+            results[side].append(measured)
+            print(turn, side, measured, file=sys.stderr)
     size = plain.stat().st_size
     median = {
         side: {
@@ -183,8 +183,8 @@ def memory(texts: list[Path], arguments: argparse.Namespace) -> str:
         with tempfile.TemporaryDirectory(dir=arguments.scratch) as folder:
             made = edited_text(texts, Path(folder) / "made.txt", int(gigabytes * 1e9), seed=0)
             config = settings([made], Path(folder), "with near-duplicates", arguments)
-            found = measure(PREPARE, json.dumps(config), threads=arguments.threads)
-        rows.append({"gigabytes": gigabytes, **found})
+            measured = measure(PREPARE, json.dumps(config), threads=arguments.threads)
+        rows.append({"gigabytes": gigabytes, **measured})
         print(rows[-1], file=sys.stderr)
     lines = [
         "| input | peak memory | of it MinHash index | without index | bytes per token | seconds | documents |"
@@ -265,7 +265,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.scratch) as scratch:
         arguments.scratch = scratch
         arguments.tokenizer = train_tokenizer(texts, arguments)
-        found = MEASUREMENTS[arguments.what](texts, arguments)
+        measured = MEASUREMENTS[arguments.what](texts, arguments)
     head = [
         f"# Preparation: {arguments.what}",
         "",
@@ -275,7 +275,7 @@ def main() -> None:
         f"Load average at the end: {os.getloadavg()[0]:.1f}.",
         "",
     ]
-    arguments.out.write_text("\n".join([*head, found]), encoding="utf-8")
+    arguments.out.write_text("\n".join([*head, measured]), encoding="utf-8")
     print(arguments.out)
 
 

@@ -89,9 +89,11 @@ def one_load(browser: Any, page_file: Path) -> dict[str, float]:
 
     def cpu() -> float:
         metrics = session.send("Performance.getMetrics")["metrics"]
-        return float(next(one["value"] for one in metrics if one["name"] == "TaskDuration"))
+        return float(
+            next(metric["value"] for metric in metrics if metric["name"] == "TaskDuration")
+        )
 
-    found, start = {}, time.perf_counter()
+    timings, start = {}, time.perf_counter()
     page.goto(page_file.as_uri(), wait_until="commit")
     for step, state in (
         ("usable", ""),
@@ -99,19 +101,22 @@ def one_load(browser: Any, page_file: Path) -> dict[str, float]:
     ):
         page.wait_for_selector(f"html[data-ready]{state}", state="attached")
         page.evaluate(f"() => {{ {PAINTED} }}")
-        found[step], found[f"{step}_cpu"] = round(time.perf_counter() - start, 3), round(cpu(), 3)
+        timings[step], timings[f"{step}_cpu"] = (
+            round(time.perf_counter() - start, 3),
+            round(cpu(), 3),
+        )
     for step, script in (("sort", SORT), ("filter", FILTER)):
         before = cpu()
-        found[step] = seconds(partial(page.evaluate, script))
-        found[f"{step}_cpu"] = round(cpu() - before, 3)
+        timings[step] = seconds(partial(page.evaluate, script))
+        timings[f"{step}_cpu"] = round(cpu() - before, 3)
     page.close()
-    return found
+    return timings
 
 
 def in_chromium(
     pages: Sequence[Path], chromium: str, rounds: int
 ) -> dict[str, dict[str, list[float]]]:
-    """Of each page what `one_load` has, round after round, the pages interleaved."""
+    """Return the timings of `one_load` for each page, round after round, with the pages interleaved."""
     from playwright.sync_api import sync_playwright
 
     loads: dict[str, list[dict[str, float]]] = {str(page): [] for page in pages}
@@ -122,8 +127,8 @@ def in_chromium(
                 loads[str(page)].append(one_load(browser, page))
         browser.close()
     return {
-        page: {step: [load[step] for load in found] for step in found[0]}
-        for page, found in loads.items()
+        page: {step: [load[step] for load in timings] for step in timings[0]}
+        for page, timings in loads.items()
     }
 
 
@@ -151,18 +156,18 @@ def main() -> None:
             repository=None,
         )
         cpu = time.process_time()
-        found: dict[str, Any] = {
+        measured: dict[str, Any] = {
             "runs": asked.runs,
             "report_seconds": seconds(write),
         }
-        found["report_cpu_seconds"] = round(time.process_time() - cpu, 2)
+        measured["report_cpu_seconds"] = round(time.process_time() - cpu, 2)
         page_file = folder / "report" / "leaderboard.html"
-        found["page_megabytes"] = round(page_file.stat().st_size / 1e6, 2)
+        measured["page_megabytes"] = round(page_file.stat().st_size / 1e6, 2)
         if asked.chromium:
-            found["page_seconds"] = in_chromium(
+            measured["page_seconds"] = in_chromium(
                 [page_file, *asked.beside], asked.chromium, asked.rounds
             )
-    print(json.dumps(found))
+    print(json.dumps(measured))
 
 
 if __name__ == "__main__":

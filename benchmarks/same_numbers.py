@@ -117,12 +117,12 @@ def main() -> None:
     parser.add_argument("--against", type=Path)
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    found: dict[str, object] = {}
+    measured: dict[str, object] = {}
     with tempfile.TemporaryDirectory() as place:
         folder, text = Path(place), arguments.text.resolve()
         for name, overrides in PREPARATIONS.items():
             shutil.rmtree(folder / "corpora", ignore_errors=True)
-            found[f"prepare {name}"] = prepare(arguments.program, overrides, text, folder)
+            measured[f"prepare {name}"] = prepare(arguments.program, overrides, text, folder)
         common = [
             "data=text",
             f"data.paths=[{text}]",
@@ -130,11 +130,11 @@ def main() -> None:
             *PREPARATIONS["everything"],
         ]
         for name, overrides in RUNS.items():
-            found[f"train {name}"] = train(arguments.program, name, overrides, common, folder)
-    arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+            measured[f"train {name}"] = train(arguments.program, name, overrides, common, folder)
+    arguments.out.write_text(json.dumps(measured, indent=1) + "\n")
     if arguments.against:
         before = json.loads(arguments.against.read_text())
-        differing = [name for name in before if before[name] != found.get(name)]
+        differing = [name for name in before if before[name] != measured.get(name)]
         sys.exit(f"differs: {', '.join(differing)}" if differing else None)
 
 

@@ -70,7 +70,7 @@ def found_gain(values: Sequence[float], seeds: int, gain: float) -> float:
     )  # as spread as runs are
     pairs = (random.choice(whole, (2, seeds)).tolist() for _ in range(DRAWS))
     return statistics.fmean(
-        p_values([one, [v - gain for v in other]])[0, 1] < NOISE for one, other in pairs
+        p_values([first, [v - gain for v in other]])[0, 1] < NOISE for first, other in pairs
     )
 
 
@@ -100,12 +100,12 @@ def report(losses: Sequence[float]) -> tuple[str, dict[str, object]]:
     needed = seeds_needed(PLANTED)
     assert needed is not None
     for seeds in (5, needed):
-        found, predicted = found_gain(losses, seeds, PLANTED * sd), power(PLANTED, seeds)
-        raw[f"planted_{seeds}"] = {"found": found, "predicted": predicted}
+        detected, predicted = found_gain(losses, seeds, PLANTED * sd), power(PLANTED, seeds)
+        raw[f"planted_{seeds}"] = {"found": detected, "predicted": predicted}
         why = " (the number that is predicted for 90 %)" if seeds == needed else ""
         lines.append(
             f"- A gain of {PLANTED:g} standard deviations between groups of {seeds}{why}, drawn {DRAWS:,} times from"
-            f" the losses: found in {found:.1%}, predicted {predicted:.1%}."
+            f" the losses: found in {detected:.1%}, predicted {predicted:.1%}."
         )
     return "\n".join(lines), raw
 

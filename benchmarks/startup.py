@@ -38,7 +38,10 @@ def first_step_seconds(folder: Path, name: str) -> float:
 def import_seconds(folder: Path, name: str) -> float:
     """The sum of all modules' own import times in such a run."""
     log = call(folder, "pretrain", *CPU, "--name", name, python=("-X", "importtime"))
-    return sum(int(own) for own in re.findall(r"^import time:\s+(\d+) \|", log, re.MULTILINE)) / 1e6
+    return (
+        sum(int(self_us) for self_us in re.findall(r"^import time:\s+(\d+) \|", log, re.MULTILINE))
+        / 1e6
+    )
 
 
 def main() -> None:

@@ -164,13 +164,13 @@ def worker(case: str, steps: int) -> None:
         first = (step * mesh.world_size + mesh.rank) * ROWS
         losses.append(engine.step([source.batch(first, ROWS)], 1e-3).loss)
     dist.barrier()
-    found = {
+    measured = {
         "rank": mesh.rank,
         "bytes": (sent_bytes() - before) / steps,
         "shapes": shapes,
         "losses": losses,
     }
-    print("FOUND " + json.dumps(found), flush=True)
+    print("FOUND " + json.dumps(measured), flush=True)
     mesh.close()
 
 
@@ -195,7 +195,7 @@ def theory(case: str, shapes: list[list[int]], count: int) -> float:
 
 
 def measure(case: str, names: list[str], steps: int) -> list[dict[str, Any]]:
-    """What the processes found, one on each host."""
+    """Return the results of the processes, one on each host."""
     outputs = in_hosts(names, [__file__, "--worker", case, "--steps", str(steps)])
     return [
         json.loads(line[6:])
@@ -222,15 +222,18 @@ def main() -> None:
     )
     with hosts(arguments.hosts) as names:
         for case in arguments.only:
-            found = measure(case, names, arguments.steps)
-            expected = theory(case, found[0]["shapes"], len(names))
-            mean = sum(each["bytes"] for each in found) / len(found)
-            count = sum(map(math.prod, found[0]["shapes"]))
+            measured = measure(case, names, arguments.steps)
+            expected = theory(case, measured[0]["shapes"], len(names))
+            mean = sum(each["bytes"] for each in measured) / len(measured)
+            count = sum(map(math.prod, measured[0]["shapes"]))
             print(
                 f"| {case} | {count} | {expected / 1e6:.3f} | {mean / 1e6:.3f} | {mean / expected:.3f} |",
                 flush=True,
             )
-            raw[case] = {"bytes": [each["bytes"] for each in found], "losses": found[0]["losses"]}
+            raw[case] = {
+                "bytes": [each["bytes"] for each in measured],
+                "losses": measured[0]["losses"],
+            }
     print(
         f"\nRaw, bytes per step of each of {arguments.hosts} hosts, and losses:\n\n```json\n{json.dumps(raw)}\n```"
     )

@@ -1,4 +1,4 @@
-"""Cramming: how good a BERT-style language model can one GPU train from scratch in one day?
+"""Cramming: train the best BERT-style language model that one GPU can train from scratch in one day.
 
 `cramming` is the library and the timed part; `data_prep` makes corpora, `eval` scores models. Start reading at
 `cramming/cli.py` (the verbs) and `cramming/pretrain.py` (the experiment).

@@ -4,7 +4,7 @@ import sys
 
 
 def main() -> None:
-    """The command line, from its first import on: Ctrl-C is one line at any time."""
+    """Run the command line; Ctrl-C prints one line, even during the imports."""
     try:
         from cramming import cli
     except KeyboardInterrupt:

@@ -96,11 +96,11 @@ def unit_on(clock: str | None, unit: str | None) -> str | None:
 
 @dataclass
 class Work:
-    """What the weights have seen so far; saved with them.
+    """Counters of the training that the weights have had; saved with them.
 
-    `flops` by the formula of `model.config.flops_per_token`; `skipped_steps` moved no weight; `last_step_seconds`: what
-    was charged when the last step was synchronised; `data_wait_seconds`: in which steps waited for their batches;
-    `recompilations`: graphs compiled after a process's first update.
+    `flops` follows the formula of `model.config.flops_per_token`. `skipped_steps` moved no weight. `last_step_seconds`
+    is the charged time when the last step was synchronised, `data_wait_seconds` the time in which steps waited for
+    their batches. `recompilations` counts graphs compiled after a process's first update.
     """
 
     steps: int = 0
@@ -113,28 +113,27 @@ class Work:
     recompilations: int = 0
 
     def add(self, more: "Work") -> None:
-        """Count `more` too, by one `update`: no thread comes between, where a heartbeat may be written from another."""
-        vars(self).update({name: amount + vars(more)[name] for name, amount in vars(self).items()})
+        """Add the counters of `more`, by one `update`: another thread may write a heartbeat meanwhile."""
+        sums = {name: amount + vars(more)[name] for name, amount in vars(self).items()}
+        vars(self).update(sums)
 
 
 def process_age_seconds() -> float:
-    """Seconds since the operating system started this process (interpreter start-up and imports are charged too)."""
+    """Return the seconds since the operating system started this process: interpreter start-up and imports count."""
     stat = Path("/proc/self/stat")
     if stat.exists() and hasattr(time, "CLOCK_BOOTTIME"):
         started_ticks = float(stat.read_text().rsplit(")", 1)[1].split()[19])
-        return max(
-            0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / os.sysconf("SC_CLK_TCK")
-        )
-    return max(
-        0.0, time.time() - psutil.Process().create_time()
-    )  # the wall clock, good to some milliseconds
+        started_seconds = started_ticks / os.sysconf("SC_CLK_TCK")
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started_seconds)
+    # The wall clock is accurate to some milliseconds.
+    return max(0.0, time.time() - psutil.Process().create_time())
 
 
 class StepTimePredictor:
-    """Predicts how long the next step and validation take: the slowest of the last eight, and a tenth more.
+    """Predictor of the seconds of the next step and validation: 1.1 times the slowest of the last eight.
 
-    Lengths are per micro-batch, without a process's first step, those that compiled, and pauses of the machine: more
-    than four times the median. `slowest_update_seconds`: of the run's earlier processes, 0 if there were none.
+    Seconds are per micro-batch. A process's first step, steps that compiled, and pauses of the machine (more than four
+    times the median) are left out. `slowest_update_seconds` is that of the run's earlier processes, 0 without any.
     """
 
     def __init__(self, slowest_update_seconds: float) -> None:
@@ -145,6 +144,7 @@ class StepTimePredictor:
     def note(
         self, micro_batches: int, seconds: float, update_seconds: float, compiled: bool
     ) -> None:
+        """Record a step of this many micro-batches."""
         if self._first is None:
             self._first = seconds / micro_batches, update_seconds
         elif not compiled:
@@ -152,22 +152,25 @@ class StepTimePredictor:
             self._updates.append(update_seconds)
 
     def note_validation(self, micro_batches: int, seconds: float, compiled: bool) -> None:
+        """Record a validation of this many micro-batches."""
         if not compiled:
             self._validations.append(seconds / micro_batches)
 
     def step_seconds(self, micro_batches: int) -> float:
-        """For the whole step; 0 before there is one to go by: the first is simply tried."""
+        """Return the predicted seconds of a whole step; 0 before the first measured step."""
         return 1.1 * micro_batches * _slowest(self._steps, 0.0)
 
     def update_seconds(self) -> float:
-        """For the update alone: twice the slowest and at least 0.1 s, as no step may end too late.
+        """Return the predicted seconds of the update alone: twice the slowest, at least 0.1 s.
 
-        The second step has the first to go by, longer than any that follows; the first those of earlier processes."""
+        The margin is wide because a step that ends after the deadline is lost. The prediction for the second step is
+        the first update, which is longer than any that follows, and for the first step those of earlier processes.
+        """
         first = self._first[1] if self._first else 0.0
         return max(0.1, 2.0 * _slowest(self._updates, 0.0) or max(first, self._earlier_update))
 
     def validation_seconds(self, micro_batches: int) -> float:
-        """For a whole validation: as long as training on as many micro-batches before there is one to go by."""
+        """Return the predicted seconds of a validation; before the first one, those of training on the same number."""
         first = self._first[0] if self._first else 0.0
         return 1.1 * micro_batches * _slowest(self._validations or self._steps, first)
 
@@ -178,11 +181,11 @@ def _slowest(lengths: Collection[float], otherwise: float) -> float:
 
 
 class BudgetClock:
-    """Measures one run's budget across its processes, and their energy in joules. Only rank 0 owns one.
+    """Clock of one run's budget across its processes, with their energy in joules. Only rank 0 has one.
 
-    `earlier`: what the run log says of the processes before this one. `lost_flops` is compute that an earlier process
-    did after the checkpoint that this one resumes from: with an exaFLOP budget it stays charged, as time does. A run
-    that has finished stays finished: its clock stands still and writes nothing.
+    `earlier` is the content of the run log from the processes before this one. `lost_flops` is compute that an earlier
+    process did after the checkpoint that this one resumes from: with an exaFLOP budget it stays charged, as time does.
+    The clock of a finished run stands still and writes nothing.
     """
 
     def __init__(self, config: BudgetConfig, log: EventLog, earlier: Training) -> None:
@@ -212,7 +215,7 @@ class BudgetClock:
         recipe: Mapping[str, Any] | None = None,
         changed: Mapping[str, Any] | None = None,
     ) -> str:
-        """Write the start event, begin to beat, and return the SHA-256 of the event's line.
+        """Write the start event, start the heartbeats, and return the SHA-256 of the event's line.
 
         `recipe` is given by a run's first process, `changed` by the others.
         """
@@ -233,14 +236,14 @@ class BudgetClock:
         return sha256
 
     def measure_energy(self, joules: Callable[[], float | None]) -> None:
-        """Record the energy used from now on. `joules` reads a counter; it gives None where nothing tells."""
+        """Record the energy used from now on. `joules` returns the value of a counter, or None without one."""
         self._joules = joules
         self._joules_before = joules()
 
     def attach(self, work: Work, sha256: str | None = None, *, resumed: bool = True) -> None:
-        """Charge for `work` from now on: new, or that of the checkpoint with this SHA-256.
+        """Charge for `work` from now on: new work, or that of the checkpoint with this SHA-256.
 
-        With `resumed` the log says that all behind that checkpoint is superseded.
+        With `resumed` an event in the log supersedes everything after that checkpoint.
         """
         with self._lock:
             self.work = work
@@ -248,19 +251,19 @@ class BudgetClock:
         if resumed and not self.has_ended:
             self._write(Resume, sha256=sha256)
 
-    def enter_checkpoint(self, sha256: str, step: int, *, kept: bool = False) -> None:
-        """Log that the state after `step` steps is in a file with this SHA-256; a `kept` file is never removed.
+    def enter_checkpoint(self, sha256: str, step: int, *, retained: bool = False) -> None:
+        """Log that the state after `step` steps is in a file with this SHA-256; a `retained` file is never removed.
 
-        Any thread may call this, also after further steps.
+        Any thread may call this, even after further steps.
         """
-        self._write(Checkpoint, sha256=sha256, step=step, kept=kept)
+        self._write(Checkpoint, sha256=sha256, step=step, retained=retained)
 
     def step_synchronised(self, update_seconds: float) -> bool:
-        """Note that a step has ended now, on the device too, and how long its update took.
+        """Record that a step has ended now, on the device too, and how long its update took.
 
-        False, and nothing noted, if that was after the deadline: the step is not to be kept.
+        Return False and record nothing after the deadline: the step must then be rolled back.
         """
-        if self._failure:  # without heartbeats a crash would be free: no training then
+        if self._failure:  # without heartbeats the time before a crash would not be charged
             raise self._failure
         seconds = self.elapsed_seconds()
         if self.config.unit == "hours" and seconds > 3600 * self.config.limit:
@@ -274,57 +277,51 @@ class BudgetClock:
         return True
 
     def beat(self) -> None:
-        """Append a heartbeat: what was spent until now is charged."""
+        """Append a heartbeat, which charges everything spent until now."""
         self._write(Heartbeat)
 
     def elapsed_seconds(self) -> float:
-        """Seconds charged so far, earlier processes included."""
+        """Return the seconds charged so far, earlier processes included."""
         return self.earlier_seconds + self.config.timer() - self._began
 
     def spent(self) -> float:
-        """What is charged so far, in the budget's unit."""
+        """Return the charged amount in the budget's unit."""
         work = self.work
         return self._in_unit(
             self.elapsed_seconds(), work.flops + self.lost_flops, work.tokens, work.steps
         )
 
     def progress(self) -> float:
-        """Share of the budget spent, 0 to 1."""
+        """Return the share of the budget that is spent, 0 to 1."""
         return min(1.0, self.spent() / self.config.limit)
 
     def progress_of_work(self) -> float:
-        """The same when the last step that is in the weights had ended: without what a crash threw away."""
+        """Return the progress at the end of the last step in the weights, without work that a crash lost."""
         work = self.work
-        return min(
-            1.0,
-            self._in_unit(work.last_step_seconds, work.flops, work.tokens, work.steps)
-            / self.config.limit,
-        )
+        spent = self._in_unit(work.last_step_seconds, work.flops, work.tokens, work.steps)
+        return min(1.0, spent / self.config.limit)
 
     def seconds_left(self) -> float:
-        """Until the deadline; infinity where the budget is not one of time."""
-        return (
-            3600 * self.config.limit - self.elapsed_seconds()
-            if self.config.unit == "hours"
-            else math.inf
-        )
+        """Return the seconds until the deadline; infinity for a budget that is not one of time."""
+        if self.config.unit != "hours":
+            return math.inf
+        return 3600 * self.config.limit - self.elapsed_seconds()
 
     def has_room_for(self, *, seconds: float, tokens: int = 0, flops: float = 0.0) -> bool:
-        """Whether a step that costs this much ends inside the budget."""
-        return self.spent() + self._in_unit(seconds, flops, tokens, 1) <= self.config.limit * (
-            1 + 1e-12
-        )
+        """Return whether a step of this cost ends inside the budget."""
+        spent_after = self.spent() + self._in_unit(seconds, flops, tokens, 1)
+        return spent_after <= self.config.limit * (1 + 1e-12)
 
     def has_room_for_update(self, seconds: float) -> bool:
-        """Whether an update that begins now, and takes so long, ends inside the budget.
+        """Return whether an update of this length that begins now ends inside the budget.
 
-        A ten-thousandth of a budget of time is left free behind it: a stall there would cost the step.
+        A ten-thousandth of a budget of time is left free after it, because a stall there would cost the step.
         """
         margin = 0.36 * self.config.limit if self.config.unit == "hours" else 0.0
         return self.has_room_for(seconds=max(seconds, margin))
 
     def close(self, reason: EndReason) -> None:
-        """Write the end of this process, once; what is charged ended with the last step."""
+        """Write the end of this process, once; the charged time ended with the last step."""
         if self.has_ended or self._thread is None:
             return
         self._stopped.set()

@@ -1,11 +1,11 @@
-"""Atomic checkpoints: everything that the next step depends on, in one file that is whole or not there.
+"""Atomic checkpoints: everything that the next step depends on, in one file that is whole or does not exist.
 
-A checkpoint holds weights (and their mean, where one is made), optimizer state, loss scale, random states (dropout),
-losses by token where masks follow them, and the work counters; the data position is `sequences` of the counters. Time
-is the run log's (cramming/runlog.py), in which every checkpoint is an event before it gets its name: a kill in between
-leaves an event without a file; a file without an event is not ours. The event has the number of steps of the saved
-state and the time at which the file was whole. The newest two are there, `step-<n>.pt`, and those that are kept for a
-replay (cramming/replay.py), `kept-<n>.pt`.
+A checkpoint holds weights (and their mean, where one is computed), optimizer state, loss scale, random states
+(dropout), losses by token where masks follow them, and the work counters; the data position is `sequences` of the
+counters. Time is stored in the run log (cramming/runlog.py), where every checkpoint is an event before its file gets
+its name: a kill in between leaves an event without a file, and a file without an event belongs to another run. The
+event has the number of steps of the saved state and the time at which the file was whole. Files are the newest two,
+`step-<n>.pt`, and those retained for a replay (cramming/replay.py), `kept-<n>.pt`.
 """
 
 import hashlib
@@ -31,17 +31,18 @@ from cramming.progress import say
 from cramming.runlog import Saved, Training
 
 KEEP = 2
-NEWEST, KEPT = "step", "kept"  # how a file's name begins
-BACKGROUND_DEVICES = {"cuda"}  # where a thread writes the checkpoints
+NEWEST, KEPT = "step", "kept"  # beginnings of file names
+BACKGROUND_DEVICES = {"cuda"}  # types of devices for which a thread writes the checkpoints
 
 
 class Saver:
     """Writer of one run's checkpoints, at most one at a time.
 
-    On a GPU the training thread copies the state to main memory, and a thread hashes and writes the copy while training
-    continues: nothing but the copy, and the wait for a checkpoint that is still being written, holds training up. An
-    error of that thread is raised by the next `check`, `save` or exit. On a CPU, and of several processes, the training
-    thread writes: there a copy costs as much as the write does, which would compete for the same cores (docs/log.md).
+    On a GPU the training thread copies the state to main memory, and another thread hashes and writes the copy while
+    training continues: only the copy, and the wait for a checkpoint that is still being written, take training time.
+    An error of that thread is raised by the next `check`, `save` or exit. On a CPU, and with several processes, the
+    training thread writes: there a copy costs as much as the write, which would compete for the same cores
+    (docs/log.md).
     """
 
     def __init__(self) -> None:
@@ -52,52 +53,52 @@ class Saver:
         return self
 
     def __exit__(self, error_type: type[BaseException] | None, *rest: object) -> None:
-        """Wait for the last checkpoint; its error is raised unless another is already under way."""
+        """Wait for the last checkpoint; raise its error unless another error is being handled."""
         self._thread.shutdown()
         if error_type is None:
             self.wait()
 
     def save(
-        self, folder: Path, engine: Engine, work: Work, enter: Callable[[str], None], kept: bool
+        self, folder: Path, engine: Engine, work: Work, enter: Callable[[str], None], retain: bool
     ) -> None:
         """Save as the function `save` does; on a GPU, return once the state is copied."""
         self.wait()
-        if engine.device.type not in BACKGROUND_DEVICES or engine.spread:
-            save(folder, engine, work, enter, kept)
+        if engine.device.type not in BACKGROUND_DEVICES or engine.strategy:
+            save(folder, engine, work, enter, retain)
             return
         state = copy_to_host(contents(engine, work))
         synchronize(engine.device)
-        path = _path(folder, work, kept)
+        path = _path(folder, work, retain)
         self._pending = self._thread.submit(_write_checkpoint, path, state, enter)
 
     def check(self) -> None:
-        """Raise the error of a checkpoint that could not be written; do not wait for one that still is."""
+        """Raise the error of a checkpoint that could not be written, without waiting for one that is being written."""
         if self._pending and self._pending.done():
             self.wait()
 
     def wait(self) -> None:
-        """Return once no checkpoint is being written; raise the error of the one that was."""
+        """Wait until no checkpoint is being written; raise the error of the last one."""
         pending, self._pending = self._pending, None
         if pending:
             pending.result()
 
 
 def save(
-    folder: Path, engine: Engine, work: Work, enter: Callable[[str], None], kept: bool = False
+    folder: Path, engine: Engine, work: Work, enter: Callable[[str], None], retain: bool = False
 ) -> Path:
-    """Write `folder/step-<n>.pt` and remove all but the newest two of these; `enter` puts its SHA-256 on record.
+    """Write `folder/step-<n>.pt` and remove all but the newest two of these; `enter` logs its SHA-256.
 
-    With `kept` it is `kept-<n>.pt`, which stays. Of several processes all call this, and rank 0 writes.
+    With `retain` the file is `kept-<n>.pt`, which is never removed. All processes must call this; rank 0 writes.
     """
     state = contents(engine, work)
-    path = _path(folder, work, kept)
+    path = _path(folder, work, retain)
     if engine.mesh.is_main:
         _write_checkpoint(path, state, enter)
     return path
 
 
-def _path(folder: Path, work: Work, kept: bool) -> Path:
-    kind = KEPT if kept else NEWEST
+def _path(folder: Path, work: Work, retain: bool) -> Path:
+    kind = KEPT if retain else NEWEST
     return folder / f"{kind}-{work.steps:08d}.pt"
 
 
@@ -108,15 +109,19 @@ def _write_checkpoint(path: Path, state: dict[str, Any], enter: Callable[[str], 
 
 
 def contents(engine: Engine, work: Work) -> dict[str, Any]:
-    """What a checkpoint of the present state holds: the whole model, however it is spread; rank 0's random states."""
+    """Return the contents of a checkpoint of the present state: the whole model, however it is divided among ranks.
+
+    The random states are those of rank 0.
+    """
     cpu_state, gpu_state = random_states()
-    model, optimizer, spread = engine.model, engine.optimizer, engine.spread
-    weights, own = (
-        spread.state(optimizer) if spread else (model.state_dict(), optimizer.state_dict())
-    )
+    model, optimizer, strategy = engine.model, engine.optimizer, engine.strategy
+    if strategy:
+        weights, optimizer_state = strategy.state(optimizer)
+    else:
+        weights, optimizer_state = model.state_dict(), optimizer.state_dict()
     return {
         "model": weights,
-        "optimizer": own,
+        "optimizer": optimizer_state,
         "scaler": engine.precision.scaler.state_dict(),
         "work": asdict(work),
         "rng": cpu_state,
@@ -127,14 +132,15 @@ def contents(engine: Engine, work: Work) -> dict[str, Any]:
 
 @torch.no_grad()
 def copy_to_host(state: Any) -> Any:
-    """Return a copy of nested tensors in main memory, independent of them; tensors that are one remain one.
+    """Return an independent copy of nested tensors in main memory; a tensor that occurs twice is copied once.
 
-    Of a GPU's tensors it is in pinned memory, which torch keeps for the next copy, and complete after a `synchronize`.
+    Copies of a GPU's tensors are in pinned memory, which torch reuses for the next copy, and complete after
+    `synchronize`.
     """
     copies: dict[tuple[Any, ...], Tensor] = {}
 
     def copied(tensor: Tensor) -> Tensor:
-        if is_traceable_wrapper_subclass(tensor):  # an 8-bit state of torchao: codes and scales
+        if is_traceable_wrapper_subclass(tensor):  # 8-bit state of torchao: codes and scales
             return transform_subclass(tensor, lambda _, part: copied(part))
         view = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         if view not in copies:
@@ -146,13 +152,13 @@ def copy_to_host(state: Any) -> Any:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The `contents` of a file, in main memory."""
+    """Return the `contents` of a file, in main memory."""
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     return state
 
 
 class _Hashed(BufferedWriter):
-    """A file whose SHA-256 is known once it is written: training waits, so nothing is read again."""
+    """File whose SHA-256 is computed while it is written, so that training need not wait for reading it."""
 
     def __init__(self, path: Path):
         super().__init__(FileIO(path, "wb"))
@@ -164,37 +170,41 @@ class _Hashed(BufferedWriter):
 
 
 def _write(state: dict[str, Any], path: Path) -> str:
-    """The file's SHA-256. It is a file of Python's, whose errors are the system's; torch makes its own of most."""
+    """Write a state and return the SHA-256 of the file.
+
+    An OSError is raised as such: torch turns most of them into a RuntimeError.
+    """
     try:
         with _Hashed(path) as handle:
             torch.save(state, handle)
     except RuntimeError as error:
-        raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
     return handle.sha256.hexdigest()
 
 
 def newest_steps(folder: Path) -> int | None:
-    """The number in the newest file's name, whosever it is; None where there is none."""
-    return next((_steps(path) for path in _files(folder)), None)
+    """Return the number in the name of the newest file, even one that is not in the log; None if there is none."""
+    files = _files(folder)
+    return _steps(files[0]) if files else None
 
 
 def newest_of(folder: Path, known: Sequence[Saved]) -> Saved | None:
-    """The newest of the `known` checkpoints that is there, whole; None if there is no file at all.
+    """Return the newest whole checkpoint among the `known` ones, or None if there is no file.
 
-    The SHA-256 tells damage as well (torch writes checksums but does not compare them: a flipped bit would pass as a
-    weight). UserError where there are files, but none of them is known.
+    The SHA-256 detects damage: torch writes checksums but does not compare them, so a flipped bit would pass as a
+    weight. Raises UserError if there are files, but none of them is known.
     """
     files = _files(folder)
     for path in files:
         saved = Saved(_steps(path), file_sha256(path))
         if saved in known:
             return saved
-        say(
-            f"{path}: damaged checkpoint, or another run's: not as it was saved; trying the one before it"
-        )
+        say(f"{path}: damaged, or a checkpoint of another run. Trying the previous one.")
     if files:
         raise UserError(
-            f"{folder}: no checkpoint there is as it was saved; start again under another name"
+            f"{folder}: no checkpoint there is as it was saved. Start again under another name."
         )
     return None
 
@@ -214,22 +224,23 @@ def checkpoint_to_resume(folder: Path, training: Training) -> Saved | None:
         )
     if newest is None and known:
         say(
-            f"{checkpoints}: nothing is left of {len(known)} checkpoints; training begins anew, the time stays spent"
+            f"{checkpoints}: all {len(known)} checkpoints are missing. Training starts anew; the spent time stays"
+            " charged."
         )
     return newest
 
 
 def load(path: Path, engine: Engine) -> Work:
-    """Restore a checkpoint, whatever number of processes made it; of several, rank 0 alone reads it."""
+    """Restore a checkpoint, whatever number of processes wrote it; rank 0 alone reads it."""
     state = read(path) if engine.mesh.is_main else {"model": {}, "optimizer": {}}
-    weights, own = state.pop("model"), state.pop("optimizer")
-    if engine.spread:
-        engine.spread.load_state(engine.optimizer, (weights, own))
+    weights, optimizer_state = state.pop("model"), state.pop("optimizer")
+    if engine.strategy:
+        engine.strategy.load_state(engine.optimizer, (weights, optimizer_state))
         state = engine.mesh.object_from_main(state)
     else:
         engine.model.load_state_dict(weights)
-        engine.optimizer.load_state_dict(own)
-    if state["scaler"]:  # what other devices and formats leave empty an fp16 scaler would refuse
+        engine.optimizer.load_state_dict(optimizer_state)
+    if state["scaler"]:  # empty unless saved in fp16; an fp16 scaler refuses an empty state
         engine.precision.scaler.load_state_dict(state["scaler"])
     for hook in engine.hooks:
         if hook.name:
@@ -239,12 +250,18 @@ def load(path: Path, engine: Engine) -> Work:
 
 
 def path_of(folder: Path, saved: Saved) -> Path:
-    """Where a checkpoint lies, or would lie. Two files, one kept, may have its number: then the SHA-256 tells."""
-    found = [path for path in _files(folder) if _steps(path) == saved.steps]
-    found = [
-        path for path in found if len(found) == 1 or file_sha256(path) == saved.sha256
-    ] or found
-    return found[0] if found else folder / f"{NEWEST}-{saved.steps:08d}.pt"
+    """Return the path of a checkpoint, whether or not it exists.
+
+    Two files, one of them retained, may have its number: the SHA-256 then decides.
+    """
+    paths = [path for path in _files(folder) if _steps(path) == saved.steps]
+    if not paths:
+        return folder / f"{NEWEST}-{saved.steps:08d}.pt"
+    if len(paths) > 1:
+        for path in paths:
+            if file_sha256(path) == saved.sha256:
+                return path
+    return paths[0]
 
 
 def _steps(path: Path) -> int:
@@ -252,9 +269,7 @@ def _steps(path: Path) -> int:
 
 
 def _files(folder: Path, kind: str = f"{NEWEST}|{KEPT}") -> list[Path]:
-    """Checkpoints, newest first."""
-    return sorted(
-        (path for path in folder.glob("*.pt") if re.fullmatch(rf"({kind})-\d+", path.stem)),
-        key=_steps,
-        reverse=True,
-    )
+    """Return the checkpoints of a folder, newest first."""
+    pattern = re.compile(rf"({kind})-\d+")
+    paths = [path for path in folder.glob("*.pt") if pattern.fullmatch(path.stem)]
+    return sorted(paths, key=_steps, reverse=True)

@@ -11,8 +11,10 @@ from cramming import CACHE_VARIABLES, GIVEN_CACHES
 
 
 def run_or_exit(arguments: Sequence[str], stdout: int | None = None) -> None:
-    """Run `cramming <arguments>` as a child process; end with its exit code (128 + signal) if that is not 0. Its output
-    may go elsewhere."""
+    """Run `cramming <arguments>` as a child process; exit with its code (128 + signal) if that is not 0.
+
+    `stdout` is the file descriptor of its output, None for that of this process.
+    """
     code = run_process([sys.executable, "-m", "cramming", *arguments], stdout)
     if code != 0:
         sys.exit(code if code > 0 else 128 - code)

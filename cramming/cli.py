@@ -23,7 +23,7 @@ from typer.exceptions import TyperException
 
 from cramming.children import end_with_parent
 from cramming.config import UserError, printable
-from cramming.files import explained
+from cramming.files import explain_os_error
 from cramming.invocation import Call, DeviceKind, Invocation
 from cramming.overrides import name_of, offer, search_path
 
@@ -378,7 +378,7 @@ def replay(
     json: Json = False,
     config_dir: ConfigDir = None,
 ) -> Call:
-    """Train intervals of a run again and compare: is its log what training gives?"""
+    """Train intervals of a run a second time and compare the results with its log."""
     return _call(context)
 
 
@@ -554,7 +554,7 @@ def ending_in_one_line(reader_has_gone: str = "") -> Iterator[None]:
     except UserError as error:
         _fail(str(error))
     except OSError as error:
-        _fail(str(explained(error, "a file in use")))
+        _fail(str(explain_os_error(error, "a file in use")))
     except Exception as error:
         if isinstance(error, RuntimeError) and any(words in str(error) for words in PEER_GONE):
             _fail("another process of this run has ended, see what it said; this one ends with it")

@@ -22,7 +22,7 @@ from cramming.device import compiled_graphs
 from cramming.hooks import Hook, StepPlan, StepResult
 from cramming.model.heads import PretrainedModel
 from cramming.optim.build import set_learning_rate
-from cramming.parallel.apply import apply, place
+from cramming.parallel.apply import apply, move_weights
 from cramming.parallel.mesh import Mesh
 from cramming.precision import Precision
 from cramming.recipe import Config, Hardware, check
@@ -75,20 +75,20 @@ class Engine:
         device: torch.device,
         cuda_graphs: bool = False,
         hooks: Sequence[Hook] = (),
-        spread: "ParallelStrategy | None" = None,
+        strategy: "ParallelStrategy | None" = None,
     ):
         self.model, self.optimizer, self.precision = model, optimizer, precision
         self.clip, self.mesh, self.device = clip, mesh, device
         self.parameters = list(model.parameters())
         self.cuda_graphs = cuda_graphs
-        self.hooks, self.spread = hooks, spread
+        self.hooks, self.strategy = hooks, strategy
         self._targets = 1.0  # of the step under way, over all ranks
         self._is_warm = False  # one update is done, so all that compiles has been compiled
         self._skipped_in_a_row = 0
 
     @property
     def token_weights(self) -> np.ndarray | None:
-        """How often each id is a target beside others, if a hook says so."""
+        """Frequency of each id as a target [V] from the first hook that has one, or None."""
         for hook in self.hooks:
             if hook.token_weights_V is not None:
                 return hook.token_weights_V
@@ -99,8 +99,8 @@ class Engine:
     ) -> "Gradients":
         """Return the gradients of the mean loss over all `batches` of all ranks; `update` or `discard` takes them.
 
-        They are not whole if `stop` was true between two micro-batches (in one process only: others would wait for this
-        one's gradients); they can then only be discarded.
+        They are not whole if `stop` was true between two micro-batches, and can then only be discarded. This happens in
+        a single process only, because others would wait for the gradients.
         """
         gradients = self.accumulate(batches, stop)
         if gradients.is_whole:
@@ -114,9 +114,9 @@ class Engine:
         self._clip_and_apply(gradients, is_finite)
         self._clear_gradients()
         devices.synchronize(self.device)
-        if self.spread:
+        if self.strategy:
             if not is_finite:
-                self.spread.forget()
+                self.strategy.forget()
             self.mesh.barrier()  # the step is done when all have done it
         self._count_skipped(gradients, learning_rate, is_finite)
         recompilations = 0
@@ -153,8 +153,8 @@ class Engine:
         self._targets = max(1.0, targets)  # a damaged corpus may have none
         gradients = Gradients(devices.random_states(), compiled_graphs(), self._targets)
         sums: list[tuple[Tensor, Tensor]] = []
-        if self.spread:
-            sums = self.spread.accumulate(self._pass, batches, 1 / self._targets)
+        if self.strategy:
+            sums = self.strategy.accumulate(self._pass, batches, 1 / self._targets)
         else:
             for batch in batches:
                 if stop():
@@ -171,8 +171,8 @@ class Engine:
     def measure(self, gradients: "Gradients") -> None:
         """Compute loss, accuracy and norm of the gradients; the host waits for the device."""
         grads = [p.grad for p in self.parameters if p.grad is not None]
-        if self.spread:
-            norm = self.spread.norm(grads)
+        if self.strategy:
+            norm = self.strategy.norm(grads)
         else:
             norm = torch.nn.utils.get_total_norm(grads, foreach=True)
         if self.precision.mode == "fp16":  # a power of two; `update` unscales the gradients
@@ -185,13 +185,14 @@ class Engine:
 
     @torch.no_grad()
     def evaluate(self, batches: Sequence[Batch]) -> tuple[float, float, int]:
-        """Mean loss, accuracy and number of targets over `batches`, shared by all processes with samples of their own;
-        training state is untouched."""
+        """Return mean loss, accuracy and number of targets over `batches`, without changing the training state.
+
+        The processes with different samples share the batches.
+        """
         self.model.eval()
         loss_sum, correct, targets = 0.0, 0.0, sum(batch.num_targets for batch in batches)
-        for first in range(
-            0, len(batches), self.mesh.data_size
-        ):  # as many passes in each: weights may be gathered
+        # The number of passes is the same in each process, because weights may be gathered.
+        for first in range(0, len(batches), self.mesh.data_size):
             index = first + self.mesh.data_rank
             loss, right = _read(*self._forward(batches[min(index, len(batches) - 1)])[:2])
             if index < len(batches):
@@ -202,9 +203,9 @@ class Engine:
 
     def whole_model(self, config: Config) -> nn.Module | None:
         """All of the model on one device: this process's own, or what rank 0 gathers from all (None on the others)."""
-        if self.spread is None or self.spread.is_whole:
+        if self.strategy is None or self.strategy.is_whole:
             return self.model if self.mesh.is_main else None
-        weights, _ = self.spread.state(self.optimizer)
+        weights, _ = self.strategy.state(self.optimizer)
         if not self.mesh.is_main:
             return None
         with torch.random.fork_rng(devices=[]):
@@ -215,33 +216,37 @@ class Engine:
         return model
 
     def leave(self, config: Config) -> None:
-        """Rank 0 takes the whole model and goes on alone; for the others the run is over. All processes call this."""
+        """Give rank 0 the whole model, with which it continues alone. All processes call this; the others end."""
         self._clear_gradients()
         model = self.whole_model(config)
-        if model and self.spread:
+        if model and self.strategy:
             if model is not self.model:  # the parts make room for the whole
                 self.optimizer.state.clear()
                 self.optimizer.param_groups.clear()
-                self.parameters, self.model, self.spread = [], nn.Module(), None
-            self.model, self.spread, self.mesh = model.to(self.device), None, Mesh.solo(self.device)
+                self.parameters, self.model, self.strategy = [], nn.Module(), None
+            self.model, self.strategy, self.mesh = (
+                model.to(self.device),
+                None,
+                Mesh.solo(self.device),
+            )
 
     def _forward(self, batch: Batch, model: Callable[..., Any] | None = None) -> tuple[Tensor, ...]:
         batch = batch.to(self.device)
         if self.cuda_graphs:
             torch.compiler.cudagraph_mark_step_begin()
         with self.precision.autocast():
-            found: tuple[Tensor, ...] = (model or self.model)(*batch.inputs)
-        return found
+            outputs: tuple[Tensor, ...] = (model or self.model)(*batch.inputs)
+        return outputs
 
     def _pass(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Forward and backward pass of one micro-batch: summed loss and hits; its gradients are added to the others."""
+        """Run forward and backward pass of one micro-batch, add its gradients, and return summed loss and hits."""
         if self.cuda_graphs:
             for parameter in self.parameters:
                 parameter.grad = (
                     torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 )
         loss_sum, correct, *outputs = self._forward(
-            batch, self.spread.forward if self.spread else None
+            batch, self.strategy.forward if self.strategy else None
         )
         self.precision.scaler.scale(loss_sum / self._targets).backward()
         for hook in self.hooks:
@@ -266,7 +271,7 @@ class Engine:
         elif self.clip is not None:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self.clip, norm, foreach=True)
         if is_fp16:
-            scaler.step(self.optimizer)  # skips by itself, and halves the scale
+            scaler.step(self.optimizer)  # skips a step that is not finite, and halves the scale
             scaler.update()
         elif is_finite:
             self.optimizer.step()
@@ -278,15 +283,15 @@ class Engine:
 
 
 def _read(*values: Tensor) -> list[float]:
-    """The numbers, for which the host waits once."""
+    """Return the values of scalar tensors, with a single synchronization."""
     return torch.stack([value.to(values[0].device, torch.float64) for value in values]).tolist()
 
 
 def build_engine(config: Config, mesh: Mesh, device: torch.device) -> Engine:
-    """What a run and a benchmark train with: a model with random weights and all that `config` applies to it."""
+    """Return the engine of a run or a benchmark: a model with random weights and everything `config` applies to it."""
     check(config, Hardware.here(config, device, mesh.world_size))
     devices.activate_flash(config.attention.flash)
-    return equip(place(build_model(config), config.memory, device), config, mesh, device)
+    return equip(move_weights(build_model(config), config.memory, device), config, mesh, device)
 
 
 def build_model(config: Config) -> PretrainedModel:
@@ -300,14 +305,14 @@ def build_model(config: Config) -> PretrainedModel:
 
 
 def equip(model: PretrainedModel, config: Config, mesh: Mesh, device: torch.device) -> Engine:
-    """The engine around a model that is where it belongs: number format, optimizer, memory tricks, compiler."""
+    """Return the engine of a model on its device, with number format, optimizer, memory settings and compiler."""
     memory, precision = config.memory, Precision(config.precision, device)
     for encoder in model.encoders:
         precision.convert(encoder)
-    spread = apply(model, memory, config.runtime, config.parallel, mesh, precision)
+    strategy = apply(model, memory, config.runtime, config.parallel, mesh, precision)
     build, groups = config.optim.build, config.optim.groups(model)
     optimizer: torch.optim.Optimizer
-    if memory.offload_optimizer and not (spread and spread.is_on_host):
+    if memory.offload_optimizer and not (strategy and strategy.is_on_host):
         from cramming.parallel.offload import CopyStream, build_on_host
 
         at_home = (
@@ -326,30 +331,30 @@ def equip(model: PretrainedModel, config: Config, mesh: Mesh, device: torch.devi
         mesh,
         device,
         cuda_graphs=config.runtime.cuda_graphs,
-        hooks=build_hooks(config, model, mesh, spread),
-        spread=spread,
+        hooks=build_hooks(config, model, mesh, strategy),
+        strategy=strategy,
     )
 
 
 class StrategySeeds(Hook):
     """Seeds of what a parallel strategy draws in each step."""
 
-    def __init__(self, spread: "ParallelStrategy", seed: int) -> None:
-        self.spread, self.seed = spread, seed
+    def __init__(self, strategy: "ParallelStrategy", seed: int) -> None:
+        self.strategy, self.seed = strategy, seed
 
     def before_step(self, plan: StepPlan) -> None:
         """Seed the step by the run's seed and the step's number."""
-        self.spread.begin_step(self.seed, plan.index)
+        self.strategy.begin_step(self.seed, plan.index)
 
 
 def build_hooks(
-    config: Config, model: PretrainedModel, mesh: Mesh, spread: "ParallelStrategy | None"
+    config: Config, model: PretrainedModel, mesh: Mesh, strategy: "ParallelStrategy | None"
 ) -> list[Hook]:
     """Return what the configuration does around training steps."""
     vocab_size = model.encoder.embeddings.tokens.num_embeddings
     hooks = config.objective.hooks(vocab_size, mesh.device, mesh.sum_tensor)
-    if spread:
-        hooks.append(StrategySeeds(spread, config.training_seed))
+    if strategy:
+        hooks.append(StrategySeeds(strategy, config.training_seed))
     if config.train.average:
         from cramming.optim.average import WeightAverage
 

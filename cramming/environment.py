@@ -1,4 +1,4 @@
-"""What the machine and the code are, as a record tells it: versions, device, commit; nothing that names a machine."""
+"""Environment of a run for its record: versions, device, commit. Nothing in it names a machine."""
 
 import hashlib
 import os
@@ -18,14 +18,11 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 def environment(device: Mapping[str, Any]) -> dict[str, Any]:
-    """Versions, machine and the state of the source tree; `device` is `cramming.device.describe()`."""
+    """Return versions, hardware and the state of the source tree; `device` is `cramming.device.describe()`."""
     packages = ("torch", "transformers", "tokenizers", "datasets", "numpy", "triton")
     return {
         "python": platform.python_version(),
-        **{
-            name: next((found.version for found in metadata.distributions(name=name)), None)
-            for name in packages
-        },
+        **{name: _version(name) for name in packages},
         "platform": system(),
         "cpu": cpu_name(),
         "cpu_count": os.cpu_count(),
@@ -34,63 +31,81 @@ def environment(device: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _version(package: str) -> str | None:
+    versions = [distribution.version for distribution in metadata.distributions(name=package)]
+    return versions[0] if versions else None
+
+
 def system() -> str:
-    """The operating system and its release number; what follows the number may name the machine or its builder."""
+    """Return the operating system and its release number.
+
+    The rest of the release may name the machine or its builder.
+    """
     number = re.match(r"[\d.]+", platform.release())
     return f"{platform.system()} {number[0] if number else ''}".strip()
 
 
 def cpu_name() -> str:
-    """The processor's name as the operating system gives it; of ARM's, Linux has the numbers of maker and cores."""
-    if sys.platform == "darwin" and (name := _output(["sysctl", "-n", "machdep.cpu.brand_string"])):
-        return name
+    """Return the name of the processor from the operating system.
+
+    Of ARM processors, Linux has only the numbers of manufacturer and core types.
+    """
+    if sys.platform == "darwin":
+        brand = _output(["sysctl", "-n", "machdep.cpu.brand_string"])
+        if brand:
+            return brand
     info = CPUINFO.read_text() if CPUINFO.exists() else ""
-    found = re.findall(r"^model name\s*:\s*(.*)$", info, re.MULTILINE)[:1]
-    found = found or [
-        platform.machine(),
-        *re.findall(r"^CPU (?:implementer|part)\s*:\s*(\S+)", info, re.MULTILINE),
-    ]
-    return " ".join(dict.fromkeys(found))
+    models = re.findall(r"^model name\s*:\s*(.*)$", info, re.MULTILINE)
+    if models:
+        return str(models[0])
+    numbers = re.findall(r"^CPU (?:implementer|part)\s*:\s*(\S+)", info, re.MULTILINE)
+    return " ".join(dict.fromkeys([platform.machine(), *numbers]))
 
 
 def git_state() -> dict[str, Any]:
-    """Commit of the checkout the code runs from, what is changed in it (five names at most) and the hash of its
-    uncommitted diff; nulls in an installed wheel, and where git did not tell."""
-    commit = git("rev-parse", "HEAD")
-    changes = None if commit is None else _changes()
-    diff = None if commit is None else git("diff-index", "-p", "HEAD")
-    return {
-        "commit": commit,
-        "dirty": None if changes is None else bool(changes),
-        "changed": None if changes is None else changes[:5],
-        "diff_sha256": hashlib.sha256(diff.encode()).hexdigest() if diff else None,
-    }
+    """Return the commit of the checkout, its changes (five names at most) and the hash of its uncommitted diff.
+
+    All are None in an installed wheel, and where git fails.
+    """
+    state: dict[str, Any] = dict.fromkeys(("commit", "dirty", "changed", "diff_sha256"))
+    state["commit"] = git("rev-parse", "HEAD")
+    if state["commit"] is None:
+        return state
+    changes = _changes()
+    if changes is not None:
+        state["dirty"] = bool(changes)
+        state["changed"] = changes[:5]
+    diff = git("diff-index", "-p", "HEAD")
+    if diff:
+        state["diff_sha256"] = hashlib.sha256(diff.encode()).hexdigest()
+    return state
 
 
 def _changes() -> list[str] | None:
-    """What differs from the commit, whatever git was told to overlook; None where git did not tell."""
+    """Return the differences from the commit, including files that git was told to ignore; None where git fails."""
     status = git("status", "--porcelain", "--untracked-files=all")
     tracked, others = git("ls-files", "-v"), git("ls-files", "--others", "--", *PACKAGES, "conf")
     if status is None or tracked is None or others is None:
         return None
-    found = [line.split(maxsplit=1)[-1] for line in status.splitlines()]
-    flagged = (line[2:] for line in tracked.splitlines() if line[0] == "S" or line[0].islower())
-    found += [f"{name} (git was told not to look at it)" for name in flagged]
-    found += [
-        name for name in others.splitlines() if Path(name).suffix in CODE and name not in found
-    ]  # ignored code
-    return found + [
-        f"{name}/ (runs from another folder)" for name in PACKAGES if not _is_here(name)
-    ]
+    changes = [line.split(maxsplit=1)[-1] for line in status.splitlines()]
+    for line in tracked.splitlines():
+        flag, name = line[0], line[2:]
+        if flag == "S" or flag.islower():
+            changes.append(f"{name} (git was told not to look at it)")
+    for name in others.splitlines():
+        if Path(name).suffix in CODE and name not in changes:
+            changes.append(name)  # code in an ignored file
+    for name in PACKAGES:
+        if not _is_here(name):
+            changes.append(f"{name}/ (runs from another folder)")
+    return changes
 
 
 def _is_here(package: str) -> bool:
     spec = find_spec(package)
-    return (
-        spec is not None
-        and spec.origin is not None
-        and Path(spec.origin).resolve().parent.parent == _source()
-    )
+    if spec is None or spec.origin is None:
+        return False
+    return Path(spec.origin).resolve().parent.parent == _source()
 
 
 def _source() -> Path:
@@ -98,23 +113,28 @@ def _source() -> Path:
 
 
 def git(*arguments: str) -> str | None:
-    """Output of git in this code's own checkout; None where the code is not one (an installed package)."""
+    """Return the output of git in the checkout of this code, or None if there is no checkout (an installed package)."""
     source = _source()
     if not (source / ".git").exists():
         return None
-    # Without optional locks (and `diff-index`, not `diff`): else git writes to the index, maybe beside a commit. This
-    # folder's repository and files, not those that the caller's variables name (a git hook sets them).
-    place = [f"--git-dir={source / '.git'}", f"--work-tree={source}", "-c", "core.fsmonitor=false"]
-    command = ["git", "--no-optional-locks", *place, *arguments]
-    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    return _output(command, cwd=source, env=own)
+    # Without optional locks (and by `diff-index`, not `diff`), because git would otherwise write to the index, possibly
+    # during a commit. Repository and files are those of this folder, not those in variables that a git hook sets.
+    options = [
+        f"--git-dir={source / '.git'}",
+        f"--work-tree={source}",
+        "-c",
+        "core.fsmonitor=false",
+    ]
+    command = ["git", "--no-optional-locks", *options, *arguments]
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    return _output(command, cwd=source, env=variables)
 
 
-def _output(command: list[str], **place: Any) -> str | None:
-    """What a program writes, as far as it is UTF-8; None where it is not there, fails or takes too long."""
+def _output(command: list[str], **options: Any) -> str | None:
+    """Return the output of a program as UTF-8, or None if it is missing, fails or takes too long."""
     try:
         done = subprocess.run(
-            command, **place, capture_output=True, encoding="utf-8", errors="replace", timeout=30
+            command, **options, capture_output=True, encoding="utf-8", errors="replace", timeout=30
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -1,8 +1,9 @@
-"""Files on any file system: replaced whole or not at all, one writer per folder, the system's errors with advice.
+"""Files on any file system: atomic replacement, one writer per folder, and advice on errors of the system.
 
 Clusters and FUSE mounts may lack `flock` or `fsync`. A lock is a file `.lock` in the folder: with `flock` the kernel
-frees it with the process; without, its existence is the lock. A finished file whose `fsync` is not supported is kept;
-the run log refuses. Temporary files carry the id of their process, which tells those that killed ones left.
+frees it with the process; without, its existence is the lock. A finished file is accepted without `fsync`, the run
+log is not. Names of temporary files contain the id of their process, so that those of killed processes can be
+removed.
 """
 
 import errno
@@ -18,19 +19,17 @@ from cramming.config import UserError
 
 LOCK = ".lock"
 TEMPORARY = re.compile(r"\..+\.(\d+)\.(tmp|old)")
-_ROOM, _PLACE, _RIGHT = (
-    "make room there",
-    "give another place",
-    "get the right to use it, or give another place",
-)
-_TAKEN = "something else has its place; move that, or give another place"
-_GONE = "check that the disk is sound and connected, or give another place"
-# What a user does about an error that is the machine's state and no defect of the program.
+_ROOM = "Free space there"
+_FOLDER = "Give another folder"
+_RIGHT = "Get the permission, or give another folder"
+_TAKEN = "Move the file in the way, or give another folder"
+_GONE = "Check that the disk is sound and connected, or give another folder"
+# Remedies for errors that are due to the state of the machine, not to a defect of the program.
 _ADVICE = {
     "ENOSPC": _ROOM,
     "EDQUOT": _ROOM,
-    "EFBIG": "no file may grow so large there; raise the limit (`ulimit -f`)",
-    "EROFS": "it can only be read; give another place",
+    "EFBIG": "Raise the limit of file sizes (`ulimit -f`)",
+    "EROFS": _FOLDER,
     "EACCES": _RIGHT,
     "EPERM": _RIGHT,
     "EIO": _GONE,
@@ -42,50 +41,49 @@ _ADVICE = {
     "EEXIST": _TAKEN,
     "ENOTDIR": _TAKEN,
     "EISDIR": _TAKEN,
-    "EBUSY": "end what uses it",
-    "ENAMETOOLONG": "shorten it",
-    "ELOOP": "links lead in a circle; mend them, or give another place",
-    "ENFILE": "close other programs' files",
-    "EMFILE": "raise the limit of open files (`ulimit -n`)",
-    "ENOLCK": _PLACE,
-    "ENOTSUP": _PLACE,
-    "ENOSYS": _PLACE,
+    "EBUSY": "End the program that uses it",
+    "ENAMETOOLONG": "Shorten the name",
+    "ELOOP": "Repair the circular links, or give another folder",
+    "ENFILE": "Close files of other programs",
+    "EMFILE": "Raise the limit of open files (`ulimit -n`)",
+    "ENOLCK": _FOLDER,
+    "ENOTSUP": _FOLDER,
+    "ENOSYS": _FOLDER,
 }
 ADVICE = {getattr(errno, name): advice for name, advice in _ADVICE.items() if hasattr(errno, name)}
 UNSUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK}
 
 
-def explained(error: OSError, place: Path | str, again: str = "run again") -> UserError:
-    """The system's error as one line: where, what, what to do. `error` itself is raised if it is a defect of ours.
+def explain_os_error(error: OSError, path: Path | str, next_step: str = "run again") -> UserError:
+    """Return an error of the system as one line with a remedy; raise `error` itself if it is a defect of the program.
 
-    `place` is named where the error has no file's name: those of writing do not.
+    `path` is named if the error has no file name, as errors of writing have none.
     """
     if error.errno not in ADVICE:
         raise error
-    return UserError(
-        f"{error.filename or place}: {error.strerror}; {ADVICE[error.errno]}, then {again}"
-    )
+    path = error.filename or path
+    return UserError(f"{path}: {error.strerror}. {ADVICE[error.errno]}, then {next_step}.")
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those above it, unless it is there. UserError where the system makes none, as in /proc."""
+    """Make a folder and its parents unless it exists; raise UserError where the system allows none, as in /proc."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileNotFoundError as error:
         raise _takes_nothing(error.filename) from None
 
 
-def _takes_nothing(place: Path | str) -> UserError:
-    return UserError(f"{place}: nothing can be made here; give another place, then run again")
+def _takes_nothing(path: Path | str) -> UserError:
+    return UserError(f"{path}: nothing can be created here. {_FOLDER}, then run again.")
 
 
 def sync(descriptor: int) -> bool:
-    """`fsync`; False where the file system does not have it."""
+    """Call `fsync`; return False if the file system does not support it."""
     return _is_supported(os.fsync, descriptor)
 
 
 def _is_supported(call: Callable[..., object], *arguments: int) -> bool:
-    """Make a call of the system; False where this file system does not have it."""
+    """Call a function of the system; return False if this file system does not support it."""
     try:
         call(*arguments)
     except OSError as error:
@@ -99,9 +97,10 @@ def _is_supported(call: Callable[..., object], *arguments: int) -> bool:
 def lock(
     folder: Path, work: str, advice: str = "wait for it or use another folder"
 ) -> Iterator[None]:
-    """One writer per folder, which is made if it is missing and removed if it is empty at the end.
+    """Hold the folder for one writer; it is created if missing, and removed if empty at the end.
 
-    UserError where another process has it: `work` is what that one does ("working on this run"), `advice` what to do.
+    Raises UserError if another process holds it: `work` is what that process does ("working on this run"), `advice`
+    the remedy.
     """
     descriptor = _locked(folder / LOCK, f"{folder}: another process is {work}", advice)
     try:
@@ -110,32 +109,26 @@ def lock(
         if _is_at(descriptor, folder / LOCK):
             (folder / LOCK).unlink()
         os.close(descriptor)
-        with suppress(OSError):  # another file is in it, or another process has removed it
+        with suppress(OSError):  # the folder is not empty, or another process has removed it
             folder.rmdir()
 
 
 def _locked(path: Path, busy: str, advice: str) -> int:
-    """The open lock file. One that its holder has removed meanwhile locks nobody out: then all again."""
+    """Return the open lock file. If its holder has removed the file meanwhile, the lock is void and is tried anew."""
     import fcntl  # not on Windows, which the command line refuses in one line
 
     for _ in range(100):
-        existed, problem = False, None
-        try:  # without flock, only the one that makes the file may hold the lock: looking first would be a race
-            try:
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-            except FileExistsError:
-                descriptor, existed = os.open(path, os.O_RDWR), True
-        except (
-            FileNotFoundError
-        ):  # there is no folder yet, or its last holder removed it; or, always, as in /proc
+        try:
+            descriptor, existed = _open_lock(path)
+        except FileNotFoundError:
+            # There is no folder yet, or its last holder removed it; or none can be made, as in /proc.
             with suppress(FileExistsError):
                 make_folder(path.parent)
             continue
+        problem = None
         try:
-            if (
-                not _is_supported(fcntl.flock, descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                and existed
-            ):
+            has_flock = _is_supported(fcntl.flock, descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if existed and not has_flock:
                 problem = f", or one was killed here: this file system has no flock to tell; if none is, delete {path}"
         except BlockingIOError:
             problem = f"; {advice}"
@@ -147,6 +140,17 @@ def _locked(path: Path, busy: str, advice: str) -> int:
     raise _takes_nothing(path.parent)
 
 
+def _open_lock(path: Path) -> tuple[int, bool]:
+    """Return the descriptor of the lock file, and whether the file existed.
+
+    Without flock only the process that creates the file may hold the lock. A check before the creation would be a race.
+    """
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), False
+    except FileExistsError:
+        return os.open(path, os.O_RDWR), True
+
+
 def _is_at(descriptor: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
@@ -155,21 +159,21 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def release(folder: Path) -> None:
-    """Remove the lock file that a killed process left; one in use, or where nothing can be written, stays."""
+    """Remove the lock file of a killed process; a lock in use, or in a folder without write access, stays."""
     if (folder / LOCK).exists():
         with suppress(OSError, UserError), lock(folder, "using it"):
             pass
 
 
 def clear(folder: Path) -> None:
-    """Remove all that is in a folder but its lock, with which an empty folder goes."""
+    """Remove the contents of a folder but its lock, which is removed with the empty folder."""
     for path in folder.iterdir():
         if path.name != LOCK:
             remove(path)
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link or a whole folder, if it is there."""
+    """Remove a file, a link or a whole folder, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -177,73 +181,78 @@ def remove(path: Path) -> None:
 
 
 def sweep(folder: Path, pattern: str = "**/*", *, locked: bool = True) -> None:
-    """Remove the temporary files and folders that killed processes left, as far as `pattern` finds them.
+    """Remove the temporary files and folders of killed processes, as far as `pattern` matches them.
 
-    The process may live on another machine, where several share the folder: without its lock (`locked`), what has
-    changed in the last hour stays.
+    Without the folder's lock (`locked`), files that have changed in the last hour stay: if several machines share the
+    folder, their process may be alive on another one.
     """
     from psutil import pid_exists  # takes time to import
 
-    for path in [path for path in folder.glob(pattern) if TEMPORARY.fullmatch(path.name)]:
+    for path in list(folder.glob(pattern)):
+        if not TEMPORARY.fullmatch(path.name):
+            continue
         process = int(path.name.split(".")[-2])
-        is_dead = process == os.getpid() or not pid_exists(
-            process
-        )  # in a container they all have the same number
-        if is_dead and path.exists() and (locked or time.time() - path.stat().st_mtime > 3600):
+        # In a container all processes may have the id of this one.
+        is_dead = process == os.getpid() or not pid_exists(process)
+        if not is_dead or not path.exists():
+            continue
+        if locked or time.time() - path.stat().st_mtime > 3600:
             remove(path)
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file by `text` in UTF-8; a reader sees the old or the new whole."""
+    """Replace a file by `text` in UTF-8; a reader sees the old or the new text as a whole."""
     overwrite_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def overwrite_atomically(
     path: Path, write: Callable[[Path], object], *, synced: bool = True
 ) -> None:
-    """Replace `path`, a file or a folder, by what `write(temporary)` makes; a reader sees the old or the new whole.
+    """Replace `path`, a file or a folder, by the output of `write(temporary)`; a reader sees the old or the new whole.
 
-    The temporary lies beside the target and is synced before the rename, so a power cut or a `kill -9` leaves either
-    version; only to replace a folder takes two renames, between which the old one is called `.old`. On an error the
-    temporary is removed and the target is untouched. Without `synced` a power cut may leave an empty file: for many
-    files that the same command writes again.
+    The temporary file lies beside the target and is synced before the rename, so a power cut or a `kill -9` leaves
+    either version. Replacing a folder takes two renames, between which the old one is called `.old`. On an error the
+    temporary file is removed and the target is unchanged. Without `synced` a power cut may leave an empty file, which
+    suits many files that the same command writes again.
     """
-    path = (
-        path.resolve() if path.is_symlink() else path
-    )  # what a link leads to is replaced, not the link
+    if path.is_symlink():
+        path = path.resolve()  # the target of the link is replaced, not the link
     make_folder(path.parent)
     temporary, written = path.with_name(f".{path.name}.{os.getpid()}.tmp"), False
     remove(temporary)
     try:
         write(temporary)
         written = True
-        for file in [temporary, *temporary.rglob("*")] if synced else []:
-            if file.is_file():
-                with file.open("rb") as handle:
-                    sync(handle.fileno())
+        if synced:
+            _sync_files(temporary)
         if temporary.is_dir() and path.is_dir():
             _exchange(temporary, path)
         else:
             temporary.replace(path)
     except BaseException as error:
-        with suppress(
-            OSError
-        ):  # the next holder of the lock removes what this disk no longer lets go of
+        with suppress(OSError):  # if it cannot be removed now, the next holder of the lock does so
             remove(temporary)
-        if (
-            isinstance(error, OSError)
-            and error.errno
-            and str(error.filename or temporary).startswith(str(temporary))
-        ):
+        if isinstance(error, OSError) and error.errno and _is_about(error, temporary):
             is_missing = error.errno == errno.ENOENT and error.filename == str(temporary)
             if is_missing and not written and path.parent.is_dir():  # as in /proc
                 raise _takes_nothing(path) from None
-            error.filename = str(path)  # errors of writing and syncing know no name
+            error.filename = str(path)  # errors of writing and syncing have no file name
         raise
 
 
+def _sync_files(path: Path) -> None:
+    for file in [path, *path.rglob("*")]:
+        if file.is_file():
+            with file.open("rb") as handle:
+                sync(handle.fileno())
+
+
+def _is_about(error: OSError, temporary: Path) -> bool:
+    return error.filename is None or str(error.filename).startswith(str(temporary))
+
+
 def _exchange(temporary: Path, path: Path) -> None:
-    """A rename cannot replace a folder that is not empty."""
+    """Replace a folder in two renames, because a rename cannot replace a folder that is not empty."""
     old = path.with_name(f".{path.name}.{os.getpid()}.old")
     path.rename(old)
     try:

@@ -1,7 +1,7 @@
-"""Whether the Hugging Face hub can be reached, found out at once.
+"""Check whether the Hugging Face hub can be reached.
 
-Without a network the hub's clients retry for half a minute before they give up, and they do so per file. Here one short
-request decides, by way of the user's proxies and endpoint.
+Without a network the hub's clients retry for half a minute before they give up, and they do so per file. Here one
+short request decides, through the user's proxies and endpoint.
 """
 
 import os
@@ -13,26 +13,25 @@ TIMEOUT_SECONDS = 5
 
 
 def why_unreachable() -> str | None:
-    """What stands between us and the hub, in one line; None where it answers."""
+    """Return in one line why the hub cannot be reached, or None if it answers."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return "HF_HUB_OFFLINE is set"
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     try:
-        with urllib.request.urlopen(
-            urllib.request.Request(endpoint, method="HEAD"), timeout=TIMEOUT_SECONDS
-        ):
+        request = urllib.request.Request(endpoint, method="HEAD")
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS):
             return None
-    except urllib.error.HTTPError:  # an answer, whatever it says
+    except urllib.error.HTTPError:  # any status is an answer
         return None
-    except (OSError, ValueError) as error:  # an endpoint that is no address
+    except (OSError, ValueError) as error:  # ValueError: the endpoint is not a URL
         return one_line(getattr(error, "reason", error))
 
 
 @cache
 def prepare_hub() -> bool:
-    """Whether the hub can be reached, asked once. If not, its clients are switched to their offline mode.
+    """Return whether the hub can be reached, checked once; if not, switch its clients to their offline mode.
 
-    In that mode what is already in the cache still loads, and anything else fails immediately.
+    In that mode the cache still loads, and everything else fails immediately.
     """
     import huggingface_hub.constants as constants
 
@@ -46,5 +45,5 @@ def prepare_hub() -> bool:
 
 
 def one_line(error: object) -> str:
-    """The first line of what an error says, or its type."""
+    """Return the first line of an error's message, or its type."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -13,7 +13,7 @@ from typing import Any
 from cramming.budget import BudgetClock, BudgetConfig
 from cramming.config import build
 from cramming.data.manifest import corpus_folder
-from cramming.files import clear, explained
+from cramming.files import clear, explain_os_error
 from cramming.invocation import Invocation
 from cramming.progress import say
 from cramming.record import (
@@ -133,7 +133,7 @@ def _free_name_unless_trained(folder: Path, clock: BudgetClock, is_new: bool) ->
         else:
             clear(folder)
         if isinstance(error, OSError):
-            raise explained(
+            raise explain_os_error(
                 error, folder, "run with --resume" if keeps_run else "run again"
             ) from None
         raise

@@ -1,15 +1,15 @@
-"""Number formats of the training step: which one the matrix products run in, and the loss scaling fp16 needs.
+"""Number formats of the training step: the type of matrix products, and the loss scaling that fp16 needs.
 
-Weights, gradients, optimizer state, softmax and loss stay fp32 in every mode; the mode is what autocast lowers the
-matrix products to. fp16 has five exponent bits, so its gradients are scaled up by a factor that adapts (Micikevicius et
-al. 2018, section 3.2); bf16 has the range of fp32 and needs none. fp8 is bf16 with the linear layers of the blocks in
-8 bits (Micikevicius et al. 2022, FP8 formats for deep learning), each tensor scaled to its largest entry when it is
-used, or each row and column to its own; embeddings and the masked-language-model head stay in bf16. So do the late
-layers' projections to queries, keys and values with `attention.last_layer=targets`, and with `model.late_layers` above
-one in any case: they are then two products with parts of the layer's matrix, not a call of the converted layer.
+Weights, gradients, optimizer state, softmax and loss stay fp32 in every mode; the mode is the type that autocast
+lowers matrix products to. fp16 has five exponent bits, so its gradients are scaled up by an adaptive factor
+(Micikevicius et al. 2018, section 3.2); bf16 has the range of fp32 and needs none. fp8 is bf16 with the linear layers
+of the blocks in 8 bits (Micikevicius et al. 2022, FP8 formats for deep learning), with one scale per tensor, set to
+its largest entry at each use, or one per row and column; embeddings and the masked-language-model head stay in bf16.
+So do the late layers' projections to queries, keys and values with `attention.last_layer=targets`, and with
+`model.late_layers` above one in any case: they are then two products with parts of the layer's matrix, not a call of
+the converted layer.
 
-Beside the products, `residual` says in which type the hidden states between the blocks and their gradients are
-(model/residual.py).
+`residual` is the type of the hidden states between the blocks and of their gradients (model/residual.py).
 """
 
 from collections.abc import Iterator
@@ -19,27 +19,31 @@ from typing import Literal, Self
 
 import torch
 from pydantic import model_validator
+from torch import nn
 
 from cramming.config import Section
 from cramming.model.encoder import Encoder
 
 Mode = Literal["fp32", "bf16", "fp16", "fp8"]
 Residual = Literal["fp32", "bf16"]
+# mode -> type of products
 DTYPES = {
     "fp32": torch.float32,
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
     "fp8": torch.bfloat16,
-}  # of products
+}
 FP8_CAPABILITY = (8, 9)  # Ada; Hopper is 9.0
 
 
 class PrecisionConfig(Section):
-    """`auto` takes bf16 where the device has it in hardware, else fp16 on a GPU and fp32 on a CPU.
+    """The `precision` section.
 
-    `emulate_fp8` computes mode fp8 by rounding and fp32 products, on any device and slowly: for tests. `fp8_scaling`:
-    one scale for a whole tensor, or one for each row and column. `residual`: the type of the hidden states between
-    the blocks and of norms' outputs; `auto` takes bf16 on a GPU whose products are in bf16, else fp32.
+    Mode `auto` is bf16 where the device has it in hardware, else fp16 on a GPU and fp32 on a CPU.
+
+    `emulate_fp8` computes mode fp8 by rounding and fp32 products, on any device and slowly, for tests. `fp8_scaling`
+    is one scale per tensor, or one per row and column. `residual` is the type of the hidden states between the blocks
+    and of the outputs of norms; `auto` is bf16 on a GPU whose products are in bf16, else fp32.
     """
 
     mode: Literal["auto", "fp32", "bf16", "fp16", "fp8"]
@@ -59,7 +63,7 @@ class PrecisionConfig(Section):
 
 
 def resolve(mode: str, device: torch.device) -> Mode:
-    """The mode in force on `device`."""
+    """Return the mode in force on `device`."""
     if mode != "auto":
         return mode  # type: ignore[return-value]
     if device.type == "cuda":
@@ -71,7 +75,8 @@ def resolve(mode: str, device: torch.device) -> Mode:
 def resolve_residual(residual: str, mode: Mode, device_type: str) -> Residual:
     """Return the type of the residual stream with products in `mode` on a device of this type.
 
-    A GPU is bound by memory traffic between the products, which halves; emulated in software, it costs time.
+    A GPU is limited by memory traffic between the products, which halves in bf16. On a CPU, which emulates bf16, it
+    costs time.
     """
     if residual != "auto":
         return residual  # type: ignore[return-value]
@@ -97,7 +102,7 @@ def slow_products(mode: Mode, device_type: str) -> str | None:
 
 @contextmanager
 def float32_products(tf32: bool) -> Iterator[None]:
-    """fp32 matrix products with TF32's rounding, or without; a setting of the whole process, which is then put back."""
+    """Compute fp32 matrix products with or without TF32's rounding inside the block, in the whole process."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     try:
@@ -107,32 +112,32 @@ def float32_products(tf32: bool) -> Iterator[None]:
 
 
 class Precision:
-    """The context and the loss scaler of one mode on one device."""
+    """Autocast context and loss scaler of one mode on one device."""
 
     def __init__(self, config: PrecisionConfig, device: torch.device):
         self.mode: Mode = resolve(config.mode, device)
         self.residual: Residual = resolve_residual(config.residual, self.mode, device.type)
         self.device = device
         self._config = config
-        # fp32 matrix products on tensor cores with TF32 rounding; a no-op on a CPU and before Ampere.
+        # TF32 rounding of fp32 matrix products on tensor cores; no effect on a CPU and before Ampere
         torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.mode == "fp16")
 
     def autocast(self) -> AbstractContextManager[object]:
-        """The context for a forward pass."""
+        """Return the context for a forward pass."""
         if self.mode == "fp32":
             return nullcontext()
         return torch.autocast(self.device.type, dtype=DTYPES[self.mode])
 
     @property
     def stream(self) -> torch.dtype:
-        """Of the hidden states between blocks."""
+        """Type of the hidden states between blocks."""
         return DTYPES[self.residual]
 
     def convert(self, encoder: Encoder) -> None:
-        """In mode fp8 let the linear layers of the blocks multiply so; lower the residual stream where it is bf16.
+        """Convert the linear layers of the blocks to fp8 in mode fp8, and lower the residual stream if it is bf16.
 
-        Parameters and their names stay what they are.
+        Parameters and their names do not change.
         """
         if self.residual == "bf16":
             from cramming.model import residual
@@ -142,12 +147,15 @@ class Precision:
             return
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-        # Kernels take multiples of 16: of features here, other layers stay bf16; tokens are padded with zeros.
+        # Kernels need multiples of 16. Layers with other numbers of features stay bf16; tokens are padded with zeros.
         recipe = Float8LinearConfig.from_recipe_name(self._config.fp8_scaling)
         convert_to_float8_training(
             encoder.blocks,
-            module_filter_fn=lambda layer, name: (
-                layer.in_features % 16 == 0 and layer.out_features % 16 == 0
-            ),
+            module_filter_fn=_has_fp8_shape,
             config=replace(recipe, emulate=self._config.emulate_fp8, pad_inner_dim=True),
         )
+
+
+def _has_fp8_shape(layer: nn.Module, name: str) -> bool:
+    assert isinstance(layer, nn.Linear)
+    return layer.in_features % 16 == 0 and layer.out_features % 16 == 0

@@ -71,6 +71,6 @@ def _prediction(config: Config, device: DeviceKind) -> str:
     fewest_steps, most_steps = (format_count(count, "") for count in steps)
     fewest_tokens, most_tokens = (format_count(count, "") for count in tokens)
     return (
-        f"{fewest_steps} to {most_steps} steps, {fewest_tokens} to {most_tokens} tokens on one {target.place.name}"
+        f"{fewest_steps} to {most_steps} steps, {fewest_tokens} to {most_tokens} tokens on one {target.hardware.name}"
         " (a prediction, as by `cramming plan`)"
     )

@@ -1,8 +1,8 @@
-"""A pool of worker processes that leaves nothing behind and never hangs.
+"""Pool of worker processes that leaves no process behind and never hangs.
 
-Each worker has a pipe of its own, so a crash of the worker is the end of its pipe, detected at once; with a shared
-queue (`concurrent.futures`, `multiprocessing.Pool`) the parent hangs when a worker is killed while it writes. Workers
-are spawned, never see Ctrl-C (the parent ends them) and watch their parent, so that none survives its `kill -9`.
+Each worker has a separate pipe, whose end reveals a crash of the worker at once; with a shared queue
+(`concurrent.futures`, `multiprocessing.Pool`) the parent hangs when a worker is killed while it writes. Workers are
+spawned, do not receive Ctrl-C (the parent ends them) and watch their parent, so that none survives its `kill -9`.
 """
 
 import multiprocessing
@@ -29,13 +29,12 @@ Submit = Callable[..., Future[Any]]
 Map = Callable[
     [Callable[[Any], Any], Iterable[Any]], list[Any]
 ]  # a function's result for each item
-Calls = SimpleQueue[
-    tuple[Future[Any], tuple[Callable[..., Any], tuple[Any, ...]]] | None
-]  # None: there are no more
+Call = tuple[Future[Any], tuple[Callable[..., Any], tuple[Any, ...]]]
+Calls = SimpleQueue[Call | None]  # None ends the queue
 
 
 class WorkerDiedError(UserError):
-    """A worker process is gone: what was finished before is kept, and the same command may go on."""
+    """A worker process died; finished work is stored, and the same command can resume."""
 
 
 @contextmanager
@@ -46,10 +45,10 @@ def process_pool(
     sent: Sequence[Any] = (),
     inherited: Sequence[Any] = (),
 ) -> Iterator[Submit]:
-    """A pool for the length of the block: `submit(function, *arguments)` gives the future of a result.
+    """Yield a pool for the length of the block: `submit(function, *arguments)` returns the future of a result.
 
     Each worker first calls `begin(*inherited, *sent)`; `inherited` must be small, but may hold a lock or a shared
-    counter. All are killed when the block ends by an error. A call given to a worker that died ends in
+    counter. All workers are killed when the block ends by an error. A call of a worker that died fails with
     `WorkerDiedError(died)`.
     """
     calls: Calls = SimpleQueue()
@@ -64,10 +63,9 @@ def process_pool(
         for _ in range(workers):
             process, pipe = _start(partial(begin, *inherited))
             processes.append(process)
-            threads.append(
-                threading.Thread(target=_serve, args=(pipe, sent, calls, died), daemon=True)
-            )
-            threads[-1].start()
+            thread = threading.Thread(target=_serve, args=(pipe, sent, calls, died), daemon=True)
+            threads.append(thread)
+            thread.start()
         yield submit
     except BaseException:
         for process in processes:
@@ -83,34 +81,39 @@ def process_pool(
 
 
 def usable_cores() -> int:
-    """Cores of this machine that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def serial_map(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-    """The results in order, by this process."""
+    """Return the results in order, computed in this process."""
     return [function(item) for item in items]
 
 
 @contextmanager
 def parallel_map(workers: int, died: str) -> Iterator[Map]:
-    """A map by so many processes for the length of the block; by fewer than two it is `serial_map`."""
+    """Yield a map with this many processes for the length of the block; with fewer than two it is `serial_map`."""
     if workers < 2:
         yield serial_map
         return
     with process_pool(workers, died) as submit:
-        yield lambda function, items: [
-            future.result() for future in [submit(function, item) for item in items]
-        ]
+
+        def run_map(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+            futures = [submit(function, item) for item in items]
+            return [future.result() for future in futures]
+
+        yield run_map
 
 
 def _start(begin: Callable[..., object]) -> tuple[SpawnProcess, Connection]:
     ours, theirs = CONTEXT.Pipe()
     process = CONTEXT.Process(target=_work, args=(theirs, begin), daemon=True)
-    resource_tracker.ensure_running()  # `start` would do so, and let Ctrl-C through again (Python 3.11)
-    before = signal.pthread_sigmask(
-        signal.SIG_BLOCK, {signal.SIGINT}
-    )  # inherited: a worker never sees Ctrl-C
+    # `start` would start the tracker too, but unblock Ctrl-C (Python 3.11).
+    resource_tracker.ensure_running()
+    # The mask is inherited: workers do not receive Ctrl-C.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         process.start()
     finally:
@@ -120,29 +123,37 @@ def _start(begin: Callable[..., object]) -> tuple[SpawnProcess, Connection]:
 
 
 def _serve(pipe: Connection, sent: Sequence[Any], calls: Calls, died: str) -> None:
-    """In the parent, a thread for each worker: hands it one call after the other."""
+    """Send calls to one worker, one after the other, in a thread of the parent."""
     begun = False
     with pipe:
-        while item := calls.get():
+        while True:
+            item = calls.get()
+            if item is None:
+                return
             future, call = item
             if not future.set_running_or_notify_cancel():
                 continue
             try:
-                if not begun:  # by the pipe, as the start of a process does not notice its crash
+                if (
+                    not begun
+                ):  # through the pipe, because the start of a process does not detect its crash
                     pipe.send(sent)
                     begun = True
                 pipe.send(call)
-                good, value = pipe.recv()
+                succeeded, value = pipe.recv()
             except (EOFError, OSError):
                 future.set_exception(WorkerDiedError(died))
             except Exception as error:  # an argument that cannot be pickled
                 future.set_exception(error)
             else:
-                (future.set_result if good else future.set_exception)(value)
+                if succeeded:
+                    future.set_result(value)
+                else:
+                    future.set_exception(value)
 
 
 def _work(pipe: Connection, begin: Callable[..., object]) -> None:
-    """In the worker."""
+    """Serve calls in the worker process until the parent closes the pipe."""
     threading.Thread(target=_die_with_parent, daemon=True).start()
     with suppress(EOFError):
         begin(*pipe.recv())
@@ -156,13 +167,13 @@ def _work(pipe: Connection, begin: Callable[..., object]) -> None:
 
 
 def _sendable(error: BaseException) -> Exception:
-    """The error with the worker's traceback as a note; the traceback alone where it cannot be pickled."""
+    """Return the error with the worker's traceback as a note, or the traceback alone if the error cannot be pickled."""
     trace = "".join(traceback.format_exception(error))
     with suppress(Exception):
-        again = pickle.loads(pickle.dumps(error))
-        if isinstance(again, Exception):
-            again.add_note(trace)
-            return again
+        copy = pickle.loads(pickle.dumps(error))
+        if isinstance(copy, Exception):
+            copy.add_note(trace)
+            return copy
     return RuntimeError(trace)
 
 

@@ -1,4 +1,4 @@
-"""What a person sees while long work goes on: a bar with rate and ETA on a terminal, plain lines in a log file."""
+"""Output of long work: a bar with rate and ETA on a terminal, plain lines in a log file."""
 
 import time
 from collections.abc import Sequence
@@ -18,32 +18,32 @@ from rich.text import Text
 from cramming.config import printable
 
 LOG_EVERY_SECONDS = 10.0
-WIDE = 100  # columns of a terminal that has room for all of a bar's
+WIDE = 100  # terminal width in columns from which on the bar shows all of its parts
 _console = Console(highlight=False, soft_wrap=True)
 
 
 def use_stderr() -> None:
-    """Have all that is said go to stderr from now on: stdout is for a program."""
+    """Send all messages to stderr from now on, because a program reads stdout."""
     global _console
     _console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def say(message: str) -> None:
-    """Print one plain line (above a running bar, if there is one), whatever a stranger has put into it."""
+    """Print one plain line (above a running bar, if there is one), with control characters escaped."""
     if _console.is_terminal:
         _console.print(printable(message), markup=False)
         return
     try:
         print(printable(message), flush=True, file=_console.file)
-    except (
-        OSError
-    ) as error:  # without its name it would be taken for an error of what is being made
-        error.filename = "standard output"
+    except OSError as error:
+        error.filename = (
+            "standard output"  # otherwise the error would seem to be about another file
+        )
         raise
 
 
 def show_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table as plain text in aligned columns."""
+    """Print a table as plain text in aligned columns."""
     widths = [max(map(len, column)) for column in zip(headers, *rows)]
     say(title)
     for row in (headers, *rows):
@@ -51,7 +51,7 @@ def show_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]
 
 
 def format_count(value: float, unit: str) -> str:
-    """For running lines, always one decimal: `12.3 MB` for unit B, `45%` for unit %, `12.3k steps` else."""
+    """Return a count with one decimal: `12.3 MB` for unit B, `45%` for unit %, else `12.3k steps`."""
     if unit == "%":
         return f"{value:.0f}%"
     for factor, prefix in ((1e12, "T"), (1e9, "G" if unit == "B" else "B"), (1e6, "M"), (1e3, "k")):
@@ -71,7 +71,7 @@ def budget_text(unit: str, limit: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`45 s`, `12.5 min` or `23.9 h`."""
+    """Return `45 s`, `12.5 min` or `23.9 h`."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
@@ -86,10 +86,10 @@ class _RateColumn(ProgressColumn):
 
 
 class Progress:
-    """`with Progress("tokenize", total=size, unit="B") as bar: bar.advance(n); bar.note("3 files")`.
+    """Progress bar: `with Progress("tokenize", total=size, unit="B") as bar: bar.advance(n); bar.note("3 files")`.
 
-    `total=None`: unknown, no ETA is shown. Until something is done the bar pulses. Without a terminal a line is printed
-    at most every 10 seconds. What was done `before` is shown, and left out of the rate that the ETA goes by.
+    With `total=None` no ETA is shown. Until the first progress the bar pulses. Without a terminal a line is printed
+    at most every 10 seconds. Work done `before` is shown, but not part of the rate from which the ETA follows.
     """
 
     def __init__(
@@ -103,18 +103,18 @@ class Progress:
 
     def __enter__(self) -> "Progress":
         if _console.is_terminal:
-            wide = _console.width >= WIDE  # else a note would push the ETA out
-            self._bar = RichProgress(
+            wide = _console.width >= WIDE  # on a narrow one a note would push the ETA out
+            columns = [
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=30 if wide else 3),
                 _RateColumn(),
-                *([TimeElapsedColumn()] if wide else []),
                 TextColumn("eta"),
                 TimeRemainingColumn(),
                 TextColumn("{task.fields[note]}"),
-                console=_console,
-                refresh_per_second=4,
-            )
+            ]
+            if wide:
+                columns.insert(3, TimeElapsedColumn())
+            self._bar = RichProgress(*columns, console=_console, refresh_per_second=4)
             self._bar.start()
             self._task = self._bar.add_task(
                 self.title, total=None, completed=int(self._before), unit=self.unit, note=""
@@ -126,6 +126,7 @@ class Progress:
         self.update(self.done + amount)
 
     def update(self, done: float) -> None:
+        """Set the number of units done."""
         self.done = done
         if self._bar:
             self._bar.update(self._task, completed=done, total=self.total if done else None)
@@ -147,9 +148,8 @@ class Progress:
                 f" of {format_count(self.total, self.unit)} ({100 * self.done / self.total:.0f}%)"
             )
         if self.total and self.done > self._before:
-            parts.append(
-                f"eta {duration(elapsed * (self.total - self.done) / (self.done - self._before))}"
-            )
+            seconds_per_unit = elapsed / (self.done - self._before)
+            parts.append(f"eta {duration(seconds_per_unit * (self.total - self.done))}")
         say(", ".join(filter(None, [*parts, duration(elapsed), self._note])))
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -248,7 +248,7 @@ class Hardware:
 
     @property
     def has_flash(self) -> bool:
-        """Whether FlashAttention runs there."""
+        """True if FlashAttention runs on this hardware."""
         return self.capability >= FLASH_CAPABILITY
 
 
@@ -469,12 +469,13 @@ def check_gate(config: Config, kernels: list[str], device: torch.device) -> dict
     """Return `gate.check` of what the settings come to on this device: `auto` hides no trick."""
     if not config.forced and not config.gates.exists():
         return {"all tricks": "untested"}
-    from cramming.bench import gate  # only here: the table of tricks is not needed to train
+    # imported late: training does not need the table of tricks
+    from cramming.bench import gate
     from cramming.bench.tricks import changed
 
     mode, states = resolve(config.precision.mode, device), dict[str, str]()
     residual = resolve_residual(config.precision.residual, mode, device.type)
-    place = gate.place(devices.describe(device).name, torch.__version__)
+    key = gate.device_key(devices.describe(device).name, torch.__version__)
     settings = config.model_dump(mode="json")
     for kernel in sorted({config.attention.kernel, *kernels}):
         in_force = {
@@ -483,7 +484,7 @@ def check_gate(config: Config, kernels: list[str], device: torch.device) -> dict
             "attention.kernel": kernel,
         }
         resolved = changed(settings, in_force)
-        states |= gate.check(resolved, place, device.type, resolve("auto", device))
+        states |= gate.check(resolved, key, device.type, resolve("auto", device))
     return states
 
 

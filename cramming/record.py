@@ -1,8 +1,8 @@
-"""The record of a run: everything that is said about it, computed from its log by one pure function.
+"""Record of a run: all of its facts, computed from its log by one pure function.
 
-Report, rules, verify, study and duel read the record; nobody reads the folder by another way. `record.json` is the same
-for people and other programs, and is never read back. A number that is missing or not finite is null: JSON has no NaN,
-and nobody may mistake a substitute for a measurement.
+Report, rules, verify, study and duel read the record and no other file of the folder. `record.json` is the same for
+people and other programs, and is never read back. A number that is missing or not finite is null: JSON has no NaN,
+and a substitute could be mistaken for a measurement.
 """
 
 import math
@@ -35,9 +35,9 @@ from cramming.runlog import (
 )
 
 RECORD = "record.json"
-# Of a run's pretraining; exhausted: the budget ended without a step that was kept.
+# Status of a run's pretraining. An exhausted one has spent its budget without completing a step.
 Status = Literal["running", "interrupted", "finished", "diverged", "exhausted"]
-WITHOUT_MODEL: tuple[Status, ...] = ("diverged", "exhausted")  # a run that ended, and left no model
+WITHOUT_MODEL: tuple[Status, ...] = ("diverged", "exhausted")  # runs that ended without a model
 ENERGY_SOURCE = "NVML energy counter"
 
 
@@ -47,23 +47,23 @@ def is_run(folder: Path) -> bool:
 
 
 def is_untouched(folder: Path) -> bool:
-    """Return whether a run's folder has nothing in it but its lock, or a log without an event."""
+    """Return whether a run's folder holds nothing but its lock, or a log without an event."""
     names = {path.name for path in folder.iterdir()}
     return names <= {LOCK, RUN_LOG} and not is_run(folder)
 
 
 @contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
-    """Hold the folder for one writer and remove what killed ones left; UserError where another process has it."""
+    """Hold the folder for one writer and remove files of killed ones; raise UserError if another process holds it."""
     with lock(folder, "working on this run"):
         sweep(folder)
         yield
 
 
 def refuse_finished_run(invocation: Invocation) -> bool:
-    """Return whether the run of this name is finished and `--resume` leaves it as it is.
+    """Return whether the run of this name is finished and `--resume` leaves it unchanged.
 
-    Raises UserError where the name has a run and `--resume` is not given, or nothing in it can be resumed.
+    Raises UserError if the name has a run and `--resume` is not given, or if the run cannot be resumed.
     """
     folder, resume = invocation.run_folder, invocation.resume
     if not is_run(folder):
@@ -77,7 +77,7 @@ def refuse_finished_run(invocation: Invocation) -> bool:
         (status == "diverged", f"has a run that diverged, which cannot be resumed. {another}."),
         (
             status == "exhausted",
-            f"has a run whose budget is spent, without a step that was kept. {another}.",
+            f"has a run whose budget is spent, without a completed step. {another}.",
         ),
         (
             status == "finished" and not resume,
@@ -95,13 +95,13 @@ def refuse_finished_run(invocation: Invocation) -> bool:
 
 
 def load_record(folder: Path) -> dict[str, Any]:
-    """Return the record of a run folder; UserError if it has no log, or a damaged one."""
+    """Return the record of a run folder; raise UserError if it has no log, or a damaged one."""
     entries = read_run(folder)
     return derive(entries)
 
 
 def read_run(folder: Path) -> list[Entry]:
-    """Return the entries of a run's log; UserError where there is none."""
+    """Return the entries of a run's log; raise UserError if there is none."""
     entries = read_log(folder / RUN_LOG)
     if not entries:
         raise UserError(f"{folder / RUN_LOG}: no such run log. Is {folder} a run folder?")
@@ -109,21 +109,21 @@ def read_run(folder: Path) -> list[Entry]:
 
 
 def write_record(folder: Path) -> dict[str, Any]:
-    """Write `record.json` for people and other programs; returns the record."""
+    """Write `record.json` for people and other programs, and return the record."""
     record = load_record(folder)
     write_atomically(folder / RECORD, record_text(record))
     return record
 
 
 def record_text(record: Mapping[str, Any]) -> str:
-    """Return the content of `record.json`; pydantic writes it ten times as fast as `json` does with an indent."""
+    """Return the content of `record.json`; pydantic serialises it ten times as fast as `json` with an indent."""
     return to_json(record, indent=1, inf_nan_mode="null").decode() + "\n"
 
 
 def derive(entries: Sequence[Entry], training: Training | None = None) -> dict[str, Any]:
-    """Return the record that a log gives: a pure function of its events.
+    """Return the record of a log, as a pure function of its events.
 
-    `training`: what `training_of` makes of them, where it is known.
+    `training` is the result of `training_of`, if the caller has it.
     """
     training = training or training_of(entries)
     first = entries[0].event
@@ -151,7 +151,7 @@ def derive(entries: Sequence[Entry], training: Training | None = None) -> dict[s
 
 
 def _training_sections(training: Training) -> dict[str, Any]:
-    """Return the sections that a pretraining has."""
+    """Return the sections of a pretraining."""
     starts = [process.start for process in training.processes]
     setups = [process.setup for process in training.processes if process.setup]
     environments = [setup.environment for setup in setups]
@@ -170,18 +170,18 @@ def _training_sections(training: Training) -> dict[str, Any]:
 
 
 def _score_sections(entries: Sequence[Entry]) -> dict[str, Any]:
-    """Return the sections that scorings have: glue, superglue, baselines, minimal pairs and the history."""
+    """Return the sections of scorings: glue, superglue, baselines, minimal pairs and the history."""
     if all(entry.event.event in TRAINING_EVENTS for entry in entries):
         return {}
-    from cramming.scores import WITHOUT_ENCODER, scores_of  # SciPy, which training has no use for
+    from cramming.scores import WITHOUT_ENCODER, scores_of  # imported late: loads SciPy
 
     scores = scores_of(entries)
     sections: dict[str, Any] = {}
-    for (section, init), found in scores.sections.items():
-        if section == "glue" and init in WITHOUT_ENCODER:
-            sections[init] = found
+    for (name, init), section in scores.sections.items():
+        if name == "glue" and init in WITHOUT_ENCODER:
+            sections[init] = section
         else:
-            sections.setdefault(section, {})[init] = found
+            sections.setdefault(name, {})[init] = section
     if scores.minimal_pairs is not None:
         sections["minimal_pairs"] = scores.minimal_pairs.model_dump(exclude={"event"})
     if scores.history:
@@ -192,7 +192,7 @@ def _score_sections(entries: Sequence[Entry]) -> dict[str, Any]:
 
 
 def _status(training: Training) -> Status:
-    """Return how far a run has come."""
+    """Return the status of a run's pretraining."""
     if training.exported is not None:
         return "finished"
     if training.finished_after == 0:
@@ -234,7 +234,8 @@ def _pretraining(training: Training) -> dict[str, Any]:
     final = training.final_validation
     if final is not None:
         section["validation"] = _validation_section(final, training)
-    if (exported := training.exported) is not None:
+    exported = training.exported
+    if exported is not None:
         section["final_sha256"] = exported.files.get("model.safetensors")
         section["final_files"] = exported.files
         section["compiled"] = exported.compiled
@@ -244,7 +245,7 @@ def _pretraining(training: Training) -> dict[str, Any]:
 
 
 def _budget(training: Training) -> dict[str, Any]:
-    """Return what was allowed and what was spent; time is charged up to the last kept step."""
+    """Return the limit and the spent part of the budget; time is charged up to the last completed step."""
     start = training.processes[0].start
     counters = training.counters
     seconds = float(counters.get("last_step_seconds", 0.0))
@@ -276,7 +277,7 @@ def _process(process: Process) -> dict[str, Any]:
 
 
 def _work(training: Training, section: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was done in the budget and how fast; rates and shares are of all seconds charged."""
+    """Return the work in the budget and its speed; rates and shares are of all charged seconds."""
     counters = training.counters
     seconds = float(counters.get("last_step_seconds", 0.0))
     tokens = counters.get("tokens", 0)
@@ -301,7 +302,10 @@ def _work(training: Training, section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _energy(processes: Sequence[Process]) -> dict[str, Any]:
-    """Return the energy of all processes; null where one does not know: a sum without it would pass for the whole."""
+    """Return the energy of all processes, or None if that of one is unknown.
+
+    A partial sum would pass for the whole.
+    """
     known = [process.joules for process in processes if process.joules is not None]
     if not known or len(known) < len(processes):
         return {"energy_kwh": None, "energy_source": None}
@@ -309,7 +313,7 @@ def _energy(processes: Sequence[Process]) -> dict[str, Any]:
 
 
 def _validation_section(final: Validation, training: Training) -> dict[str, Any]:
-    """Return the final validation; bits per byte are computed from its loss with every target behind [MASK]."""
+    """Return the final validation; bits per byte follow from its loss with every target shown as [MASK]."""
     section = final.model_dump(
         exclude={"event", "step", "progress", "seconds", "tokens", "held_out_tokens"}
     )
@@ -322,9 +326,9 @@ def _validation_section(final: Validation, training: Training) -> dict[str, Any]
 
 
 def load_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return the rows of a run's log that stand after all resumes, in the order of their steps.
+    """Return the rows of a run's log that no resume has superseded, in the order of their steps.
 
-    A row of training has `loss`; one of a validation `validation_loss` and its kin.
+    A row of training has `loss`, a row of a validation `validation_loss` and related numbers.
     """
     entries = read_log(folder / RUN_LOG)
     return metrics_of(training_of(entries))
@@ -341,13 +345,14 @@ def _row(event: Steps | Validation) -> dict[str, Any]:
     row = event.model_dump(exclude={"event"})
     if isinstance(event, Steps):
         return row
-    place = ("step", "progress", "seconds", "tokens")
-    measured = {key: value for key, value in row.items() if key not in place}
-    return {
-        **{key: row[key] for key in place},
-        **{f"validation_{key}": value for key, value in measured.items() if value is not None},
-        **({} if event.replaced_token_loss is not None else {"validation_loss": event.loss}),
-    }
+    counters = ("step", "progress", "seconds", "tokens")
+    result = {key: row[key] for key in counters}
+    for key, value in row.items():
+        if key not in counters and value is not None:
+            result[f"validation_{key}"] = value
+    if event.replaced_token_loss is None:
+        result["validation_loss"] = event.loss
+    return result
 
 
 def finite(value: Any) -> Any:

@@ -233,7 +233,7 @@ class TaskScore(Section):
 
     @property
     def main(self) -> Metric:
-        """The main metric, empty where it was not measured."""
+        """Main metric, empty if it was not measured."""
         return self.metrics.get(self.main_metric) or Metric()
 
     @property
@@ -243,7 +243,7 @@ class TaskScore(Section):
 
     @property
     def remark(self) -> str:
-        """What is wrong with the score; empty where there is one and nothing is."""
+        """Problem of the score as text, empty for a score without one."""
         return self.problem or ("" if self.score is not None else "no score on record")
 
 
@@ -378,12 +378,12 @@ class Record(Section):
 
     @property
     def training(self) -> Pretraining:
-        """The pretraining, empty where there was none."""
+        """Pretraining of the run, empty without one."""
         return self.pretrain or Pretraining()
 
     @property
     def claims_open(self) -> bool:
-        """Whether the run claimed the open division for itself, at its start or in a resume."""
+        """True if the run requested the open division, at its start or in a resume."""
         return self.division_requested == "open"
 
     @property

@@ -1,10 +1,10 @@
-"""The verb `replay`: proof by repetition. Whole intervals of a run's training are repeated and compared.
+"""The verb `replay`: whole intervals of a run's training are repeated and compared with its log.
 
-Whoever made a loss curve up, or put other weights into a checkpoint, has a log that its own recipe, seed and corpus do
-not give. An interval begins at the seed or at a checkpoint of the log and ends at the next one; the very loop of
-`pretrain` repeats its steps, by a clock that repeats the recorded progress. On a CPU of the same name, with the same
-torch and threads, all numbers must be the same bit for bit. Elsewhere a tolerance is measured as the correctness gate
-measures its own (cramming/bench/gate.py): from repetitions with perturbed weights.
+A log with an invented loss curve, or a checkpoint with other weights, does not follow from its recipe, seed and
+corpus. An interval begins at the seed or at a checkpoint of the log and ends at the next one; the loop of `pretrain`
+repeats its steps, with a clock that repeats the recorded progress. On a CPU of the same name, with the same torch and
+threads, all numbers must be bitwise equal. Elsewhere a tolerance is measured as in the correctness gate
+(cramming/bench/gate.py): from repetitions with perturbed weights.
 """
 
 import math
@@ -24,12 +24,20 @@ from torch import Tensor
 
 from cramming import checkpoint
 from cramming import device as devices
-from cramming.bench.gate import LEAST, MULTIPLE, REPETITIONS, WINDOW, NoiseFloor, distances, judge
+from cramming.bench.gate import (
+    LEAST,
+    MULTIPLE,
+    REPETITIONS,
+    WINDOW,
+    NoiseFloor,
+    compare_curves,
+    distances,
+)
 from cramming.bench.tricks import COARSE, SAME, Trick
 from cramming.bench.worker import perturb
 from cramming.budget import BudgetClock, BudgetConfig, Work
 from cramming.clock import Clock
-from cramming.config import file_sha256, require
+from cramming.config import UserError, file_sha256, require
 from cramming.data.manifest import corpus_folder
 from cramming.data.run_data import RunData, fit_to_corpus
 from cramming.finish import export, finish_hooks, validate_fully
@@ -43,9 +51,9 @@ from cramming.run import SAME_BITS, Run, environment_here, start_engine
 from cramming.runlog import Event, Saved, Steps, Training, Validation, training_of
 from cramming.train_parts import Logger
 
-# Sections that say how it is computed, not what.
+# sections of the recipe that do not change what is computed, only how
 HOW = ("attention", "memory", "runtime", "parallel")
-# Counters of a checkpoint that are not of time.
+# counters of a checkpoint that do not depend on time
 WORK = ("steps", "sequences", "tokens", "flops", "skipped_steps")
 LOSSES = ("loss", "replaced_token_loss", "all_mask_loss")
 Tensors = dict[str, Tensor]
@@ -60,10 +68,10 @@ def main(
     seed: int | None,
     json: bool,
 ) -> None:
-    """Run the verb `replay`; exit code 1 where a number is not the run's.
+    """Run the verb `replay`; exit with code 1 if a number is not the run's.
 
-    `recipe`: of this call, for where the corpus lies and how steps are computed. `intervals`: how many are drawn by
-    `seed`, or `all`.
+    `recipe` is that of this call, for the corpus folder and the way in which steps are computed. `intervals` is the
+    number of intervals to draw with `seed`, or `all`.
     """
     if json:
         use_stderr()
@@ -83,16 +91,16 @@ def main(
     outcomes = [replay.outcome(interval) for interval in [*run.seed_check, *chosen]]
     outcomes += replay.end()
     show(outcomes)
-    said = coverage(run.intervals, chosen, run.last)
+    summary = coverage(run.intervals, chosen, run.last)
     seconds = time.monotonic() - began
     charged = run.training.spent_seconds
-    say(f"{said} {seconds:.1f} s, {seconds / charged:.1%} of what the run was charged.")
+    say(f"{summary} {seconds:.1f} s, {seconds / charged:.1%} of what the run was charged.")
     if json:
         facts = {
             "run": str(run.folder),
             "seed": seed,
             "how": replay.how,
-            "coverage": said,
+            "coverage": summary,
             "steps_share": steps_share(chosen, run.last),
             "probability": len(chosen) / len(run.intervals),
             "seconds": seconds,
@@ -103,11 +111,11 @@ def main(
         raise SystemExit(1)
 
 
-# What the log says ----------------------------------------------------------------------------------
+# Reading the log ------------------------------------------------------------------------------------
 
 
 class Interval(NamedTuple):
-    """Steps `first` to `last`, which follow `start` (None: the seed); `end` was saved behind them, if not None."""
+    """Steps `first` to `last` after `start` (None: the seed); `end` was saved after them, or is None."""
 
     start: Saved | None
     first: int
@@ -116,7 +124,7 @@ class Interval(NamedTuple):
 
 
 class RecordedStep(NamedTuple):
-    """The share of the budget at which a step began, and the loss of its batch; None where that was not finite."""
+    """Share of the budget at which a step began, and the loss of its batch, or None if that was not finite."""
 
     progress: float
     loss: float | None
@@ -124,7 +132,7 @@ class RecordedStep(NamedTuple):
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A run folder as its log tells of it. `rows` and `validations`: events by step."""
+    """Run folder with its log. `rows` and `validations` are events by step."""
 
     folder: Path
     record: dict[str, Any]
@@ -134,7 +142,7 @@ class RecordedRun:
 
     @classmethod
     def read(cls, folder: Path) -> "RecordedRun":
-        """Read a run folder; UserError where it has no training, or its log does not have each step once."""
+        """Read a run folder; raise UserError if it has no training, or its log does not have each step once."""
         entries = read_run(folder)
         training = training_of(entries)
         rows = {event.step: event for event in training.steps}
@@ -152,41 +160,40 @@ class RecordedRun:
 
     @property
     def last(self) -> int:
-        """The number of the last step."""
+        """Number of the last step."""
         return max(self.rows)
 
     @cached_property
     def steps(self) -> dict[int, RecordedStep]:
-        """Every step of the log, by number from 1."""
+        """Steps of the log, by number from 1."""
         steps = {}
         for row in self.rows.values():
             first = row.step - len(row.each_loss) + 1
-            for number, pair in enumerate(
-                zip(row.each_progress, row.each_loss, strict=True), first
-            ):
-                steps[number] = RecordedStep(*pair)
+            pairs = zip(row.each_progress, row.each_loss, strict=True)
+            for number, (progress, loss) in enumerate(pairs, first):
+                steps[number] = RecordedStep(progress, loss)
         return dict(sorted(steps.items()))
 
     def path_of(self, saved: Saved) -> Path:
-        """Return where a checkpoint lies, or would lie."""
+        """Return the path of a checkpoint, whether or not it exists."""
         return checkpoint.path_of(self.folder / "checkpoints", saved)
 
     @cached_property
     def checkpoints(self) -> list[Saved]:
-        """Checkpoints of the log that are to be there, oldest first.
+        """Checkpoints of the log that should exist, oldest first.
 
-        These are the kept ones, and of the others those that have not made room for newer ones.
+        These are the retained ones, and of the others those that were not removed for newer ones.
         """
         newest = {saved.steps: saved for saved in self.training.saved}
         saved_here = []
         for saved in newest.values():
-            if saved in self.training.kept or self.path_of(saved).exists():
+            if saved in self.training.retained or self.path_of(saved).exists():
                 saved_here.append(saved)
         return sorted(saved_here)
 
     @cached_property
     def intervals(self) -> list[Interval]:
-        """From the seed, and from each checkpoint, to the next one or the last step."""
+        """Intervals from the seed, and from each checkpoint, to the next checkpoint or the last step."""
         points = [saved for saved in self.checkpoints if 0 < saved.steps <= self.last]
         intervals = []
         start: Saved | None = None
@@ -201,12 +208,12 @@ class RecordedRun:
 
     @property
     def seed_check(self) -> list[Interval]:
-        """No step: whether a checkpoint before the first one, if there is any, is what the seed gives."""
+        """Interval without a step, if there is a checkpoint before the first step, which must be the seed's state."""
         return [Interval(None, 1, 0, saved) for saved in self.checkpoints if saved.steps == 0]
 
 
 def draw(intervals: Sequence[Interval], count: int | Literal["all"], seed: int) -> list[Interval]:
-    """Return so many of the intervals, drawn without replacement, in order."""
+    """Return this many of the intervals, drawn without replacement, in order."""
     if count == "all" or count >= len(intervals):
         return list(intervals)
     indices = random.Random(seed).sample(range(len(intervals)), count)
@@ -214,14 +221,14 @@ def draw(intervals: Sequence[Interval], count: int | Literal["all"], seed: int) 
 
 
 def steps_share(chosen: Sequence[Interval], last: int) -> float:
-    """Return the share of all steps that the intervals hold."""
+    """Return the share of all steps that the intervals contain."""
     return sum(interval.last - interval.first + 1 for interval in chosen) / last
 
 
 def coverage(intervals: Sequence[Interval], chosen: Sequence[Interval], last: int) -> str:
-    """Return in words what a replay of the `chosen` intervals can find.
+    """Return a sentence on the power of a replay of the `chosen` intervals.
 
-    A forger does not know the draw, so weights planted at one place are found with the share of intervals drawn.
+    A forger does not know the draw, so planted weights are detected with the share of intervals drawn.
     """
     probability = len(chosen) / len(intervals)
     return (
@@ -231,9 +238,9 @@ def coverage(intervals: Sequence[Interval], chosen: Sequence[Interval], last: in
 
 
 class RecordedClock(BudgetClock):
-    """The clock of a replay: steps begin at their recorded progress, and there is time until step `last`.
+    """Clock of a replay: steps begin at their recorded progress, and there is time until step `last`.
 
-    It charges nothing and has no log. Where the budget is in steps or tokens the progress follows from the work.
+    It charges nothing and has no log. If the budget is in steps or tokens the progress follows from the work.
     """
 
     def __init__(self, config: BudgetConfig, work: Work, steps: Mapping[int, RecordedStep]) -> None:
@@ -255,7 +262,7 @@ class RecordedClock(BudgetClock):
         return 0.0
 
     def has_room_for(self, *, seconds: float, tokens: int = 0, flops: float = 0.0) -> bool:
-        """Return whether the next step is one of those to repeat."""
+        """Return whether the next step is to be repeated."""
         return self.work.steps < self.last
 
     def has_room_for_update(self, seconds: float) -> bool:
@@ -263,18 +270,18 @@ class RecordedClock(BudgetClock):
         return True
 
     def step_synchronised(self, update_seconds: float) -> bool:
-        """Return True: each step of the log was kept."""
+        """Return True: each step of the log was completed."""
         return True
 
 
 class MemoryLog:
-    """A log of a replay, in memory."""
+    """Log of a replay, in memory."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
 
     def append(self, event: Event, *, sync_now: bool = True) -> str:
-        """Keep the event."""
+        """Store the event."""
         self.events.append(event)
         return ""
 
@@ -284,9 +291,10 @@ class MemoryLog:
 
 @dataclass
 class Outcome:
-    """One comparison: mean loss in nats, recorded and replayed, the largest difference of a step, and its limit.
+    """Result of one comparison: mean losses in nats, recorded and replayed, and the largest difference of a step.
 
-    `state`: of weights and optimizer at the end; `problems`: what shows another training.
+    `allowed` is the limit of the difference, `state` compares weights and optimizer at the end, and `problems` are
+    signs of another training.
     """
 
     what: str
@@ -309,7 +317,7 @@ class Repetition:
 
     @property
     def losses(self) -> list[float]:
-        """The loss of each step; infinite where it is not finite."""
+        """Loss of each step; infinite where it is not finite."""
         return [_number(row.loss) for row in self.rows.values()]
 
 
@@ -317,8 +325,8 @@ class Repetition:
 class Replay:
     """Inputs that every comparison of a replay needs.
 
-    `rounding`: by which the weights of repetitions are perturbed, from which tolerances are measured; None where all
-    is to be the same bit for bit.
+    `rounding` is the relative size of the perturbation in repetitions, from which tolerances are measured; None if
+    all numbers must be bitwise equal.
     """
 
     run: RecordedRun
@@ -330,17 +338,18 @@ class Replay:
 
     @classmethod
     def of(cls, run: RecordedRun, settings: Mapping[str, Any], invocation: Invocation) -> "Replay":
-        """Prepare a replay by the run's own recipe.
+        """Prepare a replay of the run's recipe.
 
-        Raises UserError where its corpus is not here, or is another, and where one process here has other numbers than
-        the run's.
+        Raises UserError if its corpus is not here, or is another, or if one process here cannot reproduce the run's
+        numbers.
         """
         device = devices.select(invocation.device)
         differing = ", ".join(differences_of_hardware(run, device))
         refuse_other_numbers(run, device)
-        own = recipe_of(run, settings, HOW if differing and not has_dropout(run) else ())
-        config = Config.of(own)
-        corpus = corpus_folder(own, invocation.corpora)
+        replaced = HOW if differing and not has_dropout(run) else ()
+        recipe = recipe_of(run, settings, replaced)
+        config = Config.of(recipe)
+        corpus = corpus_folder(recipe, invocation.corpora)
         data = RunData.open(corpus, config, verify=True)
         _refuse_other_corpus(run, data)
         config = config.replace(model=fit_to_corpus(config.model, data.corpus))
@@ -352,27 +361,28 @@ class Replay:
 
     @property
     def repetitions(self) -> int:
-        """How many times each step is repeated."""
+        """Number of times that each step is repeated."""
         return 1 if self.rounding is None else 1 + REPETITIONS
 
     def outcome(self, interval: Interval) -> Outcome:
         """Repeat an interval and compare it with the log."""
         begins = f"after step {interval.start.steps}" if interval.start else "from the seed"
         outcome = Outcome(begins, interval.last - interval.first + 1)
-        if interval.start and (altered := self._altered(interval.start)):
+        altered = self._altered(interval.start) if interval.start else None
+        if altered:
             outcome.problems.append(altered)
             return outcome
         once, *twins = (self.repeat(interval, twin) for twin in range(self.repetitions))
         if outcome.steps:
             allowed = self._compare_losses(outcome, interval, once, twins)
-            outcome.problems += self._other_rows(interval, once)
-            outcome.problems += self._other_validations(interval, once, allowed)
+            outcome.problems += self._row_problems(interval, once)
+            outcome.problems += self._validation_problems(interval, once, allowed)
         if interval.end:
             self._compare_state(outcome, interval.end, once, twins)
         return outcome
 
     def end(self) -> list[Outcome]:
-        """Compare the final validation and the weights of `final/` with what the last checkpoint gives."""
+        """Compare the final validation and the weights of `final/` with those that the last checkpoint gives."""
         run = self.run
         exported = run.training.exported
         recorded = run.training.final_validation
@@ -383,7 +393,8 @@ class Replay:
         if saved is None or not run.path_of(saved).exists():
             outcome.state = "not compared: no last checkpoint"
             return [outcome]
-        if altered := self._altered(saved):
+        altered = self._altered(saved)
+        if altered:
             return [replace(outcome, problems=[altered])]
         (once, weights), *twins = (self._finish(saved, twin) for twin in range(self.repetitions))
         self._compare_validation(outcome, recorded, once, [twin for twin, _ in twins])
@@ -395,7 +406,7 @@ class Replay:
         return [outcome]
 
     def repeat(self, interval: Interval, twin: int = 0) -> Repetition:
-        """Repeat the steps and the validations that the log has among them; a `twin` begins with perturbed weights."""
+        """Repeat the steps, and the validations that the log has among them; a `twin` begins with perturbed weights."""
         validated = set()
         for step in self.run.validations:
             if interval.first <= step <= interval.last and step != self.run.last:
@@ -404,7 +415,7 @@ class Replay:
         with TemporaryDirectory(prefix="cramming-replay-") as scratch:
             run, clock, log = self._run_at(interval.start, Path(scratch), twin)
             for clock.last in sorted({*validated, interval.last}):
-                train(run, title)  # a signal ends it at once: nothing is to be saved
+                train(run, title)  # a signal ends it at once, because nothing is saved
                 if clock.work.steps in validated:
                     run.validator.validate(self.run.validations[clock.work.steps].progress)
             contents = checkpoint.contents(run.engine, clock.work)
@@ -421,7 +432,7 @@ class Replay:
     def _run_at(
         self, start: Saved | None, folder: Path, twin: int
     ) -> tuple[Run, RecordedClock, MemoryLog]:
-        """Return the run that a process would begin with, its clock and its log."""
+        """Return the run as a process would begin it, its clock and its log."""
         mesh, config = Mesh.solo(self.device), self.config
         saved = self.run.path_of(start) if start else None
         engine, work = start_engine(config, self.data, folder, mesh, saved)
@@ -436,10 +447,10 @@ class Replay:
         return run, recorded, log
 
     def _altered(self, saved: Saved) -> str | None:
-        """Return what to say of a checkpoint that is not there, or not the log's; None if it is."""
+        """Return a message for a checkpoint that is missing or not the log's, or None."""
         path = self.run.path_of(saved)
         if not path.exists():
-            return f"{path.parent} has no checkpoint of step {saved.steps}, which the log has; put it back"
+            return f"{path.parent} has no checkpoint of step {saved.steps}, which the log has. Restore it."
         if file_sha256(path) != saved.sha256:
             return f"{path} is not the file that the log has (SHA-256)"
         return None
@@ -447,7 +458,7 @@ class Replay:
     def _compare_losses(
         self, outcome: Outcome, interval: Interval, once: Repetition, twins: Sequence[Repetition]
     ) -> list[float]:
-        """Compare the loss of each step; returns what is allowed in each window of steps, in nats."""
+        """Compare the loss of each step, and return the allowed difference of each window of steps, in nats."""
         numbers = range(interval.first, interval.last + 1)
         recorded = [_number(self.run.steps[step].loss) for step in numbers]
         replayed = once.losses
@@ -461,7 +472,7 @@ class Replay:
                 outcome.problems.append(
                     f"the losses differ most at step {at}, by {outcome.difference} nats"
                 )
-            return [0.0] * len(each)
+            return [0.0 for _ in each]
         return self._compare_within_noise(outcome, interval, recorded, [once, *twins])
 
     def _compare_within_noise(
@@ -480,13 +491,16 @@ class Replay:
                 skipped.add(index)
         curves = []
         for losses in [*(each.losses for each in repetitions), recorded]:
-            curves.append([0.0 if n in skipped else loss for n, loss in enumerate(losses)])
+            curve = list(losses)
+            for index in skipped:
+                curve[index] = 0.0
+            curves.append(curve)
         reference, *others, claimed = curves
         if not all(map(math.isfinite, reference)):
             outcome.problems.append("replayed, the loss of a step is not finite where the log's is")
-            return [math.inf] * len(reference)
+            return [math.inf for _ in reference]
         floor = NoiseFloor(self.rounding, [distances(reference, other) for other in others])
-        verdict = judge(Trick("replay", {}, self.rounding, ""), reference, claimed, floor)
+        verdict = compare_curves(Trick("replay", {}, self.rounding, ""), reference, claimed, floor)
         outcome.difference, outcome.allowed = verdict.distance, verdict.tolerance
         if not verdict.passed:
             at = interval.first - 1 + verdict.at_step
@@ -495,8 +509,8 @@ class Replay:
             )
         return floor.tolerance()
 
-    def _other_rows(self, interval: Interval, once: Repetition) -> Iterator[str]:
-        """Yield what else the log says of the steps and the replay does not."""
+    def _row_problems(self, interval: Interval, once: Repetition) -> Iterator[str]:
+        """Yield a message for each number of the log's rows that the replay does not reproduce."""
         is_exact = self.rounding is None
         names = ("tokens", "lr", "grad_norm") if is_exact else ("tokens", "lr")
         tolerance = 0.0 if is_exact else 1e-9
@@ -514,15 +528,17 @@ class Replay:
                 logged_progress = self.run.steps[step].progress
                 yield f"the log lets step {step} begin at {logged_progress}, replayed {progress}"
 
-    def _other_validations(
+    def _validation_problems(
         self, interval: Interval, once: Repetition, allowed: Sequence[float]
     ) -> Iterator[str]:
+        """Yield a message for each loss of the log's validations that the replay does not reproduce."""
         for step, replayed in once.validations.items():
             recorded = self.run.validations[step]
             for name in LOSSES:
-                logged, again = _number(getattr(recorded, name)), _number(getattr(replayed, name))
-                if not _apart(logged, again) <= allowed[(step - interval.first) // WINDOW]:
-                    yield f"the log has a validation {name} of {logged} at step {step}, replayed {again}"
+                logged = _number(getattr(recorded, name))
+                repeated = _number(getattr(replayed, name))
+                if not _apart(logged, repeated) <= allowed[(step - interval.first) // WINDOW]:
+                    yield f"the log has a validation {name} of {logged} at step {step}, replayed {repeated}"
 
     def _compare_validation(
         self, outcome: Outcome, recorded: Validation, once: Validation, twins: Sequence[Validation]
@@ -530,25 +546,28 @@ class Replay:
         """Compare the final validation."""
         outcome.recorded, outcome.replayed = _loss(recorded), _loss(once)
         for name in LOSSES:
-            logged, again = getattr(recorded, name), getattr(once, name)
-            difference = _apart(_number(logged), _number(again))
+            logged, repeated = getattr(recorded, name), getattr(once, name)
+            difference = _apart(_number(logged), _number(repeated))
             allowed = 0.0
             if twins:
-                strayed = [_apart(_number(getattr(twin, name)), _number(again)) for twin in twins]
+                strayed = [
+                    _apart(_number(getattr(twin, name)), _number(repeated)) for twin in twins
+                ]
                 allowed = _allowed(strayed)
             if outcome.difference is None or difference > outcome.difference:
                 outcome.difference, outcome.allowed = difference, allowed
             if not difference <= allowed:
                 outcome.problems.append(
-                    f"the log has a final {name} of {logged}, the last checkpoint gives {again}"
+                    f"the log has a final {name} of {logged}, the last checkpoint gives {repeated}"
                 )
 
     def _compare_state(
         self, outcome: Outcome, end: Saved, once: Repetition, twins: Sequence[Repetition]
     ) -> None:
-        """Compare the state with the checkpoint that the interval ends at, tensor by tensor."""
+        """Compare the state with the checkpoint at the end of the interval, tensor by tensor."""
         path = self.run.path_of(end)
-        if altered := self._altered(end):
+        altered = self._altered(end)
+        if altered:
             outcome.problems.append(altered)
         if not path.exists():
             return
@@ -574,7 +593,7 @@ class Replay:
 
 
 def show(outcomes: Sequence[Outcome]) -> None:
-    """Print a row for each comparison, and below what was found."""
+    """Print a row for each comparison, and the problems below."""
     rows = []
     for outcome in outcomes:
         limit = None if outcome.difference is None else outcome.allowed
@@ -597,7 +616,7 @@ def _shown(value: float | None, digits: str = ".6g") -> str:
     return "" if value is None else format(value, digits)
 
 
-# Where a replay can be compared ---------------------------------------------------------------------
+# Conditions of a replay -----------------------------------------------------------------------------
 
 
 def environments_of(run: RecordedRun) -> list[dict[str, Any]]:
@@ -606,58 +625,59 @@ def environments_of(run: RecordedRun) -> list[dict[str, Any]]:
 
 
 def differences_of_hardware(run: RecordedRun, device: torch.device) -> Iterator[str]:
-    """Yield why numbers need not be the same bit for bit here; nothing where they are."""
+    """Yield reasons why numbers may differ in their last bits here; nothing if they must be equal."""
     here = environment_here(device)
     if run.record["pretrain"]["devices"] != 1:
         yield "the run had several processes"
-    for there in environments_of(run):
-        if {device.type, there["device"]["kind"]} != {"cpu"}:
-            names = f"{there['device']['name']}, here {here['device']['name']}"
+    for recorded in environments_of(run):
+        if {device.type, recorded["device"]["kind"]} != {"cpu"}:
+            names = f"{recorded['device']['name']}, here {here['device']['name']}"
             yield f"a GPU's sums have no fixed order ({names})"
             return
         for name in SAME_BITS:
-            if there.get(name) != here[name]:
-                yield f"{name} {there.get(name)}, here {here[name]}"
+            if recorded.get(name) != here[name]:
+                yield f"{name} {recorded.get(name)}, here {here[name]}"
 
 
 def has_dropout(run: RecordedRun) -> bool:
-    """Return whether losses depend on which random numbers are drawn, and so on how it is computed."""
+    """Return whether losses depend on the random numbers drawn, and so on how they are computed."""
     model = run.record["config"]["model"]
     return any(model.get(name) for name in ("dropout", "attention_dropout"))
 
 
 def refuse_other_numbers(run: RecordedRun, device: torch.device) -> None:
-    """Raise UserError for a run whose losses one process here does not come near, however honest they are.
+    """Raise UserError for a run whose losses one process here cannot reproduce, however honest they are.
 
     Compression needs the gradients of each process, dropout the random numbers of each process and kind of device.
     """
     processes = run.record["pretrain"]["devices"]
     compression = run.record["config"]["parallel"].get("compression", {}).get("name", "none")
-    drawn_on = {_generator(there["device"]) for there in environments_of(run)}
+    drawn_on = {_generator(recorded["device"]) for recorded in environments_of(run)}
     here = _generator(asdict(devices.describe(device)))
-    reasons = {
-        f"parallel.compression={compression} on {processes} processes": processes > 1
-        and compression != "none",
-        f"dropout on {processes} processes, each with random numbers of its own": processes > 1
-        and has_dropout(run),
-        f"dropout by random numbers of {' and '.join(sorted(drawn_on))}": has_dropout(run)
-        and drawn_on != {here},
-    }
-    for reason, applies in reasons.items():
-        require(
-            not applies,
+    reasons = []
+    if processes > 1 and compression != "none":
+        reasons.append(f"parallel.compression={compression} on {processes} processes")
+    if processes > 1 and has_dropout(run):
+        reasons.append(f"dropout on {processes} processes, each with random numbers of its own")
+    if has_dropout(run) and drawn_on != {here}:
+        reasons.append(f"dropout by random numbers of {' and '.join(sorted(drawn_on))}")
+    for reason in reasons:
+        raise UserError(
             f"{run.folder}: trained with {reason}, which one process on {here} does not repeat."
-            " A replay here says nothing about it; `cramming verify` checks what the log says.",
+            " A replay here proves nothing; `cramming verify` checks the log."
         )
 
 
 def _generator(device: Mapping[str, Any]) -> str:
-    """Return whose random numbers are drawn: devices of one name draw the same from one seed, and CPUs do."""
+    """Return the name of the random generator.
+
+    Devices of one name draw equal numbers from one seed, and so do all CPUs.
+    """
     return "a CPU" if device["kind"] == "cpu" else str(device["name"])
 
 
 def _refuse_other_corpus(run: RecordedRun, data: RunData) -> None:
-    """Raise UserError where the corpora here are not the run's."""
+    """Raise UserError if the corpora here are not the run's."""
     recorded, here = run.record["corpus"], data.describe()
     pairs = [(recorded, here), (recorded.get("validation") or {}, here.get("validation") or {})]
     for was, now in pairs:
@@ -668,14 +688,19 @@ def _refuse_other_corpus(run: RecordedRun, data: RunData) -> None:
         )
 
 
-def recipe_of(run: RecordedRun, settings: Mapping[str, Any], own: Sequence[str]) -> dict[str, Any]:
-    """Return the run's recipe, but for places, for when to log, and for the sections `own` of this call."""
+def recipe_of(
+    run: RecordedRun, settings: Mapping[str, Any], replaced: Sequence[str]
+) -> dict[str, Any]:
+    """Return the run's recipe with the corpus folders of this call and with its `replaced` sections.
+
+    Every step is logged, and no validation or checkpoint is due.
+    """
     recorded, section = run.record["config"], run.record["pretrain"]
     train, validation_corpus = recorded["train"], settings["train"]["validation_corpus"]
     corpus = settings["data"]["corpus"] or run.record["corpus"]["folder"]
     return {
         **recorded,
-        **{name: settings[name] for name in own},
+        **{name: settings[name] for name in replaced},
         "data": {**recorded["data"], "corpus": corpus},
         "train": {
             **train,
@@ -695,24 +720,24 @@ def _never() -> bool:
 
 
 def _number(value: Any) -> float:
-    """Return a number, infinite where it is none or was not finite: then it compares as one."""
+    """Return a number; infinity stands for a value that is missing or was not finite, so that it can be compared."""
     return value if isinstance(value, int | float) else math.inf
 
 
 def _apart(a: float, b: float) -> float:
-    """Return by how much two numbers differ; 0 where both are infinite."""
+    """Return the distance of two numbers; 0 if both are infinite."""
     return 0.0 if a == b else abs(a - b)
 
 
 def _loss(validation: Validation) -> float | None:
-    """Return the loss that the run is judged by."""
+    """Return the loss by which the run is compared."""
     if validation.loss is not None:
         return validation.loss
     return validation.replaced_token_loss
 
 
 def _allowed(strayed: Sequence[float], least: float = LEAST) -> float:
-    """Return by how much a number may differ, as the repetitions differ from the first (bench/gate.py)."""
+    """Return the allowed difference of a number, from the distances of the repetitions (bench/gate.py)."""
     return max(least, MULTIPLE * max(strayed))
 
 
@@ -725,7 +750,10 @@ def _is_count(value: Tensor | None) -> bool:
 
 
 def _tensors_in(node: Any, path: str = "") -> Tensors:
-    """Return everything in a checkpoint's contents but times, flat; what is no number is part of its name."""
+    """Return the contents of a checkpoint as a flat dict, without times.
+
+    Values that are not numbers are part of the name.
+    """
     if isinstance(node, Tensor):
         return {path: node.detach().cpu()}
     if isinstance(node, int | float):
@@ -748,17 +776,17 @@ def _tensors_in(node: Any, path: str = "") -> Tensors:
 
 
 def _distances(state: Tensors, saved: Tensors) -> dict[str, float]:
-    """Return the distance of each tensor relative to its length; infinite where one is missing or of another shape."""
+    """Return the distance of each tensor relative to its norm; infinite if it is missing or has another shape."""
     names = sorted(state.keys() | saved.keys())
     return {name: _distance(state.get(name), saved.get(name)) for name in names}
 
 
-def _distance(one: Tensor | None, other: Tensor | None) -> float:
-    if one is None or other is None or one.shape != other.shape:
+def _distance(tensor: Tensor | None, other: Tensor | None) -> float:
+    if tensor is None or other is None or tensor.shape != other.shape:
         return math.inf
-    if torch.equal(one, other):
+    if torch.equal(tensor, other):
         return 0.0
-    difference = (one.double() - other.double()).norm().item()
+    difference = (tensor.double() - other.double()).norm().item()
     if not math.isfinite(difference):
         return math.inf
     return difference / max(other.double().norm().item(), 1e-12)

@@ -133,7 +133,7 @@ def leaves(node: Any, path: str = "") -> dict[str, Any]:
     """Return the leaves of nested mappings by dotted name: `{"a": {"b": 1}}` -> `{"a.b": 1}`; a list is a leaf."""
     if not isinstance(node, Mapping):
         return {path: list(node) if isinstance(node, tuple) else node}
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for key, child in node.items():
-        found |= leaves(child, f"{path}.{key}".lstrip("."))
-    return found
+        by_name |= leaves(child, f"{path}.{key}".lstrip("."))
+    return by_name

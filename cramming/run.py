@@ -174,7 +174,7 @@ def announce(run: Run, kernels: list[str]) -> None:
     train, count, processes = config.train, config.parameters, run.mesh.data_size
     say(
         f"model: {count.total / 1e6:.1f}M parameters, {count.without_embeddings / 1e6:.1f}M without embeddings,"
-        f" vocabulary {config.model.vocab_size}{engine.model.also()};"
+        f" vocabulary {config.model.vocab_size}{engine.model.describe_generator()};"
         f" {config.flops_per_token() / 1e6:.1f} MFLOP per token"
     )
     attention = " and ".join(kernels)
@@ -215,19 +215,19 @@ def warn_of_other_bits(training: Training, here: Mapping[str, Any]) -> None:
         )
 
 
-def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what decides about bits and differs between two environments, in words."""
-    if there["device"]["name"] != here["device"]["name"]:
-        yield f"device {there['device']['name']}, here {here['device']['name']}"
+def differences(earlier: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the differences between two environments that can change the bits of a result."""
+    if earlier["device"]["name"] != here["device"]["name"]:
+        yield f"device {earlier['device']['name']}, here {here['device']['name']}"
     for name in SAME_BITS:
-        if there.get(name) != here[name]:
-            yield f"{name} {there.get(name)}, here {here[name]}"
+        if earlier.get(name) != here[name]:
+            yield f"{name} {earlier.get(name)}, here {here[name]}"
 
 
 def environment_here(
     device: torch.device, folder: Path | None = None, has_trained: bool = False
 ) -> dict[str, Any]:
-    """Return where and with which code this process runs; of a training in `folder` also where it compiles to."""
+    """Return hardware and software of this process, and for a training in `folder` the place of compiled code."""
     here = {**environment(asdict(devices.describe(device))), "threads": torch.get_num_threads()}
     if folder is not None:
         here["compile_cache"] = devices.compile_cache(folder, has_trained)
@@ -237,7 +237,7 @@ def environment_here(
 def start_engine(
     config: Config, data: RunData, folder: Path, mesh: Mesh, saved: Path | None
 ) -> tuple[Engine, Work]:
-    """Return the engine with the state that is `saved`, else that before the first step, and the work that is done."""
+    """Return the engine with the `saved` state, or that before the first step, and the work done so far."""
     device = mesh.device
     devices.prepare(config.runtime, device, folder)
     # Weights and dropout; data order and masks are functions of the seed.
@@ -272,7 +272,7 @@ def with_micro_batch(
     from cramming.plan.micro_batch import micro_batch_of_run  # what it needs takes time to import
 
     largest = ramp_step(train.batch_ramp, train.batch_size) // engine.mesh.data_size
-    source = data.source.of(config.objective.largest_phase)
+    source = data.source.with_targets(config.objective.largest_phase)
     rows = micro_batch_of_run(training, log, engine, source.batch, config, largest)
     config = config.replace(train=train.replace(micro_batch=rows))
     check(config, Hardware.here(config, engine.device, engine.mesh.world_size))

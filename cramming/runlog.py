@@ -29,7 +29,7 @@ from cramming.files import sync
 
 RUN_LOG = "run.jsonl"
 FORMAT_VERSION = 3
-MAX_HEARTBEAT_SECONDS = 5.0  # the most that a killed process can have spent without an event
+MAX_HEARTBEAT_SECONDS = 5.0  # longest time that a killed process can have spent without an event
 EndReason = Literal["finished", "stopped", "failed", "diverged"]
 Unit = Literal["hours", "exaflops", "tokens", "steps"]
 RESTORE = "Restore the file, or start again under another name"
@@ -48,9 +48,9 @@ class Event(BaseModel):
 
 
 class Timed(Event):
-    """An event of a training process.
+    """Event of a training process.
 
-    `elapsed`: seconds on the budget's clock since the process began. `wall`: seconds since 1970.
+    `elapsed` is in seconds on the budget's clock since the process began, `wall` in seconds since 1970.
     """
 
     elapsed: Seconds
@@ -77,10 +77,10 @@ COUNTERS = tuple(name for name in Counted.model_fields if name not in Timed.mode
 
 
 class Start(Timed):
-    """A training process began; written before it imports torch.
+    """Begin of a training process, written before it imports torch.
 
-    `recipe`: the composed settings, in the first start alone. `changed`: settings of a resume that differ from the
-    recipe, by dotted name. `git`: the state of the code (cramming/environment.py).
+    `recipe` holds the composed settings, in the first start alone. `changed` holds the settings of a resume that
+    differ from the recipe, by dotted name.
     """
 
     event: Literal["start"] = "start"
@@ -97,10 +97,10 @@ class Start(Timed):
 
 
 class Setup(Event):
-    """The facts that a training process knows once its model is built.
+    """Facts that a training process has once its model is built.
 
-    `corpus`: `Corpus.describe()`, in the first setup alone. `windows`: sequences of one epoch. `tokens_per_byte`: of
-    the text of the validations. `training`: objective, parameters, number format, gates.
+    `corpus` is `Corpus.describe()`, in the first setup alone. `windows` is the number of sequences per epoch.
+    `tokens_per_byte` is that of the validation text. `training` holds objective, parameters, number format and gates.
     """
 
     event: Literal["setup"] = "setup"
@@ -114,7 +114,7 @@ class Setup(Event):
 
 
 class MicroBatch(Event):
-    """The micro-batch that `train.micro_batch=auto` stands for from now on, and how it was chosen."""
+    """Number of sequences that `train.micro_batch=auto` stands for from now on, and how it was chosen."""
 
     event: Literal["micro_batch"] = "micro_batch"
     sequences: Annotated[int, Field(ge=1)]
@@ -122,7 +122,7 @@ class MicroBatch(Event):
 
 
 class Heartbeat(Counted):
-    """A sign of life: what was spent until now is charged whatever happens next."""
+    """Sign of life: the time spent until now is charged whatever happens next."""
 
     event: Literal["heartbeat"] = "heartbeat"
 
@@ -151,8 +151,8 @@ class Steps(Event):
 class Validation(Event):
     """Loss on the held-out text after `step` steps, in nats per target; `seconds` and `progress` as of `Steps`.
 
-    Of a run that detects replaced tokens `replaced_token_loss` stands in place of `loss`. The last validation, of the
-    final weights, also has `all_mask_loss` (every target behind [MASK]) and the number of `held_out_tokens`.
+    A run that detects replaced tokens has `replaced_token_loss` in place of `loss`. The last validation, of the final
+    weights, also has `all_mask_loss` (every target shown as [MASK]) and the number of `held_out_tokens`.
     """
 
     event: Literal["validation"] = "validation"
@@ -171,18 +171,18 @@ class Validation(Event):
 
 
 class Checkpoint(Timed):
-    """The state after `step` steps is in a file with this SHA-256; `kept` files are never removed."""
+    """Checkpoint of the state after `step` steps, with the SHA-256 of its file; `retained` files are never removed."""
 
     event: Literal["checkpoint"] = "checkpoint"
     step: NonNegativeInt
     sha256: Sha256
-    kept: bool = False
+    retained: bool = False
 
 
 class Resume(Counted):
-    """Training continues from the checkpoint with this SHA-256, or from the seed (None).
+    """Resume from the checkpoint with this SHA-256, or from the seed (None).
 
-    All steps, validations and checkpoints after it are superseded; the time that they took stays charged.
+    All later steps, validations and checkpoints are superseded; the time that they took stays charged.
     """
 
     event: Literal["resume"] = "resume"
@@ -192,7 +192,7 @@ class Resume(Counted):
 class CorpusChanged(Event):
     """Files of the corpus that were written to while a process read them.
 
-    By path, whether the file was as prepared when it was read again at the end; None before that.
+    Each path maps to whether the file was as prepared when it was read a second time at the end; None before that.
     """
 
     event: Literal["corpus_changed"] = "corpus_changed"
@@ -200,14 +200,14 @@ class CorpusChanged(Event):
 
 
 class End(Counted):
-    """A training process ended its work on the clock."""
+    """End of the work of a training process on the clock."""
 
     event: Literal["end"] = "end"
     reason: EndReason
 
 
 class Exported(Event):
-    """The final model was validated and written to `final/`; `files` are its SHA-256 by name."""
+    """Export of the validated final model to `final/`; `files` are its SHA-256 by name."""
 
     event: Literal["exported"] = "exported"
     files: dict[str, Sha256]
@@ -232,10 +232,10 @@ class ExternalModel(Event):
 
 
 class LabelledSet(BaseModel):
-    """A labelled set of a task: how it is scored, its numbers of examples and hashes of them.
+    """Labelled set of a task: how it is scored, its numbers of examples and hashes of them.
 
-    `subset`: trained or scored on another number of examples than the official one. `seen_in_training`: how many
-    examples are training examples too.
+    `subset` marks a training or scored set with another number of examples than the official one. `seen_in_training`
+    is the number of examples that are training examples too.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -266,12 +266,12 @@ class SetScores(BaseModel):
 
 
 class Scoring(Event):
-    """A scoring began: one initialisation, or a baseline without an encoder, on the tasks of a suite.
+    """Begin of a scoring: one initialisation, or a baseline without an encoder, on the tasks of a suite.
 
-    `section`: part of the record. `entries`: the labelled sets by name. `keys`: by `<task>-seed<k>` the hash of
-    everything that the result depends on; `conditions`: by task the part of it without hyperparameters and seed.
-    `sweep`: the initialisations that share the choice of a sweep whose point this is. A scoring is complete once each
-    key has a `finetuned` event, stored ones included.
+    `section` is the part of the record. `entries` are the labelled sets by name. `keys` maps `<task>-seed<k>` to the
+    hash of everything that the result depends on, `conditions` a task to the part of it without hyperparameters and
+    seed. `sweep` lists the initialisations that share the choice of the sweep that this is a point of. A scoring is
+    complete once each key has a `finetuned` event, stored ones included.
     """
 
     event: Literal["scoring"] = "scoring"
@@ -298,7 +298,7 @@ class Scoring(Event):
 
 
 class Finetuned(Event):
-    """One task and seed of the scoring before it was trained and scored; `predictions`: a file in `predictions/`."""
+    """Result of one task and seed of the scoring before it; `predictions` is the hash of a file in `predictions/`."""
 
     event: Literal["finetuned"] = "finetuned"
     time: str
@@ -345,7 +345,7 @@ RunEvent = Annotated[
 RUN_EVENTS: TypeAdapter[Any] = TypeAdapter(RunEvent)
 
 
-# The kinds of events that a training process writes.
+# kinds of events that a training process writes
 TRAINING_EVENTS = (
     "start",
     "setup",
@@ -363,7 +363,7 @@ TRAINING_EVENTS = (
 
 @dataclass(frozen=True)
 class Entry:
-    """An event of a file, the SHA-256 of its line, and the line's number from 1."""
+    """Event of a file, the SHA-256 of its line, and the line's number from 1."""
 
     event: Any
     sha256: str
@@ -371,14 +371,16 @@ class Entry:
 
 
 def read_log(path: Path, events: TypeAdapter[Any] = RUN_EVENTS) -> list[Entry]:
-    """Return the entries of a log, [] where there is no file. A torn last line is left out.
+    """Return the entries of a log, [] if there is no file. A torn last line is left out.
 
-    Raises UserError, with place and cure, for a line that is damaged or does not follow the line before it.
+    Raises UserError, with the line number and a remedy, for a line that is damaged or does not follow the line before
+    it.
     """
     return list(_entries(path, events))
 
 
 def _entries(path: Path, events: TypeAdapter[Any]) -> Iterator[Entry]:
+    """Yield the entries of a log."""
     previous = ""
     for number, line in enumerate(_whole_lines(path), 1):
         body, separator, link = line.rpartition(b',"previous":"')
@@ -398,7 +400,7 @@ def _entries(path: Path, events: TypeAdapter[Any]) -> Iterator[Entry]:
 
 
 def _first_problem(error: ValidationError) -> str:
-    """Return the first problem of a line in words."""
+    """Return the first problem of a line."""
     first = error.errors(include_url=False)[0]
     place = ".".join(str(part) for part in first["loc"])
     return f"{place}: {first['msg']}" if place else str(first["msg"])
@@ -413,21 +415,21 @@ def has_events(path: Path) -> bool:
 
 
 def head_of(path: Path) -> str | None:
-    """Return the SHA-256 of a log's first line, which tells one run from another; None where it has no line."""
+    """Return the SHA-256 of a log's first line, which identifies the run, or None if it has no line."""
     lines = _whole_lines(path)
     return _sha256(lines[0]) if lines else None
 
 
 class Log(Protocol):
-    """Where events are appended."""
+    """Log that events are appended to."""
 
     def append(self, event: Event, *, sync_now: bool = True) -> str: ...
 
 
 class EventLog:
-    """Appends events to a log, from any thread.
+    """Log in a file, to which any thread may append events.
 
-    With `sync` an event and all before it are on the disk when `append` returns.
+    After a synced event, it and all events before it are on the disk.
     """
 
     def __init__(self, path: Path, *, durable: bool = True) -> None:
@@ -449,13 +451,13 @@ class EventLog:
         self._file.truncate(self._size)
 
     def append(self, event: Event, *, sync_now: bool = True) -> str:
-        """Append an event; returns the SHA-256 of its line. On an error nothing of it is left behind."""
+        """Append an event, and return the SHA-256 of its line. On an error nothing of it is left behind."""
         body = event.model_dump_json(exclude_none=True, exclude_defaults=False)
         with self._lock:
             line = f'{body[:-1]},"previous":"{self.head}"}}'.encode()
             remaining = line + b"\n"
             try:
-                while remaining:  # a write stops short at a limit; the next one raises the reason
+                while remaining:  # a write may be partial at a limit; the next one raises the error
                     written = self._file.write(remaining)
                     remaining = remaining[written:]
                 if sync_now:
@@ -469,7 +471,7 @@ class EventLog:
             return self.head
 
     def close(self) -> None:
-        """Close the file; everything is on the disk then."""
+        """Close the file; all events are on the disk then."""
         if not self._file.closed:
             sync(self._file.fileno())
             self._file.close()
@@ -501,7 +503,7 @@ class Saved(NamedTuple):
 
 @dataclass
 class Process:
-    """A training process as the log tells of it. `ended`: `killed` if it wrote no `end`."""
+    """Training process in a log. `ended` is `killed` if it wrote no `end`."""
 
     start: Start
     setup: Setup | None = None
@@ -512,15 +514,16 @@ class Process:
 
 @dataclass
 class Training:
-    """The training that a log tells of.
+    """Training in a log.
 
-    `counters` are those of the last event, `events` what stands after all resumes. `flops`: most that was ever charged.
+    `counters` are those of the last event. Steps, validations and `saved` checkpoints are those that no resume has
+    superseded; `charged_flops` is the largest number of operations that was ever charged.
     """
 
     processes: list[Process] = field(default_factory=list)
     counters: dict[str, Any] = field(default_factory=dict)
     saved: list[Saved] = field(default_factory=list)
-    kept: set[Saved] = field(default_factory=set)
+    retained: set[Saved] = field(default_factory=set)
     steps: list[Steps] = field(default_factory=list)
     validations: list[Validation] = field(default_factory=list)
     superseded: list[Saved] = field(default_factory=list)
@@ -544,12 +547,12 @@ class Training:
 
     @property
     def setup(self) -> Setup | None:
-        """The first process's setup that names the corpus."""
+        """First setup of a process that names the corpus."""
         return next((p.setup for p in self.processes if p.setup and p.setup.corpus), None)
 
     @property
     def final_validation(self) -> Validation | None:
-        """The validation of the final weights; the last, if the end was interrupted."""
+        """Last validation of the final weights, or None."""
         final = [event for event in self.validations if event.held_out_tokens is not None]
         return final[-1] if final else None
 
@@ -560,7 +563,7 @@ class Training:
 
 
 def training_of(entries: Sequence[Entry]) -> Training:
-    """Fold the events of a run log into what they say of its training.
+    """Return the training that the events of a run log describe.
 
     Raises UserError for an event that cannot follow the ones before it.
     """
@@ -574,14 +577,14 @@ def training_of(entries: Sequence[Entry]) -> Training:
 
 
 def _cannot_follow(event: Event, training: Training) -> str | None:
-    """Return why no run writes this event here, or None."""
+    """Return why no run writes this event at this point, or None."""
     if isinstance(event, Start):
         expects_recipe = not training.processes
         if expects_recipe != (event.recipe is not None):
             return "the first start names the recipe, and only the first"
         return None
     if event.event not in TRAINING_EVENTS:
-        return None  # of a scoring, which may follow anything
+        return None  # events of a scoring may follow any event
     if not training.processes:
         return f"{event.event} before the first start"
     process = training.processes[-1]
@@ -591,8 +594,9 @@ def _cannot_follow(event: Event, training: Training) -> str | None:
         if event.elapsed < process.spent_seconds:
             return f"elapsed falls from {process.spent_seconds} to {event.elapsed} s"
         last_step_seconds = getattr(event, "last_step_seconds", None) or 0.0
-        if last_step_seconds > _earlier(training) + event.elapsed + 1.0:
-            return "the last step ended later than this event"  # times are rounded
+        rounding = 1.0
+        if last_step_seconds > _earlier(training) + event.elapsed + rounding:
+            return "the last step ended later than this event"
     if isinstance(event, Resume) and event.sha256 is not None:
         known = {saved.sha256 for saved in training.saved}
         if event.sha256 not in known:
@@ -637,8 +641,8 @@ def _add_timed(training: Training, event: Timed) -> None:
         training.has_trained = training.has_trained or event.step > 0
         saved = Saved(event.step, event.sha256)
         training.saved.append(saved)
-        if event.kept:
-            training.kept.add(saved)
+        if event.retained:
+            training.retained.add(saved)
     elif isinstance(event, Resume):
         _supersede(training, event)
     elif isinstance(event, End):
@@ -648,7 +652,7 @@ def _add_timed(training: Training, event: Timed) -> None:
 
 
 def _count(training: Training, event: Counted) -> None:
-    """Take over the counters of an event."""
+    """Update the counters by an event."""
     counters = training.counters
     for name in COUNTERS:
         value = getattr(event, name)
@@ -663,7 +667,7 @@ def _count(training: Training, event: Counted) -> None:
 
 
 def _supersede(training: Training, event: Resume) -> None:
-    """Drop what lies behind the checkpoint that training continues from."""
+    """Drop steps, validations and checkpoints after the checkpoint of a resume."""
     steps = 0
     position = -1
     for index, saved in enumerate(training.saved):

@@ -1,9 +1,9 @@
-"""Schedules as pure functions of progress: the share of the budget already spent, from 0 to 1.
+"""Schedules as pure functions of progress, the share of the budget already spent, from 0 to 1.
 
-A schedule that counts steps ends too early or too late when the budget is time; one that reads the clock itself lets
-replicas drift. Here progress comes in and a number comes out, so every schedule reaches its end exactly when the budget
-does, in whatever unit the budget is. To add a schedule: a section here, its place in `SCHEDULES`, and its YAML file.
-A setting's type is its range (`Share`, `Count` ... of cramming/config.py); a bare int or float is not checked.
+A schedule that counts steps ends too early or too late when the budget is time, and one that reads the clock lets
+replicas drift. These return a number for a progress, so every schedule reaches its end exactly when the budget does,
+in whatever unit the budget is. To add a schedule, add a section here, its entry in `SCHEDULES`, and its YAML file. The
+type of a setting is its range (`Share`, `Count` ... of cramming/config.py); a bare int or float is not checked.
 """
 
 import math
@@ -17,14 +17,14 @@ from cramming.config import Count, Fraction, Positive, Section, Share
 
 
 class Schedule(Section, ABC):
-    """The learning rate as a share of its peak. Shares are of the budget, or of the peak."""
+    """Learning rate as a share of its peak. Shares are of the budget, or of the peak."""
 
     start: Share  # of the peak, at progress 0
     name: str
 
     @abstractmethod
     def factor(self, progress: float) -> float:
-        """The learning rate at `progress` as a share of its peak."""
+        """Return the learning rate at `progress` as a share of its peak."""
 
 
 class Constant(Schedule):
@@ -39,7 +39,7 @@ class Constant(Schedule):
         return self.after_warmup((progress - self.warmup) / max(1 - self.warmup, 1e-12))
 
     def after_warmup(self, progress: float) -> float:
-        """The same, with progress counted from the end of the warm-up."""
+        """Return the share of the peak at `progress` counted from the end of the warm-up."""
         return 1.0
 
 
@@ -64,7 +64,7 @@ class Cosine(Constant):
 
 
 class Triangle(Schedule):
-    """Rises until the last `decay` of the budget, then falls (the paper's `budget-triangle2`: 0.25 and 0.25)."""
+    """Rise until the last `decay` of the budget, then fall (the paper's `budget-triangle2`: 0.25 and 0.25)."""
 
     name: str = "triangle"
     decay: Share
@@ -78,7 +78,7 @@ class Triangle(Schedule):
 
 
 class WarmupStableDecay(Constant):
-    """Flat, then falling over the last `decay` of the budget, linearly or as 1 - sqrt (Hägele et al. 2024)."""
+    """Constant rate, then a fall over the last `decay` of the budget, linear or as 1 - sqrt (Hägele et al. 2024)."""
 
     name: str = "wsd"
     decay: Share
@@ -111,17 +111,17 @@ SCHEDULES: dict[str, type[Schedule]] = {
 
 
 def learning_rate_factor(schedule: Schedule, progress: float) -> float:
-    """The learning rate at `progress` as a share of its peak."""
-    return max(
-        0.0, schedule.factor(min(max(progress, 0.0), 1.0))
-    )  # rounding may give -1e-16 at the end
+    """Return the learning rate at `progress` as a share of its peak."""
+    factor = schedule.factor(min(max(progress, 0.0), 1.0))
+    return max(0.0, factor)  # rounding may give -1e-16 at the end
 
 
 class BatchScale(Section):
-    """`optim.lr` is for a batch of `base_batch` sequences; `rule` carries it over to others.
+    """Scaling of the learning rate with the batch: `rule` scales `optim.lr`, which is for `base_batch` sequences.
 
-    Linear (Goyal et al. 2017, section 2.1) keeps the sum of SGD's steps per epoch, the square root (Krizhevsky 2014,
-    section 5) the variance of the noise; the latter suits Adam and LAMB (You et al. 2020, section 4.2).
+    The linear rule (Goyal et al. 2017, section 2.1) keeps the sum of SGD's steps per epoch, the square root
+    (Krizhevsky 2014, section 5) the variance of the noise; the latter suits Adam and LAMB (You et al. 2020, section
+    4.2).
     """
 
     rule: Literal["linear", "sqrt"]
@@ -129,9 +129,10 @@ class BatchScale(Section):
 
 
 class WidthScale(Section):
-    """`optim.lr` is for a model of width `base_width`; others take it times (width / base_width) ** power.
+    """Scaling of the learning rate with the width: `optim.lr` is for width `base_width`.
 
-    Power -1 is right for hidden matrices under Adam, 0 for embeddings (Yang et al. 2022, table 8): one is between.
+    Other widths multiply it by (width / base_width) ** power. Power -1 is right for hidden matrices under Adam, 0 for
+    embeddings (Yang et al. 2022, table 8); one power for both lies between.
     """
 
     base_width: Count
@@ -139,26 +140,25 @@ class WidthScale(Section):
 
 
 class PeakRate(Section):
-    """The settings of section `optim` that the peak of the learning rate follows from."""
+    """Settings of section `optim` that determine the peak of the learning rate."""
 
     lr: Positive
     lr_scale: BatchScale | None
     lr_width: WidthScale | None
 
     def peak_learning_rate(self, batch_size: int, width: int) -> float:
-        """The peak for a batch of `batch_size` sequences and a model of this hidden size."""
+        """Return the peak for a batch of `batch_size` sequences and a model of this hidden size."""
         rate = self.lr
-        if by := self.lr_scale:
-            rate *= (batch_size / by.base_batch) ** (1 if by.rule == "linear" else 0.5)
-        return (
-            rate * (width / self.lr_width.base_width) ** self.lr_width.power
-            if self.lr_width
-            else rate
-        )
+        if self.lr_scale:
+            power = 1 if self.lr_scale.rule == "linear" else 0.5
+            rate *= (batch_size / self.lr_scale.base_batch) ** power
+        if self.lr_width:
+            rate *= (width / self.lr_width.base_width) ** self.lr_width.power
+        return rate
 
 
 class BatchRamp(Section):
-    """The batch grows from `start` of its size to all of it at progress `until`: linearly, in equal steps."""
+    """Growth of the batch from the share `start` to its full size at progress `until`, linear in equal steps."""
 
     start: Share
     until: Share
@@ -166,11 +166,12 @@ class BatchRamp(Section):
 
 @cache
 def ramp_step(ramp: BatchRamp | None, batch_size: int) -> int:
-    """Sequences by which the batch grows, of which every batch is a multiple; all of `batch_size` without a ramp.
+    """Return the number of sequences by which the batch grows; without a ramp it is `batch_size`.
 
-    The largest divisor of `batch_size` that is at most the first batch and leaves that below the full one. A
-    micro-batch divides it (cramming/recipe.py), so the same batches follow whatever a device's memory holds at once.
-    ValueError where the first batch is below one sequence or can only be the full one.
+    Every batch is a multiple of it. It is the largest divisor of `batch_size` that is at most the first batch and
+    leaves that below the full one. A micro-batch divides it (cramming/recipe.py), so the batches are the same
+    whatever a device's memory holds at once. Raises ValueError if the first batch is below one sequence or can only
+    be the full one.
     """
     if ramp is None:
         return batch_size
@@ -185,7 +186,10 @@ def ramp_step(ramp: BatchRamp | None, batch_size: int) -> int:
 
 
 def sequences_per_step(ramp: BatchRamp | None, progress: float, batch_size: int) -> int:
-    """Sequences of one optimizer step at `progress`: the multiple of `ramp_step` nearest to the straight line."""
+    """Return the sequences of one optimizer step at `progress`.
+
+    It is the multiple of `ramp_step` nearest to the straight line.
+    """
     if ramp is None or progress >= ramp.until:
         return batch_size
     step = ramp_step(ramp, batch_size)
@@ -194,7 +198,7 @@ def sequences_per_step(ramp: BatchRamp | None, progress: float, batch_size: int)
 
 
 class AverageConfig(Section):
-    """The final weights are the mean of those at progress `start`, `start + every`, ... (cramming/optim/average.py)."""
+    """Average of the weights at progress `start`, `start + every`, ..., used as final weights (optim/average.py)."""
 
     start: Fraction
     every: Positive

@@ -1,7 +1,7 @@
-"""Scores as a run log gives them: metrics over seeds, averages over tasks, the history of fine-tunings.
+"""Scores in a run log: metrics over seeds, averages over tasks, the history of fine-tunings.
 
-Pure functions of the events `scoring` and `finetuned`. A scoring counts once all of its tasks and seeds are there; what
-has not finished is listed as unfinished and replaces nothing.
+Pure functions of the events `scoring` and `finetuned`. A scoring counts once all of its tasks and seeds have a
+result; an incomplete one is listed as unfinished and replaces nothing.
 """
 
 import json
@@ -25,17 +25,17 @@ from cramming.runlog import (
     Scoring,
 )
 
-Place = tuple[str, str]  # section of the record, and initialisation or baseline
+SectionKey = tuple[str, str]  # section of the record, and initialisation or baseline
 
-# Baselines without an encoder, which no rule judges: the record's section -> the initialisation that its row has.
+# Baselines without an encoder, which no rule checks: section of the record -> initialisation in its row
 WITHOUT_ENCODER = {"floor": "bag of words", "constant": "constant class"}
 RANKED_INITS = ("pretrained", "random")
-# Points of a sweep are compared only where all of this is the same.
+# Points of a sweep are compared only if these are equal.
 _SAME_POINT = ("suite", "seeds", "conditions")
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:
-    """Return the mean of the values; None where there is none, or one is missing."""
+    """Return the mean of the values, or None if there are none or one is missing."""
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known and len(known) == len(values) else None
 
@@ -64,7 +64,7 @@ def spread(values: Sequence[float | None]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Point:
-    """A complete point of a sweep, and its section."""
+    """Complete point of a sweep, and its section."""
 
     scoring: Scoring
     section: dict[str, Any]
@@ -72,29 +72,29 @@ class Point:
 
 @dataclass
 class Scores:
-    """Everything that a log says of scores, folded event by event.
+    """Scores in a log, updated event by event.
 
-    `sections`: by (section, init) the last complete scoring, of a sweep the best. `sources`: the scorings that each is
-    computed from. `history`: one row per fine-tuning that rules judge. `results`: the last one by run name and key.
-    `current`: the scoring that the next fine-tuning is of.
+    `sections` holds by (section, init) the last complete scoring, of a sweep the best; `sources` the scorings that
+    each section is computed from. `history` has one row per fine-tuning that rules check, `results` the last result
+    by run name and key. `current` is the scoring that the next fine-tuning belongs to.
     """
 
-    sections: dict[Place, dict[str, Any]] = field(default_factory=dict)
-    sources: dict[Place, list[Scoring]] = field(default_factory=dict)
+    sections: dict[SectionKey, dict[str, Any]] = field(default_factory=dict)
+    sources: dict[SectionKey, list[Scoring]] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
     minimal_pairs: MinimalPairs | None = None
     results: dict[tuple[str, str], Finetuned] = field(default_factory=dict)
     current: Scoring | None = None
-    _open: dict[Place, Scoring] = field(default_factory=dict)
-    _points: dict[Place, dict[str, Point]] = field(default_factory=dict)
+    _open: dict[SectionKey, Scoring] = field(default_factory=dict)
+    _points: dict[SectionKey, dict[str, Point]] = field(default_factory=dict)
 
     @property
     def unfinished(self) -> list[str]:
-        """Scorings that lack results, in words."""
+        """Descriptions of the scorings that lack results."""
         return [self._describe_unfinished(scoring) for scoring in self._open.values()]
 
     def add(self, event: Event) -> None:
-        """Update by one event; those that are not of scores change nothing."""
+        """Update by one event; events that are not about scores change nothing."""
         if isinstance(event, MinimalPairs):
             self.minimal_pairs = event
         elif isinstance(event, Scoring):
@@ -107,13 +107,11 @@ class Scores:
             self._update(self.current)
 
     def cannot_follow(self, event: Event) -> str | None:
-        """Return why no scoring writes this event here, or None."""
+        """Return why no scoring writes this event at this point, or None."""
         if isinstance(event, Scoring):
-            expected = {
-                run_name(entry.task, seed)
-                for entry in event.entries.values()
-                for seed in event.seeds
-            }
+            expected: set[str] = set()
+            for entry in event.entries.values():
+                expected.update(run_name(entry.task, seed) for seed in event.seeds)
             return None if set(event.keys) == expected else "keys are not those of tasks and seeds"
         if not isinstance(event, Finetuned):
             return None
@@ -126,81 +124,81 @@ class Scores:
         return None
 
     def missing(self, scoring: Scoring) -> list[str]:
-        """Return the names of the fine-tunings that a scoring still lacks."""
+        """Return the names of the fine-tunings that a scoring lacks."""
         return [name for name, key in scoring.keys.items() if (name, key) not in self.results]
 
     def section_of(self, scoring: Scoring) -> dict[str, Any]:
         """Return the section of a complete scoring as if it were the last."""
         return _section(scoring, self.results, len(self.history))
 
-    def stands(self, scoring: Scoring) -> bool:
-        """Return whether a section is computed from this scoring, whenever and by whatever code it was begun."""
-        place = (scoring.section, scoring.init)
-        return any(_same(scoring, source) for source in self.sources.get(place, []))
+    def is_current(self, scoring: Scoring) -> bool:
+        """Return whether a section is computed from this scoring, whatever its time, machine and code."""
+        key = (scoring.section, scoring.init)
+        return any(_same(scoring, source) for source in self.sources.get(key, []))
 
     def _describe_unfinished(self, scoring: Scoring) -> str:
         count = len(self.missing(scoring))
         return f"{scoring.suite}, {scoring.init}: {count} of {len(scoring.keys)} not fine-tuned"
 
     def _update(self, scoring: Scoring) -> None:
-        """Compute the section of a scoring that is complete; note one that is not."""
-        place = (scoring.section, scoring.init)
+        """Compute the section of a complete scoring, or store an incomplete one."""
+        key = (scoring.section, scoring.init)
         if self.missing(scoring):
-            self._open[place] = scoring
+            self._open[key] = scoring
             return
-        self._open.pop(place, None)
+        self._open.pop(key, None)
         section = self.section_of(scoring)
         if scoring.sweep is None:
-            self._set(place, section, [scoring])
+            self._set(key, section, [scoring])
             return
-        points = self._points.setdefault(place, {})
+        points = self._points.setdefault(key, {})
         name = settings_hash(scoring.hyperparameters)
         points.pop(name, None)
-        points[name] = Point(scoring, section)  # the latest is the last
+        points[name] = Point(scoring, section)  # after `pop`, so that the latest is the last
         self._choose_point(scoring.section, scoring.sweep)
 
-    def _set(self, place: Place, section: dict[str, Any], sources: list[Scoring]) -> None:
+    def _set(self, key: SectionKey, section: dict[str, Any], sources: list[Scoring]) -> None:
         """Set a section, and drop those of another suite: a record holds GLUE or the embedded tasks, not both."""
         for other, known in list(self.sections.items()):
-            if other[0] == place[0] and known["suite"] != section["suite"]:
+            if other[0] == key[0] and known["suite"] != section["suite"]:
                 del self.sections[other], self.sources[other]
-        self.sections[place] = section
-        self.sources[place] = sources
+        self.sections[key] = section
+        self.sources[key] = sources
 
     def _choose_point(self, section: str, inits: Sequence[str]) -> None:
-        """Set the sections of a sweep to its best point, the same for all initialisations, with the list of all.
+        """Set the sections of a sweep to its best point, the same for all initialisations, with the list of all points.
 
-        The pretrained model decides where it is scored. Only points that all of `inits` have, scored as the latest,
-        count. Nothing changes while the latest is not there for all of them, or if no point has all its scores.
+        The pretrained model decides if it is scored. Only points that all of `inits` have, scored as the latest,
+        count. Nothing changes while an initialisation lacks the latest point, or if no point has all of its scores.
         """
         all_points = {init: self._points.get((section, init), {}) for init in inits}
         latest = {next(reversed(points), None) for points in all_points.values()}
         if len(latest) > 1:
             return
         by_init = {init: _comparable(points) for init, points in all_points.items()}
-        judge = "pretrained" if "pretrained" in inits else inits[0]
+        deciding_init = "pretrained" if "pretrained" in inits else inits[0]
         names = sorted(set.intersection(*map(set, by_init.values())))
-        means = {name: _mean_score(by_init[judge][name].section) for name in names}
+        means = {name: _mean_score(by_init[deciding_init][name].section) for name in names}
         known = {name: mean for name, mean in means.items() if mean is not None}
         if not known:
             return
         best = max(known, key=lambda name: known[name])
-        sets = [by_init[judge][name].section["hyperparameters"] for name in names]
-        tasks = ", ".join(by_init[judge][best].section["tasks"])
+        sets = [by_init[deciding_init][name].section["hyperparameters"] for name in names]
+        tasks = ", ".join(by_init[deciding_init][best].section["tasks"])
         mark = {
             "points": _list_points(sets, list(means.values())),
-            "chosen_by": f"mean of the dev scores of {judge} over {tasks}",
+            "chosen_by": f"mean of the dev scores of {deciding_init} over {tasks}",
             "mean": known[best],
         }
         for init, points in by_init.items():
-            # A section comes after all that its choice compares: no later point is a scoring that was broken off.
+            # A section is later than all points that its choice compares: no later point was interrupted.
             came_after = max(point.section["history_entries"] for point in points.values())
             chosen = {**points[best].section, "history_entries": came_after, "sweep": mark}
             self._set((section, init), chosen, [points[name].scoring for name in names])
 
 
 def scores_of(entries: Sequence[Entry]) -> Scores:
-    """Fold the events of a log into its scores; UserError for an event that cannot follow the ones before it."""
+    """Return the scores in the events of a log; raise UserError for an event that cannot follow the ones before it."""
     scores = Scores()
     for entry in entries:
         problem = scores.cannot_follow(entry.event)
@@ -221,13 +219,13 @@ def is_subset(scoring: Scoring, task: str) -> bool:
 
 
 def _same(scoring: Scoring, other: Scoring) -> bool:
-    """Return whether two scorings differ in nothing but their time, machine and code."""
+    """Return whether two scorings are equal apart from their time, machine and code."""
     changing = {"time", "environment"}
     return scoring.model_dump(exclude=changing) == other.model_dump(exclude=changing)
 
 
 def _history_row(scoring: Scoring, event: Finetuned) -> dict[str, Any]:
-    """Return what the rules need to know of one fine-tuning."""
+    """Return the facts of one fine-tuning that the rules need."""
     scores = {
         name: result.metrics.get(scoring.entries[name].main_metric)
         for name, result in event.entries.items()
@@ -319,12 +317,14 @@ def _average(average: Average, tasks: Mapping[str, Mapping[str, Any]]) -> dict[s
 
 def _comparable(points: Mapping[str, Point]) -> dict[str, Point]:
     """Return the points of one initialisation that can be compared with the latest, by name."""
-    latest = [point.section for point in points.values()][-1:]
-    return {
-        name: point
-        for name, point in points.items()
-        if all(point.section.get(key) == latest[0].get(key) for key in _SAME_POINT)
-    }
+    if not points:
+        return {}
+    latest = list(points.values())[-1].section
+    comparable = {}
+    for name, point in points.items():
+        if all(point.section.get(key) == latest.get(key) for key in _SAME_POINT):
+            comparable[name] = point
+    return comparable
 
 
 def _mean_score(section: Mapping[str, Any]) -> float | None:
@@ -334,7 +334,7 @@ def _mean_score(section: Mapping[str, Any]) -> float | None:
 def _list_points(
     sets: Sequence[Mapping[str, Any]], means: Sequence[float | None]
 ) -> list[dict[str, Any]]:
-    """Return what differs between the sets of hyperparameters, each with its mean score."""
+    """Return the hyperparameters that differ between the points, and each point's mean score."""
     varied = [key for key in sets[0] if len({json.dumps(each.get(key)) for each in sets}) > 1]
     return [
         {"hyperparameters": {key: each.get(key) for key in varied}, "mean": mean}

@@ -81,20 +81,20 @@ def settings_of(
 ) -> Iterator[Setting]:
     """Yield the settings of a section.
 
-    `settings`: the composed defaults. `comments`: of each setting by its dotted name, and by the file's name.
+    `settings` are the composed defaults. `comments` are those of each setting by dotted name and file name.
     """
     module, _, attribute = SECTIONS[section].partition(":")
     declared = getattr(importlib.import_module(module), attribute)
     table = declared if isinstance(declared, dict) else {"": declared}
     path = "" if section == "root" else section
     defaults = settings if section == "root" else settings[section]
-    known = dict[tuple[str, str], list[str]]()  # (name, what is expected) -> choices
+    known = dict[tuple[str, str], list[str]]()  # (name, expected value) -> choices
     for choice, cls in table.items():
         for name, expected in _leaves(TypeAdapter(cls).json_schema(), path):
             known.setdefault((name, expected), []).append(choice)
     kind = "source" if section == "data" else "name"
     for (name, expected), choices in known.items():
-        own = () if len(choices) == len(table) else tuple(choices)
+        only_of = () if len(choices) == len(table) else tuple(choices)
         key = name.removeprefix(f"{path}.")
         if len(table) > 1 and key == kind:
             expected = ", ".join(table)
@@ -102,7 +102,7 @@ def settings_of(
         said = [by_file[choice] for choice in choices if choice in by_file]
         said += [text for file, text in by_file.items() if file not in table]
         comment = said[0] if said else ""
-        yield Setting(name, own, expected, _default(defaults, key), comment)
+        yield Setting(name, only_of, expected, _default(defaults, key), comment)
 
 
 def _leaves(root: Schema, path: str) -> Iterator[tuple[str, str]]:
@@ -122,7 +122,7 @@ def _leaves(root: Schema, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _default(settings: Any, key: str) -> str:
-    """Return the default at a dotted name, empty where the default recipe has no such setting."""
+    """Return the default at a dotted name, empty if the default recipe has no such setting."""
     for part in key.split("."):
         if not isinstance(settings, Mapping) or part not in settings:
             return ""
@@ -135,12 +135,12 @@ def _comments() -> dict[str, dict[str, str]]:
     folder = config_folder()
     files = sorted(folder.glob("*/**/*.yaml"), reverse=True)
     groups = [file for file in files if file.parent.name not in ("experiment", "scale")]
-    found = dict[str, dict[str, str]]()
+    comments = dict[str, dict[str, str]]()
     for file in [*groups, folder / "config.yaml"]:
         section = ".".join(file.parent.relative_to(folder).parts)
         for name, comment in _comments_of(file, section):
-            found.setdefault(name, {})[file.stem] = comment
-    return found
+            comments.setdefault(name, {})[file.stem] = comment
+    return comments
 
 
 def _comments_of(file: Path, path: str) -> Iterator[tuple[str, str]]:

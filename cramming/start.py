@@ -1,9 +1,9 @@
-"""A start from the run's own text: word vectors counted from neighbouring tokens (`start=cooccurrence`).
+"""Embedding initialisation from the run's text: word vectors from co-occurrence counts (`start=cooccurrence`).
 
 Counting is part of training: it reads the training split only, on the budget's clock. Positive pointwise mutual
-information and a truncated singular value decomposition give what a skip-gram model learns with many passes (Levy &
-Goldberg 2014; Levy, Goldberg & Dagan 2015, section 3). With ten million tokens, 32,768 entries and a width of 448 it
-takes half a minute of one core. Shapes: V vocabulary, D width of the vectors, R stretches of L tokens of the text.
+information and a truncated singular value decomposition give vectors like those that a skip-gram model learns in many
+passes (Levy & Goldberg 2014; Levy, Goldberg & Dagan 2015, section 3). With ten million tokens, 32,768 entries and a
+width of 448 it takes half a minute of one core. Shapes: V vocabulary, D width of the vectors, R excerpts of L tokens.
 """
 
 import warnings
@@ -21,32 +21,30 @@ from cramming.precision import float32_products
 from cramming.recipe import Config, CooccurrenceStart
 
 CHUNK = 1 << 22  # tokens counted at a time: bounds the memory for sorting pairs
-STRETCHES, STRETCH = (
-    64,
-    1024,
-)  # of a text that is not read whole so many are, fewer if one would have fewer tokens
-SMOOTHING = 0.75  # power of the neighbours' frequencies: rare neighbours say less than their counts
+# A text that is not read whole is sampled in this many excerpts, fewer if they would be shorter than EXCERPT_TOKENS.
+EXCERPTS, EXCERPT_TOKENS = 64, 1024
+SMOOTHING = 0.75  # power of the neighbours' frequencies, which lowers the weight of rare neighbours
 EIGENVALUE_POWER = 0.25
 ITERATIONS = (
-    2  # of the randomised decomposition's power iteration (Halko et al. 2011, algorithm 4.4)
+    2  # power iterations of the randomised decomposition (Halko et al. 2011, algorithm 4.4)
 )
-OVERSAMPLES = 10  # columns of its basis beyond those wanted
+OVERSAMPLES = 10  # columns of its basis beyond the wanted ones
 
 
 def start_engine_from_text(
     engine: Engine, corpus: Corpus, config: Config, start: CooccurrenceStart
 ) -> None:
-    """Weights counted from the corpus; all processes get those of the first."""
+    """Set the embeddings of the engine's model from the corpus; rank 0 computes them for all processes."""
     model, special_ids = engine.whole_model(config), tuple(corpus.special_ids)
-    if isinstance(model, PretrainedModel):  # rank 0's
+    if isinstance(model, PretrainedModel):  # on rank 0 alone
         start_from_text(
             model, corpus.stream("train"), special_ids, start, config.training_seed, engine.device
         )
     if engine.device.type == "cuda":
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(engine.device)  # the record's peak is the training's
-    if engine.spread:
-        engine.spread.load_weights(model.state_dict() if model else {})
+        torch.cuda.reset_peak_memory_stats(engine.device)  # the record's peak is that of training
+    if engine.strategy:
+        engine.strategy.load_weights(model.state_dict() if model else {})
 
 
 def start_from_text(
@@ -65,8 +63,9 @@ def start_from_text(
     embeddings = model.encoder.embeddings
     vocab_size, width = embeddings.tokens.weight.shape
     pairs = count_pairs(stream, vocab_size, special_ids, config.window, config.max_tokens)
-    found = word_vectors(pairs, width, seed, device)
-    vectors_VD, known_V = (tensor.to(embeddings.tokens.weight.device) for tensor in found)
+    vectors_VD, known_V = word_vectors(pairs, width, seed, device)
+    vectors_VD = vectors_VD.to(embeddings.tokens.weight.device)
+    known_V = known_V.to(embeddings.tokens.weight.device)
     with torch.no_grad():
         _fill(embeddings.tokens.weight, vectors_VD, known_V, config.embedding_std)
         if embeddings.token_types is not None:
@@ -75,9 +74,8 @@ def start_from_text(
             _fill(model.decoder_weight, vectors_VD, known_V, config.decoder_std)
             if model.decoder_bias is not None:
                 counts_V = torch.from_numpy(pairs.sum(axis=1)).clamp(min=1.0)
-                model.decoder_bias.copy_(
-                    (counts_V / counts_V.sum()).log()
-                )  # the best guess without context
+                # log frequencies, the best prediction without context
+                model.decoder_bias.copy_((counts_V / counts_V.sum()).log())
 
 
 def _fill(weight_VD: Tensor, vectors_VD: Tensor, known_V: Tensor, std: float) -> None:
@@ -86,38 +84,42 @@ def _fill(weight_VD: Tensor, vectors_VD: Tensor, known_V: Tensor, std: float) ->
 
 
 def _resize(weight: Tensor, std: float) -> None:
-    """Bring the root mean square of the entries to `std`."""
+    """Scale the entries to the root mean square `std`."""
     weight.mul_(std / weight.square().mean().sqrt())
 
 
 def count_pairs(
     stream: TokenStream, vocab_size: int, special_ids: tuple[int, ...], window: int, max_tokens: int
 ) -> sparse.csr_array:
-    """Symmetric counts [V, V] of tokens at most `window` apart; a pair at distance d counts (window + 1 - d) / window.
+    """Return symmetric counts [V, V] of tokens at most `window` apart.
 
-    Pairs with a special token do not count. At most `max_tokens` tokens are read, evenly from the whole stream.
+    A pair at distance d counts (window + 1 - d) / window. Pairs with a special token do not count. At most
+    `max_tokens` tokens are read, evenly from the whole stream.
     """
     special_V = np.zeros(vocab_size, dtype=bool)
     special_V[list(special_ids)] = True
     pairs = sparse.csr_array((vocab_size, vocab_size), dtype=np.float32)
-    for ids_RL in _chunks(stream, max_tokens):
+    for ids_RL in _excerpts(stream, max_tokens):
         regular_RL = ~special_V[ids_RL]
         for distance in range(1, window + 1):
             both_RL = regular_RL[:, :-distance] & regular_RL[:, distance:]
             keys_N = (ids_RL[:, :-distance] * vocab_size + ids_RL[:, distance:])[both_RL]
-            found, counts = np.unique(keys_N, return_counts=True)
-            rows, columns = np.divmod(found, vocab_size)
+            pair_keys, counts = np.unique(keys_N, return_counts=True)
+            rows, columns = np.divmod(pair_keys, vocab_size)
             weights = counts.astype(np.float32) * ((window + 1 - distance) / window)
             pairs = pairs + sparse.csr_array((weights, (rows, columns)), shape=pairs.shape)
     return sparse.csr_array(pairs + pairs.T)
 
 
-def _chunks(stream: TokenStream, max_tokens: int) -> Iterator[np.ndarray]:
-    """Stretches of the stream [R, L], about CHUNK tokens at a time, evenly spread where not all of it is wanted."""
+def _excerpts(stream: TokenStream, max_tokens: int) -> Iterator[np.ndarray]:
+    """Yield excerpts of the stream [R, L], about CHUNK tokens at a time.
+
+    They are evenly spread if the stream is not read whole.
+    """
     wanted = min(max_tokens, stream.num_tokens)
     count = -(-wanted // CHUNK)
     if wanted < stream.num_tokens:
-        count = max(count, min(STRETCHES, wanted // STRETCH))
+        count = max(count, min(EXCERPTS, wanted // EXCERPT_TOKENS))
     length = wanted // count
     begins = np.arange(count) * stream.num_tokens // count
     rows = max(1, CHUNK // max(1, length))
@@ -128,20 +130,21 @@ def _chunks(stream: TokenStream, max_tokens: int) -> Iterator[np.ndarray]:
 def word_vectors(
     pairs: sparse.csr_array, width: int, seed: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Vectors fp32 [V, D] of mean square 1, and which entries have one (bool [V]); the others are zero. Both are on
-    `device`, which factorises.
+    """Return vectors fp32 [V, D] of mean square 1, and which entries have one, bool [V]; the other vectors are zero.
 
-    Positive pointwise mutual information, factorised; the mean of all vectors is taken off (Mu & Viswanath 2018), so
-    that unrelated words are at right angles, and every vector is given the same length.
+    Both are on `device`, which factorises the positive pointwise mutual information. The mean of all vectors is
+    subtracted (Mu & Viswanath 2018), so that unrelated words are orthogonal, and every vector is scaled to the same
+    length.
     """
     totals_V = pairs.sum(axis=1)
     smooth_V = totals_V**SMOOTHING
     neighbour_V = np.maximum(smooth_V / max(smooth_V.sum(), 1e-30), 1e-30)
     rows = np.repeat(np.arange(pairs.shape[0]), np.diff(pairs.indptr))
     information = np.log(pairs.data / (totals_V[rows] * neighbour_V[pairs.indices]))
-    keep = information > 0
+    is_positive = information > 0
     positive = sparse.csr_array(
-        (information[keep], (rows[keep], pairs.indices[keep])), shape=pairs.shape
+        (information[is_positive], (rows[is_positive], pairs.indices[is_positive])),
+        shape=pairs.shape,
     )
     known_V = torch.from_numpy(np.diff(positive.indptr) > 0).to(device)
     with float32_products(tf32=False):
@@ -153,14 +156,14 @@ def word_vectors(
 
 
 def _decompose(matrix: sparse.csr_array, width: int, seed: int, device: torch.device) -> Tensor:
-    """U S^p of the leading `width` singular values, [V, D]; where the matrix has fewer, the other columns are zero.
+    """Return U S^p of the leading `width` singular values, [V, D]; missing columns of a smaller matrix are zero.
 
-    The range is found from random vectors (Halko et al. 2011, algorithms 4.4 and 5.1). Bit for bit the same on a CPU
-    with as many threads; on a GPU sparse products may add in another order each time.
+    The range is determined from random vectors (Halko et al. 2011, algorithms 4.4 and 5.1). The result is bitwise
+    reproducible on a CPU with as many threads; on a GPU sparse products may add in another order each time.
     """
     size = matrix.shape[0]
     rank = min(width, size)
-    rows, columns = _on(device, matrix), _on(device, matrix.T)
+    rows, columns = _to_device(device, matrix), _to_device(device, matrix.T)
     generator = torch.Generator().manual_seed(seed)
     basis_VR = torch.randn(size, min(rank + OVERSAMPLES, size), generator=generator).to(device)
     for _ in range(ITERATIONS):
@@ -169,9 +172,8 @@ def _decompose(matrix: sparse.csr_array, width: int, seed: int, device: torch.de
     _, values_R, right_RR = torch.linalg.svd(torch.linalg.qr(columns @ basis_VR, mode="r").R)
     vectors_VR = basis_VR @ right_RR.T * values_R**EIGENVALUE_POWER
     largest_1R = vectors_VR.abs().argmax(0, keepdim=True)
-    vectors_VR *= vectors_VR.gather(
-        0, largest_1R
-    ).sign()  # which is arbitrary, and another on each device
+    # The signs of singular vectors are arbitrary and depend on the device: make the largest entry positive.
+    vectors_VR *= vectors_VR.gather(0, largest_1R).sign()
     return nn.functional.pad(vectors_VR[:, :rank], (0, width - rank))
 
 
@@ -179,13 +181,15 @@ def _orthonormal(vectors_VR: Tensor) -> Tensor:
     return torch.linalg.qr(vectors_VR).Q
 
 
-def _on(device: torch.device, matrix: sparse.sparray) -> Tensor:
-    found = sparse.csr_array(matrix)
-    begins, columns, values = (
-        torch.from_numpy(part) for part in (found.indptr, found.indices, found.data)
-    )
+def _to_device(device: torch.device, matrix: sparse.sparray) -> Tensor:
+    """Return a sparse matrix as a tensor on `device`."""
+    rows = sparse.csr_array(matrix)
+    begins = torch.from_numpy(rows.indptr)
+    columns = torch.from_numpy(rows.indices)
+    values = torch.from_numpy(rows.data)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
-        return torch.sparse_csr_tensor(
-            begins, columns, values, found.shape, check_invariants=False
-        ).to(device)
+        tensor = torch.sparse_csr_tensor(
+            begins, columns, values, rows.shape, check_invariants=False
+        )
+    return tensor.to(device)

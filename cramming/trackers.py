@@ -1,9 +1,9 @@
-"""TensorBoard and Weights & Biases as copies of the rows of the run log, for looking at (`--tracker`).
+"""Copies of the rows of the run log in TensorBoard and Weights & Biases (`--tracker`).
 
-The log is what counts, so training waits for no tracker: each is imported, opened, fed and closed by a thread of its
-own, to which `write` hands a row in about 20 microseconds. One that fails says so in one line and is off until the
-process ends. A resumed run goes on in the same place: TensorBoard drops what lies behind the checkpoint, and Weights &
-Biases knows the run by the first line of its log.
+The log is authoritative, so training waits for no tracker: each is imported, opened, fed and closed by a separate
+thread, to which `write` passes a row in about 20 microseconds. A tracker that fails reports it in one line and is off
+until the process ends. A resumed run continues in the same place: TensorBoard drops rows after the checkpoint, and
+Weights & Biases identifies the run by the first line of its log.
 """
 
 import os
@@ -18,11 +18,11 @@ from cramming.config import require
 from cramming.progress import say
 from cramming.runlog import RUN_LOG, head_of
 
-CLOSE_SECONDS = 60.0  # after the run's end, for what is still to be written
+CLOSE_SECONDS = 60.0  # time limit for writing queued rows after the end of the run
 
 
 class Tracked(NamedTuple):
-    """A run for a tracker: its folder, after how many steps this process goes on, and its settings."""
+    """Run for a tracker: its folder, the number of steps that this process continues from, and its settings."""
 
     folder: Path
     steps: int
@@ -30,7 +30,7 @@ class Tracked(NamedTuple):
 
 
 class Tracker(Protocol):
-    """Where rows go: numbers by name, among them `step`."""
+    """Receiver of rows: numbers by name, among them `step`."""
 
     def write(self, row: Mapping[str, float]) -> None: ...
 
@@ -56,9 +56,9 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run in `<run>/wandb`, which `wandb sync` uploads, or online where the variable WANDB_MODE says so.
+    """Run in `<run>/wandb`, which `wandb sync` uploads, or online if the variable WANDB_MODE says so.
 
-    WANDB_PROJECT and the other variables of the package hold. Validation rows have a step of their own, and a resume
+    WANDB_PROJECT and the other variables of the package apply. Rows of validations have separate steps, and a resume
     repeats steps, so `step` is an axis and not the package's counter, which only grows.
     """
 
@@ -104,7 +104,7 @@ def require_trackers(names: Sequence[str]) -> None:
 
 
 class _Feed(Thread):
-    """Takes rows, None at the end, to one tracker."""
+    """Thread that passes rows to one tracker; None ends it."""
 
     def __init__(self, tracker: str, run: Tracked) -> None:
         super().__init__(name=tracker, daemon=True)
@@ -115,18 +115,22 @@ class _Feed(Thread):
     def run(self) -> None:
         try:
             tracker = TRACKERS[self.name](self._run)
-            while (row := self.rows.get()) is not None:
+            while True:
+                row = self.rows.get()
+                if row is None:
+                    break
                 tracker.write(row)
             tracker.close()
-        except Exception as error:  # whatever a tracker does, the run goes on
+        except Exception as error:  # no failure of a tracker may stop the run
             reason = " ".join(str(error).split()) or type(error).__name__
             say(
-                f"warning: --tracker={self.name}: {reason}; off until this process ends, the run log has all rows"
+                f"warning: --tracker={self.name}: {reason}. The tracker is off until this process ends; the run log"
+                " has all rows."
             )
 
 
 class Trackers:
-    """Hands rows to each of the trackers of a run."""
+    """Trackers of a run, each of which gets every row."""
 
     def __init__(
         self, folder: Path, names: Sequence[str], steps: int, settings: Mapping[str, Any]
@@ -135,16 +139,16 @@ class Trackers:
         self._feeds = [_Feed(name, run) for name in dict.fromkeys(names)]
 
     def write(self, row: Mapping[str, float]) -> None:
-        """Queue a row; a hung tracker leaves every row in its queue."""
+        """Queue a row; rows for a tracker that hangs stay in its queue."""
         for feed in self._feeds:
             feed.rows.put(row)
 
     def close(self) -> None:
-        """Wait up to a minute for what is still to be written."""
+        """Wait up to a minute for queued rows to be written."""
         for feed in self._feeds:
             feed.rows.put(None)
             feed.join(CLOSE_SECONDS)
             if feed.is_alive():
                 say(
-                    f"warning: --tracker={feed.name}: not done after {CLOSE_SECONDS:.0f} s; the run log has all rows"
+                    f"warning: --tracker={feed.name}: not done after {CLOSE_SECONDS:.0f} s. The run log has all rows."
                 )

@@ -17,7 +17,7 @@ import numpy as np
 from cramming import checkpoint
 from cramming.budget import Work
 from cramming.clock import Clock
-from cramming.data.batches import Batch, made_ahead
+from cramming.data.batches import Batch, prefetch_batches
 from cramming.data.run_data import RunData
 from cramming.device import compiled_graphs
 from cramming.engine import Engine
@@ -81,7 +81,7 @@ class BatchStream:
 
     def _stream_from(self, first_sample: int) -> Generator[Batch]:
         assert self._targets
-        source = self.source.of(self._targets, self._weights_V)
+        source = self.source.with_targets(self._targets, self._weights_V)
         mesh, rows = self.engine.mesh, self.config.train.rows
         per_step = self.config.train.batch_size // (rows * mesh.data_size)
 
@@ -91,7 +91,9 @@ class BatchStream:
             )
 
         # A GPU has no work before a whole step is there.
-        return made_ahead(make, self.engine.device, max(self.config.runtime.prefetch, per_step))
+        return prefetch_batches(
+            make, self.engine.device, max(self.config.runtime.prefetch, per_step)
+        )
 
 
 class Logger:
@@ -302,7 +304,7 @@ class Checkpointer:
         enter: Callable[[str], None] = _enter_nothing
         if budget:
             self.note_changed_files()
-            enter = partial(budget.enter_checkpoint, step=work.steps, kept=is_kept)
+            enter = partial(budget.enter_checkpoint, step=work.steps, retained=is_kept)
         self._saver.save(self.folder / "checkpoints", self.engine, work, enter, is_kept)
         self.saved_steps = work.steps
 

@@ -28,7 +28,7 @@ from cramming.data.manifest import (
     TokenizerInfo,
     token_dtype,
 )
-from cramming.files import explained, lock, overwrite_atomically, release, write_atomically
+from cramming.files import explain_os_error, lock, overwrite_atomically, release, write_atomically
 from cramming.invocation import Invocation
 from cramming.process_pool import process_pool
 from cramming.progress import Progress, format_count, say
@@ -80,7 +80,7 @@ def main(recipe: Mapping[str, Any], invocation: Invocation) -> None:
                 error.args = (f"{error}; {remark}",)
             raise
         except OSError as error:
-            raise explained(error, folder, "run the same command again") from None
+            raise explain_os_error(error, folder, "run the same command again") from None
 
 
 def check(recipe: Mapping[str, Any], invocation: Invocation) -> list[str]:

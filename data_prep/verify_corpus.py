@@ -98,7 +98,7 @@ def _texts(corpus: Corpus) -> Iterator[list[str]]:
     for number in draw.sample(range(len(shards)), len(shards)):
         name, first, last = shards[number].file, first_S[number], first_S[number + 1]
         problem = damage(corpus.folder / name, hashes[name])
-        require(not problem, f"{problem}; {DAMAGED}")
+        require(not problem, f"{problem}. {DAMAGED}")
         cuts = np.unique(
             np.searchsorted(bounds_D, np.arange(bounds_D[first], bounds_D[last], GROUP_TOKENS))
         )

@@ -1,9 +1,9 @@
-"""A run as one file that others can check, `<name>.record.zip`, and the list of its files, `files.json`.
+"""A run as one file for verifiers, `<name>.record.zip`, and the list of its files, `files.json`.
 
-The archive holds the log, the predictions and the corpus's manifest, not the weights. `files.json` has bytes and
+The archive holds the log, the predictions and the corpus's manifest, not the weights. `files.json` has size and
 SHA-256 of every file inside and of checkpoints and final weights outside, the address of the weights if there is one,
-and its own SHA-256. The same run gives the same bytes. Archives come from strangers: names are those that a run has,
-links are not made, and nothing is unpacked beyond a size.
+and a hash of itself. The same run gives the same bytes. Archives come from strangers: only names of a run's files are
+accepted, links are not created, and the unpacked size is limited.
 """
 
 import hashlib
@@ -26,10 +26,10 @@ SUFFIX = ".record.zip"
 FORMAT_VERSION = 2
 README = "README.md"
 PREDICTIONS = re.compile(r"predictions/[0-9a-f]{64}\.npz")
-OUTSIDE = ("checkpoints", "final")  # folders whose files are listed, and not packed
+OUTSIDE = ("checkpoints", "final")  # folders whose files are listed, but not packed
 NAME = re.compile(r"\w[\w.+=,@-]*(/\w[\w.+=,@-]*)*")  # no part is hidden, empty or `..`
-MOST_FILES = 10_000
-MOST_BYTES = 2**28  # a day's log takes a tenth of it
+MAX_FILES = 10_000
+MAX_BYTES = 2**28  # ten times the log of a day
 
 
 def is_packed(name: str) -> bool:
@@ -40,9 +40,9 @@ def is_packed(name: str) -> bool:
 def list_of(
     folder: Path, *, manifest: Path | None = None, weights: str | None = None
 ) -> dict[str, Any]:
-    """Return `files.json` of a run folder as it is now.
+    """Return `files.json` of a run folder in its present state.
 
-    `manifest`: that of the corpus, if it does not lie in the folder. `weights`: address of the final weights.
+    `manifest` is that of the corpus, if it is not in the folder, and `weights` the address of the final weights.
     """
     files = _described(folder, [RUN_LOG, MANIFEST, README, *_names(folder, "predictions")])
     if manifest is not None and MANIFEST not in files:
@@ -60,9 +60,10 @@ def list_of(
 
 
 def _names(folder: Path, part: str) -> list[str]:
-    """Return the names of the files directly inside a folder of the run; links count as what they lead to."""
-    place = folder / part
-    return [f"{part}/{path.name}" for path in sorted(place.iterdir())] if place.is_dir() else []
+    """Return the names of the files directly inside a folder of the run; links count as their targets."""
+    if not (folder / part).is_dir():
+        return []
+    return [f"{part}/{path.name}" for path in sorted((folder / part).iterdir())]
 
 
 def _described(folder: Path, names: Sequence[str]) -> dict[str, Any]:
@@ -80,7 +81,7 @@ def _facts(path: Path) -> dict[str, Any]:
 
 
 def _signed(listed: dict[str, Any]) -> dict[str, Any]:
-    """Return the list with its own SHA-256, which stands for the whole run."""
+    """Return the list with a hash of itself, which identifies the whole run."""
     content = {key: value for key, value in listed.items() if key != "sha256"}
     return {**content, "sha256": hashlib.sha256(_text(content)).hexdigest()}
 
@@ -90,7 +91,10 @@ def _text(listed: dict[str, Any]) -> bytes:
 
 
 def read_list(folder: Path) -> dict[str, Any] | None:
-    """Return the folder's `files.json`, None where there is none; UserError for one that was altered, or an old one."""
+    """Return the folder's `files.json`, or None if there is none.
+
+    Raises UserError if it was altered or has an old format.
+    """
     path = folder / LIST
     if not path.exists():
         return None
@@ -103,7 +107,7 @@ def read_list(folder: Path) -> dict[str, Any] | None:
         version, is_whole = None, False
     if version not in (None, FORMAT_VERSION):
         raise UserError(
-            f"{path}: format {version}. This version reads {FORMAT_VERSION}; get a new archive."
+            f"{path}: format {version}. This version reads {FORMAT_VERSION}. Get a new archive."
         )
     if not is_whole:
         raise UserError(f"{path}: not as `cramming submit` wrote it. Get the archive again.")
@@ -111,15 +115,15 @@ def read_list(folder: Path) -> dict[str, Any] | None:
 
 
 def weights_address(folder: Path) -> str | None:
-    """Return the address of the final weights by the folder's `files.json`, None where it has none."""
+    """Return the address of the final weights in the folder's `files.json`, or None."""
     listed = read_list(folder)
     return str(listed["weights"]) if listed and listed["weights"] else None
 
 
 def changed_since(folder: Path) -> list[str]:
-    """Return what is not as the folder's `files.json` says, file by file; nothing where there is no such list.
+    """Return a message for each file that differs from the folder's `files.json`; nothing without such a list.
 
-    Files outside the archive are compared where they are there.
+    Files outside the archive are compared if they exist.
     """
     listed = read_list(folder)
     if listed is None:
@@ -127,24 +131,18 @@ def changed_since(folder: Path) -> list[str]:
     inside = _described(folder, [RUN_LOG, MANIFEST, README, *_names(folder, "predictions")])
     problems = [f"{name}: missing" for name in listed["files"] if name not in inside]
     problems += [f"{name}: not in {LIST}" for name in inside if name not in listed["files"]]
-    problems += [
-        f"{name}: changed since {LIST} was written"
-        for name, facts in inside.items()
-        if listed["files"].get(name, facts) != facts
-    ]
     outside = _described(folder, [name for name in listed["outside"] if (folder / name).is_file()])
-    problems += [
-        f"{name}: changed since {LIST} was written"
-        for name, facts in outside.items()
-        if listed["outside"][name] != facts
-    ]
+    for present, recorded in ((inside, listed["files"]), (outside, listed["outside"])):
+        for name, facts in present.items():
+            if recorded.get(name, facts) != facts:
+                problems.append(f"{name}: changed since {LIST} was written")
     return problems
 
 
 def pack(
     folder: Path, archive: Path, *, manifest: Path | None = None, weights: str | None = None
 ) -> dict[str, Any]:
-    """Write the archive of a run folder; returns its list of files. Arguments as of `list_of`."""
+    """Write the archive of a run folder, and return its list of files. Arguments as of `list_of`."""
     if not NAME.fullmatch(folder.name):
         raise UserError(
             f"{folder}: no name for a folder in an archive. Rename it to letters, digits, - . _"
@@ -169,22 +167,22 @@ def _write_entry(bundle: zipfile.ZipFile, name: str, content: bytes) -> None:
 
 
 def is_archive(path: Path) -> bool:
-    """Return whether a path is an archive's: by its name, or by its content, whatever it was renamed to."""
+    """Return whether a path is that of an archive, by its name or by its content."""
     return path.name.endswith(SUFFIX) or zipfile.is_zipfile(path)
 
 
 @contextmanager
 def opened(run: Path) -> Iterator[Path]:
-    """Yield the folder of a run: `run` itself, or what its archive holds, unpacked for as long as this context."""
+    """Yield the folder of a run: `run` itself, or its archive unpacked for the duration of the context."""
     if run.is_dir():
         yield run
         return
-    with TemporaryDirectory(prefix="cramming-") as place:
-        yield unpack(run, Path(place))
+    with TemporaryDirectory(prefix="cramming-") as scratch:
+        yield unpack(run, Path(scratch))
 
 
 def unpack(archive: Path, into: Path) -> Path:
-    """Write the run folder of an archive below `into`; UserError for anything that `pack` does not make."""
+    """Write the run folder of an archive below `into`; raise UserError for an archive that `pack` does not make."""
     try:
         with zipfile.ZipFile(archive) as bundle:
             entries = bundle.infolist()
@@ -192,11 +190,11 @@ def unpack(archive: Path, into: Path) -> Path:
             for entry in entries:
                 path = into / entry.filename
                 path.parent.mkdir(parents=True, exist_ok=True)
-                with bundle.open(entry) as content:  # at most what was counted, whatever is packed
+                with bundle.open(entry) as content:  # at most the checked size, whatever is packed
                     path.write_bytes(content.read(entry.file_size))
     except UserError:
         raise
-    except Exception as error:  # whatever the file of a stranger makes of the code that unpacks it
+    except Exception as error:  # a stranger's file may cause errors of any type
         raise UserError(
             f"{archive}: not an archive that can be unpacked ({error}). Get it again."
         ) from None
@@ -204,7 +202,7 @@ def unpack(archive: Path, into: Path) -> Path:
 
 
 def _check_entries(archive: Path, entries: Sequence[zipfile.ZipInfo]) -> str:
-    """Return the folder that all entries are in; UserError for entries that no run's archive has."""
+    """Return the folder that all entries are in; raise UserError for entries that no run's archive has."""
     folders: set[str] = set()
     inside: list[str] = []
     for entry in entries:
@@ -221,9 +219,9 @@ def _check_entries(archive: Path, entries: Sequence[zipfile.ZipInfo]) -> str:
             f"{archive}: not one run folder with its {LIST}. `cramming submit` makes an archive."
         )
     size = sum(entry.file_size for entry in entries)
-    if len(set(inside)) != len(inside) or len(inside) > MOST_FILES or size > MOST_BYTES:
+    if len(set(inside)) != len(inside) or len(inside) > MAX_FILES or size > MAX_BYTES:
         raise UserError(
-            f"{archive}: {len(inside)} files of {size / 2**20:.0f} MiB, or some twice; a run's archive"
-            f" has at most {MOST_FILES} of {MOST_BYTES / 2**20:.0f} MiB."
+            f"{archive}: {len(inside)} files of {size / 2**20:.0f} MiB, or duplicates. The archive of a run"
+            f" has at most {MAX_FILES} of {MAX_BYTES / 2**20:.0f} MiB."
         )
     return folders.pop()

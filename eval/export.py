@@ -1,8 +1,8 @@
-"""`cramming export`: the finished model as a folder to use or to publish, with a model card.
+"""The verb `cramming export`: write the finished model as a folder to use or to publish, with a model card.
 
 The folder holds config.json, model.safetensors (the bytes that pretraining wrote), the tokenizer's files, README.md
 and, for an architecture that stock transformers lacks, the Python files that `trust_remote_code=True` runs. It
-appears whole or not at all, and takes the place of an earlier export.
+appears as a whole or not at all, and replaces an earlier export.
 """
 
 import glob
@@ -22,7 +22,7 @@ from eval.report.model_card import CARD_TAG, Exported, write_card
 from eval.rules.load import Run, load_run
 
 WEIGHTS = "model.safetensors"
-# Everything that an export may hold: a folder with anything else is somebody's, and stays.
+# Files that an export may hold; a folder with other files is not replaced.
 FILES = {
     WEIGHTS,
     *CODE,
@@ -43,7 +43,7 @@ def main(
     license: str | None,
     language: str | None,
 ) -> None:
-    """Export the run `name` (or the folder `model`); UserError for whatever is missing or in the way.
+    """Export the run `name` (or the folder `model`); raise UserError for missing inputs or an existing folder.
 
     `license` of the weights and `language` of the corpus are for the model card.
     """
@@ -51,8 +51,8 @@ def main(
     folder, run = find_folder(model) if model else find_run(invocation)
     out = (out or folder.parent / "export").absolute()
     require(
-        not out.exists() or _replaceable(out),
-        f"--out={out}: is there already, and neither empty nor an export; remove it or give another",
+        not out.exists() or _is_replaceable(out),
+        f"--out={out}: exists, and is neither empty nor an export. Remove it or give another.",
     )
     tokens = special_tokens(folder)
     exported_model = load_exported(folder)
@@ -76,30 +76,33 @@ def main(
 
     sweep(out.parent, f".{glob.escape(out.name)}.*", locked=False)
     overwrite_atomically(out, write)
-    how = (
-        "loads in transformers as it is"
-        if family
-        else "loads in transformers with trust_remote_code=True"
-    )
-    say(
-        f"export: {out}, {'' if run else 'no run record beside the model, '}{how}; README.md says how"
-    )
+    loading = "as it is" if family else "with trust_remote_code=True"
+    origin = "" if run else "no run record beside the model, "
+    say(f"export: {out}, {origin}loads in transformers {loading}; README.md says how")
 
 
-def _replaceable(out: Path) -> bool:
-    """Whether a folder is empty or one that this verb made: of its files alone, with its card."""
-    names, card = {path.name for path in out.iterdir()} if out.is_dir() else {""}, out / "README.md"
-    return not names or (
-        names <= FILES and card.is_file() and CARD_TAG in card.read_text(errors="replace")
-    )
+def _is_replaceable(out: Path) -> bool:
+    """Return whether a folder is empty or an earlier export: with its files alone, and its card."""
+    if not out.is_dir():
+        return False
+    names = {path.name for path in out.iterdir()}
+    if not names:
+        return True
+    card = out / "README.md"
+    if not names <= FILES or not card.is_file():
+        return False
+    return CARD_TAG in card.read_text(errors="replace")
 
 
 def find_folder(model: str) -> tuple[Path, Run | None]:
-    """Return a model folder and the run that made it; None where no finished run with these weights is beside it."""
+    """Return a model folder and the run that made it.
+
+    The run is None without a record of a finished run with these weights beside the folder.
+    """
     folder = Path(model).absolute()
     require(
         folder.is_dir(),
-        f"--model={folder}: no such folder; give a model folder, such as runs/<name>/final",
+        f"--model={folder}: no such folder. Give a model folder, such as runs/<name>/final.",
     )
     run = load_run(folder.parent)
     written = run.record.training.final_files or {}
@@ -114,32 +117,38 @@ def find_run(invocation: Invocation) -> tuple[Path, Run]:
     run, final = load_run(home), home / "final"
     require(
         not run.problem,
-        f"--name={name}: {run.problem}; `cramming pretrain --name {name}` makes a run",
+        f"--name={name}: {run.problem}. Train a run with `cramming pretrain --name {name}`.",
     )
     status = run.record.training.status
-    other = "train under another name, or give --model <folder>"
+    other = "Train under another name, or give --model <folder>."
     require(
         status not in WITHOUT_MODEL,
-        f"--name={name}: the run in {home} is {status} and has no model; {other}",
+        f"--name={name}: the run in {home} is {status} and has no model. {other}",
     )
     require(
         status == "finished",
-        f"--name={name}: the pretraining in {home} is {status or 'missing'}, not finished;"
-        " resume it with `cramming pretrain --resume`, or give --model <folder>",
+        f"--name={name}: the pretraining in {home} is {status or 'missing'}, not finished."
+        " Resume it with `cramming pretrain --resume`, or give --model <folder>.",
     )
     wrong = altered(run.record.training.final_files or {}, open_model(final).files)
-    hint = "restore it, or export the folder without the record: copy it elsewhere and give --model <copy>"
-    require(not wrong, f"{final}/{wrong}; {hint}")
+    hint = "Restore the file, or export without the record: copy the folder elsewhere and give --model <copy>."
+    require(not wrong, f"{final}/{wrong}. {hint}")
     return final, run
 
 
 def special_tokens(folder: Path) -> dict[str, str]:
-    """The folder's names of the five special tokens, by transformers' keys; UserError where one is missing."""
-    found = {role: special_token(folder, role) for role in SPECIAL_TOKENS}
-    lacks = [f"{role} in tokenizer_config.json" for role, token in found.items() if token is None]
-    lacks += [] if (folder / "tokenizer.json").is_file() else ["tokenizer.json"]
+    """Return the folder's names of the five special tokens, by transformers' keys.
+
+    Raises UserError for a missing one.
+    """
+    tokens = {role: special_token(folder, role) for role in SPECIAL_TOKENS}
+    missing = [
+        f"{role} in tokenizer_config.json" for role, token in tokens.items() if token is None
+    ]
+    if not (folder / "tokenizer.json").is_file():
+        missing.append("tokenizer.json")
     require(
-        not lacks,
-        f"{folder}: {', '.join(lacks)} is missing; restore the tokenizer's files beside the model",
+        not missing,
+        f"{folder}: {', '.join(missing)} is missing. Restore the tokenizer's files beside the model.",
     )
-    return {role: str(token) for role, token in found.items()}
+    return {role: str(token) for role, token in tokens.items()}

@@ -1,8 +1,8 @@
-"""`cramming glue`: fine-tune a model on every task and seed, and put the scores into the run's record.
+"""The verb `cramming glue`: fine-tune a model on every task and seed, and add the scores to the run's record.
 
 The model is `<runs>/<name>/final`, or any Hugging Face encoder by `--model <folder or hub name>`. The tasks are
 GLUE's, from local official files (`eval.data_dir`) or the hub (`eval=hub`), or those of the embedded corpus
-(`eval=embedded`). A run that was interrupted goes on at the first (task, seed) that was not finished.
+(`eval=embedded`). An interrupted scoring is resumed at the first (task, seed) that has no result.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,11 +33,11 @@ from eval.finetune.models import ModelSource, altered, open_model, position_limi
 from eval.finetune.scoring import ScoringJob, score_model
 from eval.finetune.store import ScoreLog, describe_sets, now
 from eval.tasks.datasets import TaskData, in_one_order
-from eval.tasks.locate import FoundSuite, find_suite, find_tasks, tasks_in_folder
+from eval.tasks.locate import TaskSuite, find_suite, find_tasks, tasks_in_folder
 
 
 def main(recipe: dict[str, Any], invocation: Invocation, model: str | None = None) -> None:
-    """Score a run (or `model`) as section `eval` says; UserError for whatever is missing or wrong."""
+    """Score a run (or `model`) according to section `eval`; raise UserError for missing or wrong inputs."""
     settings = build(EvalConfig, recipe["eval"], "eval")
     device = select(invocation.device)
     folder = invocation.run_folder
@@ -56,23 +56,24 @@ def main(recipe: dict[str, Any], invocation: Invocation, model: str | None = Non
             sets |= describe_sets(suite.name, task_data)
         job = ScoringJob(log, source, suite, data, sets, settings, device)
         try:
-            if pairs:  # first, as not every model has a head for them
+            if pairs:  # first, because it fails for models without a head
                 score_minimal_pairs(job, pairs)
             for init in settings.init:
-                with recorded(job):
+                with update_record(job):
                     show_averages(score_model(job, init))
             if settings.sweep:
                 show_sweep(job)
-            # Last: until a model's scores are there, the record keeps the baselines of another suite.
-            for baseline in METHODS if settings.baselines else ():
-                with recorded(job):
-                    show_averages(score_baseline(job, baseline))
+            if settings.baselines:
+                # last, because baselines replace those of another suite only after a model's scores
+                for baseline in METHODS:
+                    with update_record(job):
+                        show_averages(score_baseline(job, baseline))
         finally:
             write_record(folder)
 
 
-def read_tasks(suite: FoundSuite, settings: EvalConfig) -> list[TaskData]:
-    """Return the tasks of a suite; test sets that are not to be predicted are set aside."""
+def read_tasks(suite: TaskSuite, settings: EvalConfig) -> list[TaskData]:
+    """Return the tasks of a suite; test sets are set aside unless they are to be predicted."""
     tasks = []
     with Progress("read", total=len(suite.tasks), unit="tasks") as bar:  # the largest take seconds
         for task in suite.tasks:
@@ -88,7 +89,7 @@ def read_tasks(suite: FoundSuite, settings: EvalConfig) -> list[TaskData]:
 def start_log(
     log: ScoreLog, recipe: dict[str, Any], name: str, model: str, device: torch.device
 ) -> None:
-    """Begin the log of a model that was not pretrained here; UserError where the name belongs to another model."""
+    """Start the log of a model that was not pretrained here; raise UserError if the name belongs to another model."""
     first = log.first
     if first is None:
         machine = environment(asdict(describe(device)))
@@ -115,8 +116,8 @@ def start_log(
     )
 
 
-def warn_of_other_corpus(folder: Path, suite: FoundSuite) -> None:
-    """Say where the embedded tasks are not those of the corpus that the run was trained on."""
+def warn_of_other_corpus(folder: Path, suite: TaskSuite) -> None:
+    """Warn if the embedded tasks are not those of the corpus that the run was trained on."""
     trained_on = load_record(folder).get("corpus", {}).get("manifest_sha256")
     if suite.corpus_sha256 and trained_on not in (None, suite.corpus_sha256):
         say(
@@ -125,7 +126,7 @@ def warn_of_other_corpus(folder: Path, suite: FoundSuite) -> None:
 
 
 def score_minimal_pairs(job: ScoringJob, pairs: Sequence[Pairs]) -> None:
-    """Log the accuracy on minimal pairs, unless it is that of the log already."""
+    """Log the accuracy on minimal pairs, unless the log has it already."""
     known = job.log.scores.minimal_pairs
     length = job.settings.hyperparameters.max_length
     scores = score_pairs(job.source, pairs, job.device, length, known)
@@ -135,8 +136,8 @@ def score_minimal_pairs(job: ScoringJob, pairs: Sequence[Pairs]) -> None:
 
 
 @contextmanager
-def recorded(job: ScoringJob) -> Iterator[None]:
-    """Write the record after a scoring, and say which sections of another suite it has no longer."""
+def update_record(job: ScoringJob) -> Iterator[None]:
+    """Write the record after a scoring, and name the dropped sections of another suite."""
     scores = job.log.scores
     before = list(scores.sections)
     yield
@@ -149,7 +150,7 @@ def recorded(job: ScoringJob) -> Iterator[None]:
 
 
 def show_averages(section: Mapping[str, Any]) -> None:
-    """Print the averages, or what they lack."""
+    """Print the averages, or the entries that they lack."""
     for name, average in section["averages"].items():
         value, missing = average["value"], ", ".join(average["missing"])
         shown = f"not computed, missing {missing}" if value is None else f"{value:.2f}"
@@ -157,7 +158,7 @@ def show_averages(section: Mapping[str, Any]) -> None:
 
 
 def show_sweep(job: ScoringJob) -> None:
-    """Print how many points of a sweep are compared, and which is the best."""
+    """Print the number of compared points of a sweep, and the best one."""
     init = job.settings.init[0]
     section = job.log.scores.sections.get((job.suite.section, init), {})
     sweep = section.get("sweep")
@@ -172,9 +173,10 @@ def show_sweep(job: ScoringJob) -> None:
 
 
 def check(recipe: dict[str, Any], invocation: Invocation, model: str | None = None) -> list[str]:
-    """Return the tasks, and where they are; UserError for what can be known to be wrong beforehand.
+    """Return the tasks and their sources; raise UserError for problems that are visible before training.
 
-    It is about the model that is there, else the one that will be. Real tasks are read, to the last line.
+    The model is the existing one, or else the one that training will leave. Files of real tasks are read to the last
+    line.
     """
     settings = build(EvalConfig, recipe["eval"], "eval")
     select(invocation.device)
@@ -186,10 +188,11 @@ def check(recipe: dict[str, Any], invocation: Invocation, model: str | None = No
     else:
         limit = position_limit(build(ModelConfig, recipe["model"], "model"))
         refuse_length(settings, f"{invocation.name}'s model", limit)
-        says = f"{settings.minimal_pairs}: needs a masked language model, which objective=rtd does not leave"
         has_head = recipe["objective"]["name"] != "rtd"
         require(
-            has_head or not settings.minimal_pairs, f"eval.minimal_pairs={says}; set it to null"
+            has_head or not settings.minimal_pairs,
+            f"eval.minimal_pairs={settings.minimal_pairs}: needs a masked language model, which objective=rtd does"
+            " not leave. Set it to null.",
         )
     if settings.minimal_pairs:
         read_pairs(settings.minimal_pairs)
@@ -210,35 +213,35 @@ def check(recipe: dict[str, Any], invocation: Invocation, model: str | None = No
 
 
 def find_model(invocation: Invocation, model: str | None) -> ModelSource:
-    """Return the model to score; UserError where a run has none, or another than it was trained to."""
+    """Return the model to score; raise UserError if a run has none, or not the one that it trained."""
     if model:
         return open_model(model)
     folder, name = invocation.run_folder, invocation.name
     final = folder / "final"
     pretrain = load_record(folder).get("pretrain", {}) if is_run(folder) else {}
     status = pretrain.get("status")
-    hint = f"run `cramming pretrain --name {name}` or give --model <folder>"
+    hint = f"Run `cramming pretrain --name {name}` or give --model <folder>."
     if status in WITHOUT_MODEL:
-        hint = f"the run is {status}; train under another name, or give --model <folder>"
-    require(final.is_dir(), f"{final}: no trained model; {hint}")
+        hint = f"The run is {status}. Train under another name, or give --model <folder>."
+    require(final.is_dir(), f"{final}: no trained model. {hint}")
     require(
         status == "finished",
-        f"{final}: {folder / RUN_LOG} tells of no finished pretraining; finish it with `cramming pretrain`"
-        f" and --resume, or score the folder under another name with --model {final}",
+        f"{final}: {folder / RUN_LOG} has no finished pretraining. Finish it with `cramming pretrain"
+        f" --resume`, or score the folder under another name with --model {final}.",
     )
     source = open_model(final)
     wrong = altered(pretrain["final_files"], source.files)
     require(
         not wrong,
-        f"{final}/{wrong}; restore it, or score the folder under another name with --model {final}",
+        f"{final}/{wrong}. Restore the file, or score the folder under another name with --model {final}.",
     )
     return source
 
 
 def refuse_length(settings: EvalConfig, label: str, limit: int | None) -> None:
-    """UserError where sequences would be longer than the model has positions for."""
+    """Raise UserError if sequences would be longer than the model has positions for."""
     length = settings.hyperparameters.max_length
     require(
         limit is None or length <= limit,
-        f"eval.hyperparameters.max_length={length}: {label} has {limit} positions; set it to {limit} or less",
+        f"eval.hyperparameters.max_length={length}: {label} has {limit} positions. Set it to {limit} or less.",
     )

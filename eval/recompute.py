@@ -1,9 +1,10 @@
-"""Proof from the final weights: the last validation computed again, and one fine-tuning done once more.
+"""Proofs from the final weights: the last validation is recomputed, and one fine-tuning is repeated.
 
-Both need what made the numbers: the corpus, and the files of the tasks. They are the answer to a log that was made up:
-losses that no weights have, and predictions that no fine-tuning gives.
+Both need the inputs of these numbers: the corpus, and the files of the tasks. They detect an invented log: losses
+that no weights have, and predictions that no fine-tuning gives.
 """
 
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -34,24 +35,24 @@ from eval.tasks.datasets import TaskData, examples_sha256, in_one_order
 from eval.tasks.locate import read_task
 from eval.tasks.metrics import score
 
-# Relative distance of a loss that other hardware, kernels or compilation explain; of a model that multiplies in 8 bits.
+# Relative distances of a loss that other hardware, kernels or compilation explain, also for products in 8 bits
 TOLERANCE, TOLERANCE_FP8 = 1e-3, 1e-2
-ROWS = 16  # sequences of a pass, where the run's own number is not known
-# How far outside the range of the seeds' scores one more fine-tuning on other hardware may end, in deviations.
+ROWS = 16  # sequences per micro-batch if the run's number is not known
+# Standard deviations by which a fine-tuning on other hardware may lie outside the range of the seeds' scores
 DEVIATIONS = 3.0
 LEAST_DEVIATION = 0.01
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of one proof: `problem` is None where it agrees; `words` tell what was compared, or why nothing was."""
+    """Result of one proof: `problem` is None if it agrees; `words` describe the comparison, or why there was none."""
 
     words: str
     problem: str | None = None
 
 
 def other_files(weights: Path, record: Record) -> list[str]:
-    """Return the files of a model folder that are not those that training exported, in words."""
+    """Return a message for each file of a model folder that differs from the exported ones."""
     written = record.training.final_files or {}
     problems: list[str] = []
     for name, sha256 in sorted(written.items()):
@@ -65,8 +66,11 @@ def other_files(weights: Path, record: Record) -> list[str]:
     return problems
 
 
-def validate_again(weights: Path, record: Record, corpus: Path) -> Outcome:
-    """Compute the last validation from the weights and the held-out text; raises UserError for unusable settings."""
+def recompute_validation(weights: Path, record: Record, corpus: Path) -> Outcome:
+    """Compute the last validation from the weights and the held-out text, and compare it with the log.
+
+    Raises UserError for unusable settings.
+    """
     recorded = record.training.validation
     if recorded.loss is None:
         return Outcome("validation not computed again: the model has no head for masked tokens")
@@ -79,19 +83,19 @@ def validate_again(weights: Path, record: Record, corpus: Path) -> Outcome:
     rows = rows if isinstance(rows, int) else ROWS
     recorded_losses = {PINNED: recorded.loss, ALL_MASK: recorded.all_mask_loss}
     tolerance = TOLERANCE_FP8 if record.training.precision == "fp8" else TOLERANCE
-    told: list[str] = []
+    compared: list[str] = []
     problems: list[str] = []
     for form, logged in recorded_losses.items():
         batches = data.held_out.batches(form, rows)
         targets = sum(batch.num_targets for batch in batches)
         loss = _summed_loss(model, batches, precision, device) / targets
         words = f"{loss:.6g} computed again, {logged} in the log"
-        told.append(words)
+        compared.append(words)
         if targets != recorded.targets:
             problems.append(f"{targets} targets, in the log {recorded.targets}")
         elif logged is None or abs(loss - logged) > tolerance * logged:
             problems.append(words)
-    words = f"validation losses {' and '.join(told)}"
+    words = f"validation losses {' and '.join(compared)}"
     return Outcome(words, f"validation loss {problems[0]}" if problems else None)
 
 
@@ -108,7 +112,7 @@ def _summed_loss(
 
 
 def _config_and_data(record: Record, corpus: Path) -> tuple[Config, RunData]:
-    """Return the run's settings on this copy of its corpus, and the data."""
+    """Return the run's configuration with this copy of its corpus, and the data."""
     config = Config.of(record.config)
     data = RunData.open(corpus, config, verify=False)
     if data.corpus.manifest_sha256 != record.corpus.manifest_sha256:
@@ -117,7 +121,7 @@ def _config_and_data(record: Record, corpus: Path) -> tuple[Config, RunData]:
 
 
 def _precision(record: Record, config: Config, device: torch.device) -> Precision:
-    """Return the run's number format, or fp32 where this device is of another kind."""
+    """Return the run's number format, or fp32 if this device is of another kind."""
     same_kind = record.environment.device.kind == device.type
     if same_kind:
         return Precision(config.precision.replace(mode=record.training.precision), device)
@@ -126,19 +130,20 @@ def _precision(record: Record, config: Config, device: torch.device) -> Precisio
     return Precision(fp32, device)
 
 
-def finetune_again(
+def repeat_fine_tuning(
     folder: Path, weights: Path, record: Record, tasks: Path, draw: random.Random
 ) -> Outcome:
     """Fine-tune one drawn task and seed from the weights, and compare its predictions with the stored ones.
 
-    On a CPU of the same name, with the same versions and threads, they must be the same; elsewhere the score may lie
-    outside the range of the seeds' scores by a few of their deviations.
+    On a CPU of the same name, with the same versions and threads, they must be equal; elsewhere the score may lie
+    outside the range of the seeds' scores by a small number of their deviations.
     """
     section = record.trained
     if section is None:
         return Outcome("nothing fine-tuned again: no scores of the trained model")
-    runs = [(task.task, seed) for task in section.tasks.values() for seed in section.seeds]
-    name, seed = draw.choice(sorted(set(runs)))
+    names = {task.task for task in section.tasks.values()}
+    runs = itertools.product(names, set(section.seeds))
+    name, seed = draw.choice(sorted(runs))
     lines = [line for line in record.history if (line.task, line.seed) == (name, seed)]
     if {line.version for line in lines} != {FINETUNING_VERSION["pretrained"]}:
         return Outcome(f"{name} seed {seed} not fine-tuned again: made by another version")
@@ -170,8 +175,9 @@ def finetune_again(
 
 
 def _task_data(tasks: Path, section: Scores, name: str) -> TaskData | str:
-    """Return the task's data, or why they are not those that were scored."""
-    task = next(known.tasks[name] for suite, known in SUITES.items() if suite == section.suite)
+    """Return the task's data, or the reason why they are not those that were scored."""
+    suites = {str(suite): known for suite, known in SUITES.items()}
+    task = suites[section.suite].tasks[name]
     data = replace(in_one_order(read_task(tasks, task)), blind=())
     for split in data.scored:
         stored = section.tasks.get(split.source.entry)
@@ -201,8 +207,8 @@ def _finetune(
         torch.set_num_threads(before)
 
 
-def predict_baselines_again(record: Record, tasks: Path, draw: random.Random) -> Outcome:
-    """Compute the baselines without an encoder again for one drawn task, and compare their scores."""
+def recompute_baselines(record: Record, tasks: Path, draw: random.Random) -> Outcome:
+    """Compute the baselines without an encoder for one drawn task, and compare their scores with the log."""
     if not record.baselines:
         return Outcome("no baseline scored")
     first = next(iter(record.baselines.values()))
@@ -220,7 +226,7 @@ def predict_baselines_again(record: Record, tasks: Path, draw: random.Random) ->
             values = score(data.task.metrics, predictions, split.labels).values
             value = values[data.task.main_metric]
             stored = section.tasks[split.source.entry].main.per_seed[0]
-            # Another version of scikit-learn may converge to another point.
+            # Other versions of scikit-learn may converge to another point.
             if stored is not None and abs(value - stored) > LEAST_DEVIATION:
                 problems.append(
                     f"{section.init} {split.source.entry}: {value:.4g}, not {stored:.4g}"
@@ -230,7 +236,7 @@ def predict_baselines_again(record: Record, tasks: Path, draw: random.Random) ->
 
 
 def _is_same_machine(section: Scores, device: torch.device) -> bool:
-    """Return whether predictions must be equal: on a GPU sums have no fixed order."""
+    """Return whether predictions must be equal. On a GPU they need not be, because sums have no fixed order."""
     made_on = section.environment
     if made_on is None or device.type != "cpu":
         return False
@@ -240,7 +246,7 @@ def _is_same_machine(section: Scores, device: torch.device) -> bool:
 
 
 def _outside(section: Scores, entry: str, value: float) -> list[str]:
-    """Return words where a score lies too far outside the range of the seeds' scores."""
+    """Return a message if a score lies too far outside the range of the seeds' scores."""
     metric = section.tasks[entry].main
     known = [each for each in metric.per_seed if each is not None]
     if not known:

@@ -1,11 +1,12 @@
-"""Scores computed again from what a run keeps: its predictions, and the labels of the task data.
+"""Scores computed from a run's stored predictions and the labels of the task data.
 
-Predictions that were made from the labels show only where the fine-tuning is done again (eval/recompute.py).
+Predictions that were made from the labels are detected only if the fine-tuning is repeated (eval/recompute.py).
 """
 
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -21,17 +22,20 @@ from eval.tasks.readers import read_file
 
 
 def predictions_file(folder: Path, sha256: str) -> Path:
-    """Return the place of the predictions with this SHA-256."""
+    """Return the path of the predictions with this SHA-256."""
     return folder / "predictions" / f"{sha256}.npz"
 
 
 def sections_of(record: Record) -> dict[str, Scores]:
-    """Return all scored sections that a rule looks at or that stand beside them."""
+    """Return all scored sections: those of the rules, and the baselines."""
     return {**record.glue, **record.baselines}
 
 
 def misfitting_predictions(folder: Path, record: Record) -> Iterator[str]:
-    """Yield what is wrong with predictions without their labels: numbers, classes, and scores of what is not finite."""
+    """Yield the problems of predictions that show without labels.
+
+    These are wrong numbers of predictions, unknown classes, and scores without finite predictions.
+    """
     for init, section in sections_of(record).items():
         for entry, task in section.tasks.items():
             for seed, sha256 in _files(section, task):
@@ -68,14 +72,14 @@ def _misfits(file: Path, entry: str, task: TaskScore, index: int) -> Iterator[st
 
 @dataclass
 class Rescored:
-    """Result of a comparison: values computed again, problems, and what was left out and why."""
+    """Result of a comparison: number of values computed, problems, and entries left out with the reasons."""
 
     values: int = 0
     problems: list[str] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
 
-    def in_words(self, labels: str) -> str:
-        """Return one sentence; `labels` says where the labels are from."""
+    def describe(self, labels: str) -> str:
+        """Return one sentence on the result; `labels` names the origin of the labels."""
         left_out = "".join(f"; not {name}: {why}" for name, why in self.left_out.items())
         return f"{self.values} values computed again with the labels {labels}{left_out}"
 
@@ -101,8 +105,9 @@ def rescore(folder: Path, record: Record, data: Path) -> Rescored:
 
 def _entries(suite: str) -> Mapping[str, tuple[Task, ExampleFile]]:
     entries: dict[str, tuple[Task, ExampleFile]] = {}
-    for name, known in SUITES.items():
-        for task in known.tasks.values() if name == suite else ():
+    suites = {str(name): known for name, known in SUITES.items()}
+    if suite in suites:
+        for task in suites[suite].tasks.values():
             entries |= {source.entry: (task, source) for source in task.scored}
     return entries
 
@@ -123,12 +128,9 @@ def _compare(
     split: Split,
     result: Rescored,
 ) -> Iterator[str]:
-    """Yield the problems of one labelled set; `result` counts what was compared."""
+    """Yield the problems of one labelled set; `result` counts the compared values."""
     entry = split.source.entry
-    texts: list[str] = []
-    for column in split.texts:
-        texts += column
-    is_same = stored.texts_sha256 == texts_sha256(texts)
+    is_same = stored.texts_sha256 == texts_sha256(chain.from_iterable(split.texts))
     other = "" if is_same else "; the texts are not those that were scored (by SHA-256)"
     if len(split) != stored.eval_examples:
         if stored.subset:
@@ -145,7 +147,7 @@ def _compare(
         try:
             predictions = predicted(file, f"dev.{entry}") if file.is_file() else np.empty(0)
         except ValueError:
-            continue  # named by `misfitting_predictions`
+            continue  # reported by `misfitting_predictions`
         if len(predictions) != len(split):
             continue
         for name, value in score(task.metrics, predictions, split.labels).values.items():

@@ -1,9 +1,10 @@
-"""`cramming submit <run folder>`: check a run by the rules, and write the archive of it that others check.
+"""The verb `cramming submit <run folder>`: check a run by the rules, and write its archive for verifiers.
 
     cramming submit runs/first                      # -> runs/first/first.record.zip
-    cramming verify runs/first/first.record.zip     # for whoever receives it
+    cramming verify runs/first/first.record.zip     # for the receiver
 
-An invalid or unfinished run is refused. A run of the open division is not; the findings say what keeps it there.
+An invalid or unfinished run is refused. A run of the open division is not; the findings give the reasons for its
+division.
 """
 
 from pathlib import Path
@@ -17,9 +18,9 @@ from eval.rules.load import Run, load_run, unscored
 
 
 def main(*, path: Path, out: Path | None, weights_url: str | None) -> None:
-    """Print the findings and write the archive `out`; UserError for a run that cannot be submitted.
+    """Print the findings and write the archive `out`; raise UserError for a run that cannot be submitted.
 
-    `weights_url`: where the final weights are published.
+    `weights_url` is the address of the published final weights.
     """
     folder = path.absolute()
     out = out or folder / f"{folder.name}{SUFFIX}"
@@ -62,7 +63,7 @@ def _refuse(folder: Path, run: Run) -> None:
 
 
 def _manifest(folder: Path, record: Record) -> Path | None:
-    """Return the manifest of the run's corpus, if that is at hand and the run does not already hold it."""
+    """Return the manifest of the run's corpus, if it exists and the run folder does not hold it already."""
     if record.corpus.folder is None or (folder / MANIFEST).exists():
         return None
     manifest = Path(record.corpus.folder) / MANIFEST

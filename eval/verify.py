@@ -1,9 +1,9 @@
-"""`cramming verify <folder or archive>`: is a run, or a corpus, what it says it is?
+"""The verb `cramming verify <folder or archive>`: check a run, or a corpus.
 
-The record of a run is derived again from its log, whose chain is checked, and all rules are. Each file that the log
-names by hash is compared. Where a verifier has more, more is done: with the tasks' files the scores are computed again
-from the predictions; with the corpus its text is searched for the tasks; with the weights and the corpus the last
-validation is computed again; on request one task and seed is fine-tuned again. What stays open is said each time.
+The record of a run is derived anew from its log, whose chain is checked, and all rules are evaluated. Each file that
+the log names by hash is compared. Further checks depend on the verifier's inputs: with the tasks' files the scores
+are computed from the predictions; with the corpus its text is searched for the tasks; with the weights and the corpus
+the last validation is recomputed; on request one fine-tuning is repeated. Checks that were not possible are listed.
 """
 
 import os
@@ -32,7 +32,7 @@ from eval.rules.table import KINDS, Finding, Verdict, evaluate
 
 UNPROVEN = (
     "A log in order is one that training can have written, not proof that it did."
-    " `cramming replay` does the steps again."
+    " `cramming replay` repeats the steps."
 )
 GIVE_TASKS = "Give --tasks <folder with CoLA/, SST-2/, ...>"
 INVALID, UNFINISHED = 1, 3  # exit codes
@@ -42,10 +42,10 @@ Search = Callable[[Path, Path, float], tuple[list[str], str]]  # data_prep.verif
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a verifier has besides the run. What is None is looked for where the log says.
+    """Inputs of a verifier besides the run. Those that are None are looked up in the log.
 
-    `make_tasks` and `search`: functions of data_prep, which this package does not import. `draw`: chooses what is
-    fine-tuned again.
+    `make_tasks` and `search` are functions of data_prep, which this package does not import. `draw` chooses the
+    fine-tuning to repeat.
     """
 
     make_tasks: MakeTasks
@@ -60,9 +60,9 @@ class Inputs:
 
 @dataclass
 class Verification:
-    """Problems of a run's files, its verdict by the rules, and what else was checked, or not and why.
+    """Problems of a run's files, its verdict by the rules, and the further checks that were made or not possible.
 
-    `verdict` is None where the log cannot be read.
+    `verdict` is None if the log cannot be read.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -71,34 +71,34 @@ class Verification:
 
     @property
     def in_order(self) -> bool:
-        """Whether nothing contradicts the run, which is finished, in whichever division."""
+        """True if nothing contradicts the run, in whichever division, and it is finished."""
         return not self.problems and self.division in ("closed", "open")
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether nothing contradicts the run, which is not finished."""
+        """True if nothing contradicts the run, and it is not finished."""
         return not self.problems and self.division == "unfinished"
 
     @property
     def division(self) -> str | None:
-        """The run's division, None where the log cannot be read."""
+        """Division of the run, or None if the log cannot be read."""
         return self.verdict.division if self.verdict else None
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What the rules found."""
+        """Findings of the rules."""
         return self.verdict.findings if self.verdict else ()
 
     @property
     def exit_code(self) -> int:
-        """0 in order, 1 not in order, 3 not finished."""
+        """Exit code: 0 in order, 1 not in order, 3 not finished."""
         if self.in_order:
             return 0
         return UNFINISHED if self.is_unfinished else INVALID
 
 
 def verify_run(folder: Path, inputs: Inputs) -> Verification:
-    """Check the run in `folder`: its log, its files, the rules, and what the verifier's inputs allow."""
+    """Check the run in `folder`: its log, its files, the rules, and everything that the verifier's inputs allow."""
     result = Verification()
     try:
         evidence = read_evidence(folder)
@@ -108,7 +108,7 @@ def verify_run(folder: Path, inputs: Inputs) -> Verification:
         return result
     except (OSError, MemoryError):
         raise
-    except Exception as error:  # whatever the log of a stranger makes of the code that reads it
+    except Exception as error:  # a stranger's log may cause errors of any type
         result.problems.append(not_checked(folder / RUN_LOG, error))
         return result
     checks = {
@@ -125,7 +125,7 @@ def verify_run(folder: Path, inputs: Inputs) -> Verification:
 
 @contextmanager
 def _problem_of(name: str, result: Verification) -> Iterator[None]:
-    """Note a check that fails inside as a problem of the run; full disks and memory are the verifier's own."""
+    """Store the error of a check as a problem of the run, unless a full disk or lack of memory caused it."""
     try:
         yield
     except UserError as error:
@@ -137,7 +137,7 @@ def _problem_of(name: str, result: Verification) -> Iterator[None]:
 
 
 def _check_files(folder: Path, evidence: Evidence, result: Verification) -> None:
-    """Compare each file that is there with the hash in the log, or in the archive's list."""
+    """Compare each existing file with the hash in the log, or in the archive's list."""
     result.problems += changed_since(folder)
     record = evidence.record
     result.problems += _other_predictions(folder, record)
@@ -151,13 +151,13 @@ def _check_files(folder: Path, evidence: Evidence, result: Verification) -> None
 
 
 def _other_predictions(folder: Path, record: Record) -> Iterator[str]:
-    """Yield the predictions that are not named by their content, and those that are missing."""
+    """Yield a message for each file of predictions whose name is not its hash, and for each missing one."""
     present = sorted((folder / "predictions").glob("*.npz"))
     for file in present:
         if file_sha256(file) != file.stem:
             yield f"predictions/{file.name}: not what its name says (by SHA-256)"
     if not present and not (folder / "final").exists():
-        return  # a log alone: the rules say what it lacks
+        return  # a log alone, whose missing files the rules report
     named: dict[str, str] = {line.predictions_sha256: line.task for line in record.history}
     for section in sections_of(record).values():
         named |= {sha256: name for name, sha256 in section.predictions.items()}
@@ -168,6 +168,7 @@ def _other_predictions(folder: Path, record: Record) -> Iterator[str]:
 
 
 def _other_checkpoints(folder: Path, evidence: Evidence) -> Iterator[str]:
+    """Yield a message for each checkpoint that is not in the log."""
     known = {saved.sha256 for saved in evidence.training.all_saved}
     for file in sorted((folder / "checkpoints").glob("*.pt")):
         if file_sha256(file) not in known:
@@ -175,9 +176,9 @@ def _other_checkpoints(folder: Path, evidence: Evidence) -> Iterator[str]:
 
 
 def _cut_log(folder: Path, evidence: Evidence) -> Iterator[str]:
-    """Yield a log that lacks an event which `record.json`, written from it, had: its last lines are gone.
+    """Yield a message if the log lacks an event from which `record.json` was written: its last lines were removed.
 
-    Nothing else is taken from that file.
+    No other content of that file is used.
     """
     path = folder / RECORD
     if not path.is_file():
@@ -185,58 +186,58 @@ def _cut_log(folder: Path, evidence: Evidence) -> Iterator[str]:
     try:
         head = loads(path.read_text(encoding="utf-8"))["log"]["head"]
     except (ValueError, LookupError, TypeError, RecursionError):
-        yield f"{RECORD}: not as the suite writes it. Delete it; `cramming report` writes it again."
+        yield f"{RECORD}: not as the suite writes it. Delete it; `cramming report` writes it anew."
         return
     if head not in {entry.sha256 for entry in evidence.entries}:
         yield f"{RUN_LOG}: lacks an event that {RECORD} was written from. Restore the log."
 
 
 def _check_scores(folder: Path, record: Record, inputs: Inputs, result: Verification) -> None:
-    """Compute the scores again from the predictions, and with `refinetune` one of the fine-tunings."""
+    """Compute the scores from the predictions, and with `refinetune` repeat one of the fine-tunings."""
     if not record.glue:
         result.checked.append(f"scores: {NO_SCORES}")
         return
-    with TemporaryDirectory(prefix="cramming-") as place:
-        tasks, labels = _tasks(record, inputs, Path(place))
+    with TemporaryDirectory(prefix="cramming-") as scratch:
+        tasks, labels = _tasks(record, inputs, Path(scratch))
         if tasks is None:
             result.checked.append(f"scores: not computed again. {labels}.")
             return
         rescored = rescore(folder, record, tasks)
         result.problems += [f"scores: {problem}" for problem in rescored.problems]
-        result.checked.append(f"scores: {rescored.in_words(labels)}")
+        result.checked.append(f"scores: {rescored.describe(labels)}")
         if inputs.refinetune:
             _check_fine_tuning(folder, record, inputs, tasks, result)
 
 
-def _tasks(record: Record, inputs: Inputs, place: Path) -> tuple[Path | None, str]:
-    """Return the folder of the scored tasks and where it is from; None, and why, where there is none."""
+def _tasks(record: Record, inputs: Inputs, scratch: Path) -> tuple[Path | None, str]:
+    """Return the folder of the scored tasks and its origin, or None and the reason why there is none."""
     section = record.trained or next(iter(record.glue.values()))
     if section.suite != "embedded":
         return inputs.tasks, f"in {inputs.tasks}" if inputs.tasks else GIVE_TASKS
-    source = next((each for each in record.corpus.sources if each.kind == "embedded"), None)
+    sources = [each for each in record.corpus.sources if each.kind == "embedded"]
     seed = record.corpus.settings.get("data", {}).get("seed")
-    if source is None or not isinstance(seed, int):
+    if not sources or not isinstance(seed, int):
         return None, "The log does not say with which seed their tasks were generated"
     if section.tasks_corpus_sha256 != record.corpus.manifest_sha256:
         return None, "Their tasks are of another corpus than the run's"
-    if not inputs.make_tasks(place, seed, source.sha256 or ""):
+    if not inputs.make_tasks(scratch, seed, sources[0].sha256 or ""):
         return None, "Another version of the suite generated their tasks"
-    return place, "generated anew"
+    return scratch, "generated anew"
 
 
 def _check_fine_tuning(
     folder: Path, record: Record, inputs: Inputs, tasks: Path, result: Verification
 ) -> None:
-    """Fine-tune one task and seed again, and compute the baselines of one task again."""
-    from eval.recompute import finetune_again, predict_baselines_again
+    """Repeat the fine-tuning of one task and seed, and recompute the baselines of one task."""
+    from eval.recompute import recompute_baselines, repeat_fine_tuning
 
     weights = _weights_folder(folder, inputs)
     if weights is None:
         result.checked.append("fine-tuning: nothing done again. Give --weights <folder>.")
         return
     for outcome in (
-        finetune_again(folder, weights, record, tasks, inputs.draw),
-        predict_baselines_again(record, tasks, inputs.draw),
+        repeat_fine_tuning(folder, weights, record, tasks, inputs.draw),
+        recompute_baselines(record, tasks, inputs.draw),
     ):
         result.checked.append(f"fine-tuning: {outcome.words}")
         if outcome.problem:
@@ -250,12 +251,14 @@ def _weights_folder(folder: Path, inputs: Inputs) -> Path | None:
     return final if final.is_dir() else None
 
 
-def _corpus_place(record: Record, inputs: Inputs) -> Path | None:
-    """Return the folder of the run's corpus, None where it is not at hand."""
-    place = inputs.corpus or (Path(record.corpus.folder) if record.corpus.folder else None)
-    if place is None or not os.access(place / MANIFEST, os.R_OK):
+def _find_corpus(record: Record, inputs: Inputs) -> Path | None:
+    """Return the folder of the run's corpus, or None if it is not available."""
+    folder = inputs.corpus
+    if folder is None and record.corpus.folder:
+        folder = Path(record.corpus.folder)
+    if folder is None or not os.access(folder / MANIFEST, os.R_OK):
         return None
-    return place
+    return folder
 
 
 def _check_corpus(folder: Path, record: Record, inputs: Inputs, result: Verification) -> None:
@@ -265,21 +268,19 @@ def _check_corpus(folder: Path, record: Record, inputs: Inputs, result: Verifica
     packed = folder / MANIFEST
     if packed.is_file() and Manifest.load(packed).sha256() != record.corpus.manifest_sha256:
         result.problems.append(f"{MANIFEST}: not that of the run's corpus")
-    place = _corpus_place(record, inputs)
-    if place is None:
+    corpus_path = _find_corpus(record, inputs)
+    if corpus_path is None:
         result.checked.append("corpus: not at hand. Give --corpus <folder>.")
         return
     try:
-        corpus = Corpus.open(place)
+        corpus = Corpus.open(corpus_path)
         if corpus.manifest_sha256 != record.corpus.manifest_sha256:
-            raise UserError(f"{place} is not the corpus of this run. Give --corpus <folder>.")
+            raise UserError(f"{corpus_path} is not the corpus of this run. Give --corpus <folder>.")
         described = Record.model_validate({"corpus": corpus.describe()}).corpus
         for name in type(described).model_fields:
-            logged = getattr(record.corpus, name)
-            if (
-                name not in ("folder", "changed", "validation")
-                and getattr(described, name) != logged
-            ):
+            if name in ("folder", "changed", "validation"):
+                continue
+            if getattr(described, name) != getattr(record.corpus, name):
                 result.problems.append(f"corpus: {name} is not what the log has")
         if inputs.tasks is None:
             result.checked.append(
@@ -287,7 +288,7 @@ def _check_corpus(folder: Path, record: Record, inputs: Inputs, result: Verifica
             )
             return
         problems, words = inputs.search(corpus.folder, inputs.tasks, inputs.seconds)
-    except UserError as error:  # of the verifier's copy
+    except UserError as error:  # a problem of the verifier's copy, not of the run
         result.checked.append(f"corpus: not checked: {error}")
         return
     result.problems += problems
@@ -295,27 +296,27 @@ def _check_corpus(folder: Path, record: Record, inputs: Inputs, result: Verifica
 
 
 def _check_weights(folder: Path, record: Record, inputs: Inputs, result: Verification) -> None:
-    """Compare the final weights with the log, and compute the last validation again from them."""
+    """Compare the final weights with the log, and recompute the last validation from them."""
     if not record.training.final_files:
         return
     weights = _weights_folder(folder, inputs)
     if weights is None:
         address = record.files.weights
-        given = f"at {address}, not at hand" if address else "not given"
-        result.checked.append(f"weights: {given}. Give --weights <folder>.")
+        state = f"at {address}, not at hand" if address else "not given"
+        result.checked.append(f"weights: {state}. Give --weights <folder>.")
         return
-    from eval.recompute import other_files, validate_again
+    from eval.recompute import other_files, recompute_validation
 
     if inputs.weights is not None:
         if not weights.is_dir():
             raise UserError(f"--weights={weights}: no such folder.")
         result.problems += other_files(weights, record)
-    corpus = _corpus_place(record, inputs)
+    corpus = _find_corpus(record, inputs)
     if corpus is None:
         result.checked.append("weights: as in the log; no corpus at hand to validate them on.")
         return
     try:
-        outcome = validate_again(weights, record, corpus)
+        outcome = recompute_validation(weights, record, corpus)
     except UserError as error:
         result.checked.append(f"weights: not validated: {error}")
         return
@@ -337,7 +338,7 @@ def main(
     make_tasks: MakeTasks,
     search: Search,
 ) -> None:
-    """Check a run or a corpus; the exit code is 1 where it is not in order, 3 where a run is not finished."""
+    """Check a run or a corpus; exit with code 1 if it is not in order, 3 if a run is not finished."""
     if json:
         use_stderr()
     if is_archive(path) or has_log(path):
@@ -354,7 +355,7 @@ def main(
         )
         with opened(path) as folder:
             result = verify_run(folder, inputs)
-        _tell(path, result)
+        _print_result(path, result)
         code = result.exit_code
         summary = _summary(path, result)
     else:
@@ -367,26 +368,26 @@ def main(
         raise SystemExit(code)
 
 
-def _tell(place: Path, result: Verification) -> None:
-    """Print what was found: problems, a line for each rule, what else was checked, and the result."""
+def _print_result(path: Path, result: Verification) -> None:
+    """Print problems, a line for each rule, the further checks, and the result."""
     for problem in result.problems:
-        say(f"{place}: {problem}")
-    for line in _in_words(result.findings):
+        say(f"{path}: {problem}")
+    for line in _lines_of(result.findings):
         say(line)
     for line in result.checked:
         say(line)
     if result.in_order:
         say(UNPROVEN)
-        say(f"{place}: in order, {result.division} division")
+        say(f"{path}: in order, {result.division} division")
     elif result.is_unfinished and result.verdict:
         reasons = "; ".join(each.evidence for each in result.verdict.broken_of("finished"))
-        say(f"{place}: not finished: {reasons}")
+        say(f"{path}: not finished: {reasons}")
     else:
-        say(f"{place}: NOT in order")
+        say(f"{path}: NOT in order")
 
 
-def _in_words(findings: tuple[Finding, ...]) -> Iterator[str]:
-    """Yield a line for each rule; one for all that ask for scores, where there are none yet."""
+def _lines_of(findings: tuple[Finding, ...]) -> Iterator[str]:
+    """Yield a line for each rule, but a single one for all rules that wait for scores."""
     waiting = [each.rule for each in findings if not each.ok and each.evidence == NO_SCORES]
     for rule, ok, evidence in findings:
         if rule in waiting[1:]:
@@ -398,10 +399,10 @@ def _in_words(findings: tuple[Finding, ...]) -> Iterator[str]:
             yield f"{rule:<4}{'' if ok else mark}{evidence}"
 
 
-def _summary(place: Path, result: Verification) -> dict[str, Any]:
-    """Return the same for programs."""
+def _summary(path: Path, result: Verification) -> dict[str, Any]:
+    """Return the result for programs."""
     return {
-        "run": str(place),
+        "run": str(path),
         "in_order": result.in_order,
         "unfinished": result.is_unfinished,
         "division": result.division,

@@ -28,8 +28,8 @@ INLINE = re.compile(rf"`cramming ({VERB} [^`]*)`")
 def commands(path: Path) -> list[str]:
     """The words behind `cramming` of each command, a line that ends in a backslash joined with the next."""
     text = re.sub(r"\\\n\s*", " ", path.read_text(encoding="utf-8"))
-    found = [*LINE.findall(text), *(INLINE.findall(text) if path.suffix == ".md" else [])]
-    return [re.sub(r"<[^>]*>", "x", command.replace("\n", " ")) for command in found]
+    shown = [*LINE.findall(text), *(INLINE.findall(text) if path.suffix == ".md" else [])]
+    return [re.sub(r"<[^>]*>", "x", command.replace("\n", " ")) for command in shown]
 
 
 SHOWN = {
@@ -68,7 +68,7 @@ def call_of(words: list[str]) -> Call | None:
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_corpus: Path) -> None:
-    """What the commands name: texts, a corpus, and `x` or `...` as folder of GLUE and of a model."""
+    """Files that the commands name: texts, a corpus, and `x` or `...` as folder of GLUE and of a model."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "corpora").mkdir()
     (tmp_path / "corpora" / "x").symlink_to(tiny_corpus)
@@ -125,9 +125,9 @@ def test_the_commands_for_several_processes_are_accepted_by_as_many() -> None:
         (ROOT / name).read_text(encoding="utf-8")
         for name in ("docs/guides/several_processes.md", "docs/guides/several_machines.md")
     ]
-    found = [pair for text in texts for pair in TORCHRUN.findall(re.sub(r"\\\n\s*", "", text))]
-    assert len(found) == 4
-    for launcher, words in found:
+    calls = [pair for text in texts for pair in TORCHRUN.findall(re.sub(r"\\\n\s*", "", text))]
+    assert len(calls) == 4
+    for launcher, words in calls:
         nodes, processes = (
             re.search(rf"--{name} (\d+)", launcher) for name in ("nnodes", "nproc-per-node")
         )
@@ -160,7 +160,7 @@ def test_the_workflow_for_submissions_uses_verbs_that_exist() -> None:
     workflow = yaml.safe_load((ROOT / "docs" / "submission.yml").read_text(encoding="utf-8"))
     (job,) = workflow["jobs"].values()
     lines = [line for step in job["steps"] for line in step.get("run", "").splitlines()]
-    shown = [found for line in lines for found in re.findall(r"\bcramming (\w+)([^<>|;&]*)", line)]
+    shown = [call for line in lines for call in re.findall(r"\bcramming (\w+)([^<>|;&]*)", line)]
     assert [verb for verb, _ in shown] == ["verify", "report"] and not [
         line for line in lines if "${{" in line
     ]

@@ -32,7 +32,7 @@ GROUPS = {
 
 
 def assert_defaults_are_written_once(built: Any, path: str) -> None:
-    """Where a section has defaults, too, for what is not made from the root, they are the same."""
+    """Assert that defaults of a section in code are those of the configuration."""
     if dataclasses.is_dataclass(built):
         assert built == type(built)(), path
         return
@@ -138,9 +138,9 @@ def test_every_experiment_trains_at_a_small_scale(
         "precision=fp32",
         'runtime.compile="off"',
     ]
-    few = ["train.validations=1", "train.validation_tokens=512", "budget.steps=2"]
+    fast = ["train.validations=1", "train.validation_tokens=512", "budget.steps=2"]
     launch.main(
-        compose(f"experiment={option}", "scale=10M", "model.num_layers=2", *here, *rows, *few),
+        compose(f"experiment={option}", "scale=10M", "model.num_layers=2", *here, *rows, *fast),
         Invocation("a", tmp_path, device="cpu"),
     )
     section = load_record(tmp_path / "a")["pretrain"]
@@ -158,12 +158,12 @@ def test_every_experiment_trains_at_a_small_scale(
 def test_no_option_has_a_ramp_that_its_batch_cannot_follow(
     compose: Callable[..., dict[str, Any]], choice: str
 ) -> None:
-    found = Config.of(compose(choice))
-    check(found, Hardware("cuda", "a GPU", "bf16", (9, 0)))
+    config = Config.of(compose(choice))
+    check(config, Hardware("cuda", "a GPU", "bf16", (9, 0)))
     sizes = [
-        sequences_per_step(found.train.batch_ramp, p, found.train.batch_size) for p in (0.0, 1.0)
+        sequences_per_step(config.train.batch_ramp, p, config.train.batch_size) for p in (0.0, 1.0)
     ]
-    assert (sizes[0] < sizes[1]) == (found.train.batch_ramp is not None)
+    assert (sizes[0] < sizes[1]) == (config.train.batch_ramp is not None)
 
 
 @pytest.mark.parametrize("option", sorted(GROUPS["experiment"]))
@@ -172,8 +172,8 @@ def test_a_day_keeps_the_text_of_its_tasks_out_of_its_corpus(
 ) -> None:
     """Contract of the closed division; the folder is the one that is scored."""
     assert compose(f"experiment={option}")["data"]["decontaminate"]["tasks"] is None
-    given = compose_root([f"experiment={option}", "eval.data_dir=/glue"])
-    assert given["data"]["decontaminate"]["tasks"] == "/glue"
+    composed = compose_root([f"experiment={option}", "eval.data_dir=/glue"])
+    assert composed["data"]["decontaminate"]["tasks"] == "/glue"
 
 
 def test_every_file_says_what_it_is_for() -> None:

@@ -138,7 +138,7 @@ MISTAKES: list[tuple[Any, ...]] = [
 
 
 def validate(settings: dict[str, Any], hardware: Hardware) -> None:
-    """As the verbs do between them, without a corpus."""
+    """Run the checks of all verbs, without a corpus."""
     for name, section in SECTIONS.items():
         build(section, settings[name], name)
     open_source(settings["data"])

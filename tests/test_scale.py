@@ -38,7 +38,7 @@ def test_every_scale_follows_the_rule_and_has_the_parameters_of_its_name(
 
 
 def test_every_experiment_leaves_its_shape_to_the_preset_and_the_scale() -> None:
-    """What an experiment sets stands over `scale=`: a shape there would turn that into a setting without effect."""
+    """Settings of an experiment override `scale=`: a shape there would disable it."""
     for path in (config_folder() / "experiment").glob("*.yaml"):
         assert (
             not SHAPE & (yaml.safe_load(path.read_text(encoding="utf-8")).get("model") or {}).keys()

@@ -50,7 +50,7 @@ def plan(settings: dict[str, Any], card: str) -> dict[str, Any]:
 
     config = planned_config(settings)
     target = find_target(config, card)
-    simulation = Simulation(config, target.place, target.memory_bytes)
+    simulation = Simulation(config, target.hardware, target.memory_bytes)
     option = option_of(config, target, simulation, int(config.train.micro_batch))
     return {"peak_bytes": option.peak_bytes, "tokens_per_second": option.tokens_per_second}
 

@@ -142,7 +142,7 @@ class Step:
 
 
 def _move_to_host(blocks: nn.Module) -> None:
-    """Do what `parallel.apply.place` does, with new parameters: those without data cannot be moved."""
+    """Do what `parallel.apply.move_weights` does, with new parameters: those without data cannot be moved."""
     copy_stream = CopyStream(CUDA)
     for module in blocks.modules():
         for name, parameter in module.named_parameters(recurse=False):

@@ -1,14 +1,15 @@
-"""The correctness gate: does a trick still learn what the reference learns, and what was found so far.
+"""Correctness gate: compare the loss curve of a trick with the reference's, and store the verdicts.
 
 A trick for speed that silently stops converging is worse than none (pytorch/pytorch#96693). So the loss of each step,
 on the same batches from the same weights, is compared with the fp32 eager reference: the mean distance of every ten
-steps. Another order of sums changes a number by one unit in its last place, and training carries that on: the distance
-grows tenfold in about ten steps until the two runs differ as two runs do. So the noise floor is measured step by step
-in the same run, by repetitions of the reference with perturbed starting weights, and the tolerance is MULTIPLE of the
-farthest repetition so far, looking AHEAD (rounding that is thirty times larger is some twenty steps ahead), and never
-less than LEAST. Sound runs came to at most 0.5 of that, planted faults to 4 times or more (docs/log.md, 2026-11-21).
+steps. Another order of sums changes a number by one unit in its last place, and training amplifies that: the distance
+grows tenfold in about ten steps until the two runs differ as any two runs do. So the noise floor is measured step by
+step in the same run, by repetitions of the reference with perturbed starting weights. The tolerance is MULTIPLE times
+the farthest repetition so far, AHEAD windows later (rounding that is thirty times larger is some twenty steps ahead),
+and never less than LEAST. Sound runs came to at most 0.5 of that, planted faults to 4 times or more (docs/log.md,
+2026-11-21).
 
-`Trick.rounding` says by which unit the weights are perturbed. Verdicts are kept per device and torch version in one
+`Trick.rounding` is the relative size of the perturbation. Verdicts are stored per device and torch version in one
 JSON file (the setting `gates`); `pretrain` refuses a trick that failed there, unless it is named in `forced`.
 """
 
@@ -17,52 +18,67 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
-from cramming.bench.tricks import BEST, REFERENCE, TRICKS, Trick, changed, get, in_force, spelled
+from cramming.bench.tricks import (
+    BEST,
+    REFERENCE,
+    TRICKS,
+    Trick,
+    as_overrides,
+    changed,
+    get,
+    in_force,
+)
 from cramming.config import UserError, build, expand_home, require, unknown_choice
 from cramming.files import write_atomically
 from cramming.progress import say
 
-FORMAT = 2  # of the file; the first had one tolerance for all steps, set by hand
+FORMAT = 2  # format 1 had one tolerance for all steps, set by hand
 WINDOW = 10  # steps
-MIN_FALL = 0.3  # nats that the reference must learn, or the gate proves nothing
+MIN_FALL = 0.3  # nats; with less learning of the reference the gate would prove nothing
 REPETITIONS = 3
-MULTIPLE, LEAST = 3.0, 1e-3  # of the farthest repetition; in nats
+MULTIPLE = 3.0  # tolerance as a multiple of the farthest repetition's distance
+LEAST = 1e-3  # smallest tolerance, in nats
 AHEAD = 2  # windows
 Make = Callable[[Mapping[str, Any]], Any]
-BASELINE = Trick("reference", {}, None, "fp32, eager, everything computed and kept")
+BASELINE = Trick("reference", {}, None, "fp32, eager, nothing recomputed")
 
 
 @dataclass(frozen=True)
 class NoiseFloor:
-    """How far repetitions of the reference strayed whose weights were perturbed by `rounding`, in nats:
-    [repetition][window]."""
+    """Distances of reference repetitions with weights perturbed by `rounding`, in nats: [repetition][window]."""
 
     rounding: float
     distances: list[list[float]]
 
     def tolerance(self) -> list[float]:
-        """What is allowed in each window, in nats. UserError where a repetition diverged: that would allow anything."""
+        """Return the allowed distance of each window, in nats.
+
+        Raises UserError if a repetition diverged, because that would allow any distance.
+        """
+        all_distances = list(chain.from_iterable(self.distances))
         require(
-            all(
-                math.isfinite(distance) for repetition in self.distances for distance in repetition
-            ),
-            f"the loss of a repetition whose starting weights were perturbed by {self.rounding:.1e} is not finite, so"
-            " nothing can be judged by it; with bench, lower optim.lr in --gate",
+            all(map(math.isfinite, all_distances)),
+            f"noise floor: the loss of a repetition with starting weights perturbed by {self.rounding:.1e} is not"
+            " finite. With bench, lower optim.lr in --gate.",
         )
-        farthest = list(accumulate(map(max, zip(*self.distances, strict=True)), max))
-        ahead = farthest[AHEAD:] + farthest[-1:] * min(AHEAD, len(farthest))
+        farthest_by_window = map(max, zip(*self.distances, strict=True))
+        farthest = list(accumulate(farthest_by_window, max))
+        ahead = farthest[AHEAD:] + [farthest[-1]] * min(AHEAD, len(farthest))
         return [max(LEAST, MULTIPLE * distance) for distance in ahead]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`distance` and `tolerance`, in nats, of the ten steps (fewer at the end) up to `at_step`, where the curve strayed
-    most relative to what was allowed (distance null: not finite); `fall`: what the reference learned; `settings`: the
-    trick's."""
+    """Result of the gate for one trick.
+
+    `distance` and `tolerance`, in nats, are those of the ten steps (fewer at the end) up to `at_step`, where the
+    distance was largest relative to the tolerance; a distance of None was not finite. `fall` is the reference's fall
+    of loss, in nats, and `settings` are the trick's.
+    """
 
     trick: str
     passed: bool
@@ -76,23 +92,26 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """What the file has for one device and version of torch."""
+    """Content of the verdicts file for one device and version of torch."""
 
-    verdicts: dict[str, Verdict]  # by trick
-    floors: dict[str, Any]  # by rounding
+    verdicts: dict[str, Verdict]  # key: name of the trick
+    floors: dict[str, Any]  # key: rounding
 
 
-def judge(
+def compare_curves(
     trick: Trick, reference: Sequence[float], losses: Sequence[float], floor: NoiseFloor
 ) -> Verdict:
-    """Compare two loss curves of equal length."""
+    """Return the verdict on a trick from two loss curves of equal length."""
     assert trick.rounding == floor.rounding
-    found, allowed = distances(reference, losses), floor.tolerance()
-    broken = next((i for i, distance in enumerate(found) if not math.isfinite(distance)), None)
-    worst = (
-        max(range(len(found)), key=lambda i: found[i] / allowed[i]) if broken is None else broken
-    )
-    distance = found[worst] if broken is None else None
+    curve_distances, allowed = distances(reference, losses), floor.tolerance()
+    windows = range(len(curve_distances))
+    not_finite = [i for i in windows if not math.isfinite(curve_distances[i])]
+    distance: float | None = None
+    if not_finite:
+        worst = not_finite[0]
+    else:
+        worst = max(windows, key=lambda i: curve_distances[i] / allowed[i])
+        distance = curve_distances[worst]
     return Verdict(
         trick=trick.name,
         passed=distance is not None and distance <= allowed[worst],
@@ -101,22 +120,22 @@ def judge(
         at_step=min((worst + 1) * WINDOW, len(losses)),
         steps=len(losses),
         fall=fall(reference),
-        settings=spelled(trick.settings),
+        settings=as_overrides(trick.settings),
     )
 
 
 def distances(reference: Sequence[float], losses: Sequence[float]) -> list[float]:
-    """The mean distance between two loss curves over every ten steps and those that are left over, in nats."""
+    """Return the mean distance of two loss curves in nats over every ten steps, and over the remaining steps."""
     return _means([abs(a - b) for a, b in zip(reference, losses, strict=True)])
 
 
 def fall(losses: Sequence[float]) -> float:
-    """By how much the mean of ten steps has fallen, in nats."""
+    """Return the fall of the mean over ten steps, from the first to the last ten, in nats."""
     return _means(losses)[0] - _means(losses[-WINDOW:])[0]
 
 
 def _means(losses: Sequence[float]) -> list[float]:
-    """Of every ten steps, and of those that are left over."""
+    """Return the mean of every ten steps, and of the remaining steps."""
     windows = (losses[i : i + WINDOW] for i in range(0, len(losses), WINDOW))
     return [sum(window) / len(window) for window in windows]
 
@@ -124,7 +143,7 @@ def _means(losses: Sequence[float]) -> list[float]:
 def spec_of(
     settings: Mapping[str, Any], trick: Trick, vocab_size: int, device: str
 ) -> dict[str, Any]:
-    """What a worker must know to train the reference with one trick (worker.py)."""
+    """Return the specification from which a worker trains the reference with one trick (worker.py)."""
     return {
         "name": trick.name,
         "settings": changed(changed(settings, REFERENCE), trick.settings),
@@ -135,59 +154,55 @@ def spec_of(
 
 
 class Curves:
-    """The loss curves of the gate: the reference's, its repetitions', and each trick's in a process of its own.
+    """Loss curves of the gate: the reference's, its repetitions', and each trick's, in a process each.
 
-    `settings` need not be as large as what is timed; `make` starts a `Worker`, or what behaves like one. `floors` has
-    the noise floors that were needed so far, by rounding.
+    `settings` need not be as large as the timed shapes. `make` starts a `Worker` or an object like it. `floors` are
+    the noise floors measured so far, by rounding.
     """
 
     def __init__(
         self, settings: dict[str, Any], steps: int, vocab_size: int, device: str, make: Make
     ) -> None:
-        self.settings, self.steps, self.vocab_size, self.device, self.make = (
-            settings,
-            steps,
-            vocab_size,
-            device,
-            make,
-        )
+        self.settings = settings
+        self.steps = steps
+        self.vocab_size = vocab_size
+        self.device = device
+        self.make = make
         self.floors: dict[float, NoiseFloor] = {}
 
     @cached_property
     def reference(self) -> list[float]:
-        """The loss curve that tricks are compared with, measured once; UserError if it falls too little."""
+        """Loss curve of the reference, measured once; raises UserError if it falls too little."""
         (curve,) = self.losses([self.spec(BASELINE)])
         require(
             fall(curve) >= MIN_FALL,
-            f"--gate-steps={self.steps}: the reference's loss fell by {fall(curve):.2f} nats, less than {MIN_FALL},"
-            " so the gate would prove nothing; raise it, or optim.lr in --gate",
+            f"--gate-steps={self.steps}: the reference's loss fell by only {fall(curve):.2f} nats, less than"
+            f" {MIN_FALL}. Raise the steps, or optim.lr in --gate.",
         )
         return curve
 
     def floor(self, rounding: float) -> NoiseFloor:
-        """The reference against itself with its starting weights perturbed by `rounding`; measured once."""
+        """Return the noise floor of the reference for starting weights perturbed by `rounding`; measured once."""
         if rounding not in self.floors:
             reference, spec = self.reference, self.spec(BASELINE)
-            curves = self.losses(
-                [spec | {"perturbed": (rounding, seed)} for seed in range(1, REPETITIONS + 1)]
-            )
-            self.floors[rounding] = NoiseFloor(
-                rounding, [distances(reference, curve) for curve in curves]
-            )
+            seeds = range(1, REPETITIONS + 1)
+            curves = self.losses([spec | {"perturbed": (rounding, seed)} for seed in seeds])
+            strayed = [distances(reference, curve) for curve in curves]
+            self.floors[rounding] = NoiseFloor(rounding, strayed)
         return self.floors[rounding]
 
     def verdict(self, trick: Trick) -> Verdict:
-        """On one trick."""
+        """Return the verdict on a trick."""
         assert trick.rounding is not None
         reference, floor = self.reference, self.floor(trick.rounding)
-        return judge(trick, reference, self.losses_or_nan(trick), floor)
+        return compare_curves(trick, reference, self.losses_or_nan(trick), floor)
 
     def learned(self, trick: Trick) -> dict[str, float]:
-        """For a trick that is another algorithm: by how many nats its loss falls, and the reference's."""
+        """Return the fall of the loss, in nats, of a trick that is another algorithm, and of the reference."""
         return {"reference": fall(self.reference), "fall": fall(self.losses_or_nan(trick))}
 
     def losses_or_nan(self, trick: Trick) -> list[float]:
-        """One that cannot run here has learned nothing."""
+        """Return the loss curve of a trick; NaN, which counts as having learned nothing, if it cannot run here."""
         try:
             return self.losses([self.spec(trick)])[0]
         except UserError as error:
@@ -195,14 +210,16 @@ class Curves:
             return [float("nan")] * self.steps
 
     def spec(self, trick: Trick) -> dict[str, Any]:
-        """What a worker must know. A step that fp16 skips until its scale fits is repeated: else the curve would stay
-        one batch behind the reference's."""
-        return spec_of(self.settings, trick, self.vocab_size, self.device) | {
-            "repeat_skipped": True
-        }
+        """Return the worker's specification of a trick.
+
+        A step that fp16 skips until its loss scale fits is repeated: otherwise the curve would stay one batch behind
+        the reference's.
+        """
+        spec = spec_of(self.settings, trick, self.vocab_size, self.device)
+        return spec | {"repeat_skipped": True}
 
     def losses(self, specs: Sequence[dict[str, Any]]) -> list[list[float]]:
-        """The loss of every step of each candidate, one after the other in one process."""
+        """Return the loss of every step of each candidate, one after the other in one process."""
         with self.make(specs[0]) as worker:
             curves = [worker.run(0, self.steps).losses]
             for spec in specs[1:]:
@@ -211,8 +228,8 @@ class Curves:
         return curves
 
 
-def place(device_name: str, torch_version: str) -> str:
-    """The key under which verdicts are kept: a kernel is what a device and a version make of it."""
+def device_key(device_name: str, torch_version: str) -> str:
+    """Return the key of the verdicts for a device and a version of torch, which both decide what a kernel computes."""
     return f"{device_name} | torch {torch_version}"
 
 
@@ -222,33 +239,33 @@ def save(
     """Add verdicts and noise floors to the file; newer ones replace older."""
     known = load(file)
     here = known.setdefault(where, Verdicts({}, {}))
-    here.verdicts.update({v.trick: v for v in verdicts})
-    here.floors.update(
-        {f"{f.rounding:.3g}": asdict(f) | {"tolerance": f.tolerance()} for f in floors}
-    )
-    places = {name: asdict(found) for name, found in known.items()}
-    write_atomically(
-        file, json.dumps({"format": FORMAT, "places": places}, indent=1, sort_keys=True) + "\n"
-    )
+    for verdict in verdicts:
+        here.verdicts[verdict.trick] = verdict
+    for floor in floors:
+        here.floors[f"{floor.rounding:.3g}"] = asdict(floor) | {"tolerance": floor.tolerance()}
+    places = {key: asdict(entry) for key, entry in known.items()}
+    content = {"format": FORMAT, "places": places}
+    write_atomically(file, json.dumps(content, indent=1, sort_keys=True) + "\n")
 
 
 def load(file: Path) -> dict[str, Verdicts]:
-    """What is known, by place; empty if there is no file. UserError if not ours."""
+    """Return the verdicts by device key, empty if there is no file; raise UserError for a file of another kind."""
     if not file.exists():
         return {}
-    found = f"gates={file}: no table of verdicts in format {FORMAT}; remove it, and `cramming bench` writes it anew"
+    message = f"gates={file}: no table of verdicts in format {FORMAT}. Remove it, and `cramming bench` writes it anew."
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-        require(content["format"] == FORMAT, found)
-        return {name: build(Verdicts, here, "place") for name, here in content["places"].items()}
+        require(content["format"] == FORMAT, message)
+        return {key: build(Verdicts, entry, "place") for key, entry in content["places"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, UserError):
-        raise UserError(found) from None
+        raise UserError(message) from None
 
 
 def check(settings: Mapping[str, Any], where: str, device_type: str, mode: str) -> dict[str, str]:
-    """For each trick in force: passed, forced (failed, but named in `forced`), or untested (it has no verdict here).
+    """Return the state of each trick in force: passed, forced, or untested.
 
-    UserError if one failed and is not forced. `mode` is what `precision.mode=auto` means on the device.
+    A forced trick failed the gate but is named in `forced`; an untested one has no verdict for this device. Raises
+    UserError if a trick failed and is not forced. `mode` is the meaning of `precision.mode=auto` on the device.
     """
     verdicts = load(expand_home(settings["gates"], "gates")).get(where, Verdicts({}, {})).verdicts
     forced, states = settings["forced"], dict[str, str]()
@@ -258,22 +275,28 @@ def check(settings: Mapping[str, Any], where: str, device_type: str, mode: str) 
             raise UserError(unknown_choice("forced", name, names))
     for trick in in_force(settings, device_type, mode):
         verdict = verdicts.get(trick.name)
-        if verdict is None or (trick.name == BEST and verdict.settings != spelled(trick.settings)):
-            states[trick.name] = (
-                "untested"  # or another stack was: what pays changes with this suite's versions
-            )
+        if verdict is None:
+            states[trick.name] = "untested"
             continue
-        states[trick.name] = "passed" if verdict.passed else "forced"
-        own = {key: get(settings, key) for key in trick.decisive or trick.settings}
-        distance = (
-            "was not finite"
-            if verdict.distance is None
-            else f"strayed by {verdict.distance:.2g} nats"
-        )
-        require(
-            verdict.passed or trick.name in forced,
-            f"{spelled(own)}: the trick '{trick.name}' failed the correctness gate on this device: its loss {distance}"
-            f" (allowed {verdict.tolerance:.2g} at step {verdict.at_step}; {settings['gates']}); leave it off, or"
-            f" force it with forced=['{trick.name}'] and the record will say so",
-        )
+        if trick.name == BEST and verdict.settings != as_overrides(trick.settings):
+            # The verdict is on the best stack of another version of the suite.
+            states[trick.name] = "untested"
+            continue
+        if verdict.passed:
+            states[trick.name] = "passed"
+            continue
+        require(trick.name in forced, _failure_message(settings, trick, verdict))
+        states[trick.name] = "forced"
     return states
+
+
+def _failure_message(settings: Mapping[str, Any], trick: Trick, verdict: Verdict) -> str:
+    values = {key: get(settings, key) for key in trick.decisive or trick.settings}
+    distance = "was not finite"
+    if verdict.distance is not None:
+        distance = f"strayed by {verdict.distance:.2g} nats"
+    return (
+        f"{as_overrides(values)}: the trick '{trick.name}' failed the correctness gate on this device: its loss"
+        f" {distance} (allowed {verdict.tolerance:.2g} at step {verdict.at_step}; {settings['gates']}). Leave it off,"
+        f" or force it with forced=['{trick.name}'], which the record will state."
+    )

@@ -1,8 +1,8 @@
 """The verb `bench`: speed and memory of every trick relative to the reference, and the correctness gate.
 
-Each row is a pair of processes, reference and candidate, measured interleaved: rounds of a few steps each, and the
-ratio is that of the medians, so that a machine that slows down slows both. The table goes to `--out`, under this
-device's name; other devices' tables in that file stay, and so do rows that an earlier call measured under the same
+Each row is a pair of processes, reference and candidate, measured interleaved in rounds of a few steps. The ratio is
+that of the medians, so that a machine that slows down slows both. The table goes to `--out`, under this device's
+name; that file's tables of other devices stay, and so do rows that an earlier call measured under the same
 conditions.
 """
 
@@ -30,7 +30,8 @@ from cramming.invocation import Invocation
 from cramming.precision import DTYPES, float32_products, resolve
 from cramming.progress import Progress, say
 
-ELSEWHERE = {"cuda": "needs CUDA", "cpu": "is for CPUs only"}  # a trick of the other kind of device
+# device of a trick -> why it does not run on the other kind of device
+ELSEWHERE = {"cuda": "needs CUDA", "cpu": "is for CPUs only"}
 Make = Callable[[Spec], Worker]
 
 
@@ -38,8 +39,8 @@ Make = Callable[[Spec], Worker]
 class BenchConfig:
     """Options that measured numbers depend on.
 
-    A pair takes `rounds` turns of `steps` steps. `gate`: changes of the recipe for the loss curves, which need not be
-    as large as what is timed, by dotted name.
+    A pair takes `rounds` turns of `steps` steps. `gate` changes the recipe by dotted name for the loss curves, which
+    need not be as large as the timed shapes.
     """
 
     rounds: int
@@ -64,9 +65,10 @@ def main(
     out: Path,
     raw: Path,
 ) -> None:
-    """Measure the rows that are wanted; the table and the verdicts are written after each.
+    """Measure the wanted rows; write table and verdicts after each.
 
-    `only`: names of rows, separated by semicolons. `out`: the page of the tables, `raw`: folder of the raw numbers.
+    `only` lists names of rows, separated by semicolons. `out` is the page of the tables, `raw` the folder of the raw
+    numbers.
     """
     config = BenchConfig(
         rounds, steps, vocab_size, gate_steps, gate_vocab_size, changes_of_gate(gate)
@@ -76,7 +78,7 @@ def main(
     device, gates = devices.select(invocation.device), expand_home(settings["gates"], "gates")
     names = None if only is None else [name.strip() for name in only.split(";")]
     rows, described = chosen(names, device), devices.describe(device)
-    loss_gate.load(gates)  # a file that cannot be added to is found now, not after the first row
+    loss_gate.load(gates)  # a damaged file fails now, not after the first row
     for trick in rows:
         changed(settings, trick.settings, f"bench: the row '{trick.name}'")
     order = [trick.name for trick in chosen(None, device)]
@@ -86,16 +88,16 @@ def main(
         bench = Bench(settings, config, device, running)
         for trick in rows:
             bar.note(trick.name)
-            known[trick.name], verdict = bench.judged_row(trick)
+            known[trick.name], verdict = bench.checked_row(trick)
             floors |= bench.curves.floors
             if verdict:
-                where = loss_gate.place(described.name, torch.__version__)
+                where = loss_gate.device_key(described.name, torch.__version__)
                 loss_gate.save(gates, where, [verdict], list(bench.curves.floors.values()))
             table = [known[name] for name in order if name in known]
             file = tables.write(
                 out, raw, table, described, settings, asdict(config), list(floors.values())
             )
-            bar.advance(1)  # what is written is not lost by a crash later
+            bar.advance(1)
             say(tables.line(known[trick.name]))
     say(f"{out}: {len(rows)} rows measured, {len(table)} in the table; raw numbers in {file}")
 
@@ -111,20 +113,21 @@ def changes_of_gate(text: str) -> dict[str, Any]:
 
 
 def chosen(only: Sequence[str] | None, device: torch.device) -> list[Trick]:
-    """The rows of the table: all, those for other devices too (they say so), or those named."""
+    """Return the rows of the table: all, including those for other devices, or those named."""
     every = {t.name: t for t in (*tricks.TRICKS, tricks.best(device.type, resolve("auto", device)))}
     unknown = sorted(set(only or ()) - every.keys())
     require(
         not unknown,
-        f"--only={';'.join(only or ())}: no trick {unknown}; there are: {', '.join(every)}",
+        f"--only={';'.join(only or ())}: no trick {unknown}. Choose from {', '.join(every)}.",
     )
     return [trick for name, trick in every.items() if only is None or name in only]
 
 
 class Bench:
-    """Measures rows. The reference's processes, one per shape, live as long as `running`, each trick's for its row.
+    """Measurement of rows.
 
-    `make` starts one: a `Worker`, or what behaves like one.
+    The reference's processes, one per shape, live as long as `running`, each trick's for its row. `make` starts one:
+    a `Worker`, or an object like it.
     """
 
     def __init__(
@@ -140,12 +143,14 @@ class Bench:
         self.config, self.device, self.running, self.make = config, device, running, make
         self.curves = Curves(small, config.gate_steps, config.gate_vocab_size, device.type, make)
         self.bases: dict[str, Worker] = {}
-        self.ceilings: dict[
-            tuple[str, bool], float
-        ] = {}  # by mode, and whether fp32 products are TF32's
+        # (precision mode, whether fp32 products are TF32's) -> floating-point operations per second
+        self.ceilings: dict[tuple[str, bool], float] = {}
 
-    def judged_row(self, trick: Trick) -> tuple[dict[str, Any], loss_gate.Verdict | None]:
-        """A row of the table, and the gate's verdict; none on what is not run here or is another algorithm."""
+    def checked_row(self, trick: Trick) -> tuple[dict[str, Any], loss_gate.Verdict | None]:
+        """Return a row of the table, and the gate's verdict.
+
+        The verdict is None for a trick that does not run here or is another algorithm.
+        """
         date, commit = f"{datetime.now(UTC):%Y-%m-%d}", git("rev-parse", "--short", "HEAD")
         row = {
             "name": trick.name,
@@ -162,7 +167,7 @@ class Bench:
         return row | {"gate": asdict(verdict)}, verdict
 
     def row(self, trick: Trick) -> dict[str, Any]:
-        """What a trick costs, or the reason why it was not run."""
+        """Return speed and memory of a trick, or the reason why it was not run."""
         if trick.device not in ("any", self.device.type):
             return {"error": ELSEWHERE[trick.device]}
         shape = "small" if is_too_slow_here(trick, self.device) else "full"
@@ -184,7 +189,7 @@ class Bench:
 def measure(
     base: Worker, spec: Spec, rounds: int, steps: int, make: Make = Worker
 ) -> dict[str, Any]:
-    """A candidate and the base, interleaved: seconds per step of both, speed-up, peak memory."""
+    """Return measurements of a candidate and the base, interleaved: seconds per step, speed-up and peak memory."""
     seconds: dict[str, list[float]] = {"base": [], "other": []}
     peaks = dict[str, int]()
     try:
@@ -192,16 +197,16 @@ def measure(
             first_seconds = warm_up(other)
             for turn in range(rounds):
                 for name, worker in (("base", base), ("other", other)):
-                    found = worker.run(2 + turn * steps, steps)
-                    seconds[name] += found.seconds
-                    peaks[name] = found.peak_bytes
-    except UserError as error:  # a trick that cannot run here is a row that says why
+                    result = worker.run(2 + turn * steps, steps)
+                    seconds[name] += result.seconds
+                    peaks[name] = result.peak_bytes
+    except UserError as error:  # the trick cannot run on this device
         return {"error": str(error)}
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     tokens = spec["settings"]["train"]["batch_size"] * spec["settings"]["train"]["sequence_length"]
     return {
         **other.facts,
-        "compile_seconds": found.compile_seconds,  # the last turn is the candidate's
+        "compile_seconds": result.compile_seconds,  # the last turn is the candidate's
         "speedup": medians["base"] / medians["other"],
         "tokens_per_second": tokens / medians["other"],
         "base_tokens_per_second": tokens / medians["base"],
@@ -213,7 +218,10 @@ def measure(
 
 
 def is_too_slow_here(trick: Trick, device: torch.device) -> bool:
-    """16-bit products take 50 times as long on a CPU without an instruction for them: timed on the small shape."""
+    """Return whether the trick is timed on the small shape.
+
+    On a CPU without an instruction for them, 16-bit products take 50 times as long.
+    """
     mode = trick.settings.get("precision.mode", "fp32")
     return device.type == "cpu" and mode != "fp32" and mode != resolve("auto", device)
 
@@ -221,9 +229,9 @@ def is_too_slow_here(trick: Trick, device: torch.device) -> bool:
 def matmul_flops(
     device: torch.device, dtype: torch.dtype, tf32: bool = False, seconds: float = 1.0
 ) -> float:
-    """Floating-point operations per second of large square products here and now: the median of repeats.
+    """Return floating-point operations per second of large square products on this device: the median of repeats.
 
-    `tf32` concerns those of fp32.
+    `tf32` concerns products of fp32.
     """
     size = 8192 if device.type == "cuda" else 2048
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))

@@ -1,7 +1,7 @@
-"""The table of `cramming bench`, one section per device in a Markdown file, and the raw numbers as JSON.
+"""Table of `cramming bench`, one section per device in a Markdown file, and the raw numbers as JSON.
 
-A call for some rows adds to what earlier calls measured, as long as all that the numbers depend on is the same: device,
-settings, versions, number of threads. The code is not compared: the raw numbers say which commit made which rows.
+A call for some rows adds to the rows of earlier calls if their conditions are equal: device, settings, versions,
+number of threads. The code is not compared; the raw numbers state the commit of each row.
 """
 
 import json
@@ -23,7 +23,7 @@ from cramming.files import write_atomically
 from cramming.progress import say
 
 Row = dict[str, Any]
-PACKAGES = ("torch", "transformers", "accelerate", "torchao", "triton")  # that matter for speed
+PACKAGES = ("torch", "transformers", "accelerate", "torchao", "triton")  # relevant for speed
 MEASURED_SECTIONS = (
     "model",
     "train",
@@ -43,15 +43,15 @@ HEADER = [
 FORMULA = (
     "MFU is the floating-point operations of `cramming.model.config.flops_per_token` (matrix products of forward and"
     " backward pass, a multiply-add as 2; recomputation not counted) per second, over the rate of large square matrix"
-    " products in the same number format (TF32 where fp32 products are TF32's) measured in the same run; for fp8,"
-    " which only a part of the model's products are in, over bf16's, as the cell says. A dash: it came to more than"
-    " 100 %, which is no utilisation: those products were disturbed while they were measured, or the model's own run"
-    " faster, as on a CPU without units for the format."
+    " products in the same number format (TF32 where fp32 products are TF32's) measured in the same run. In fp8, the"
+    " format of only some of the model's products, the rate is that of bf16, as the cell states. A dash stands for more"
+    " than 100 %: the square products were disturbed while they were measured, or run slower than the model's, as on a"
+    " CPU without instructions for the format."
 )
 
 
 def line(row: Row) -> str:
-    """One row for the terminal."""
+    """Return the line of a row for the terminal."""
     if "error" in row:
         return f"{row['name']}: not run: {row['error']}"
     text = f"{row['name']}: {row['tokens_per_second']:.0f} tokens/s, {row['speedup']:.2f}x"
@@ -59,7 +59,10 @@ def line(row: Row) -> str:
 
 
 def gate_cell(row: Row) -> str:
-    """`passed (0.013 of 0.098 at step 180)`, `FAILED (...)`, or what another algorithm has learned."""
+    """Return the result of the gate.
+
+    It is `passed (0.013 of 0.098 at step 180)`, `FAILED (...)`, or the fall of the loss for another algorithm.
+    """
     if "learned" in row:
         return f"– (learned {row['learned']['fall']:.2f}, the reference {row['learned']['reference']:.2f})"
     verdict = row["gate"]
@@ -69,7 +72,7 @@ def gate_cell(row: Row) -> str:
 
 
 def utilisation_cell(row: Row) -> str:
-    """`62%`, `62% of bf16's` in mode fp8, or a dash above 100 %."""
+    """Return the MFU: `62%`, `62% of bf16's` in mode fp8, or a dash above 100 %."""
     share = row["flops_per_token"] * row["tokens_per_second"] / row["ceiling_flops"]
     if row["precision"] == "fp8":
         return f"{share:.0%} of bf16's"
@@ -77,21 +80,19 @@ def utilisation_cell(row: Row) -> str:
 
 
 def floor_line(floor: NoiseFloor) -> str:
-    """What the tolerance was made of."""
+    """Return a sentence on the noise floor that the tolerance was computed from."""
     windows = [max(distances) for distances in zip(*floor.distances, strict=True)]
     allowed = floor.tolerance()
     steps = [round(share * (len(windows) - 1)) for share in (0.2, 0.4, 0.6, 0.8, 1)]
-    found = ", ".join(
-        f"{windows[i]:.1g} ({allowed[i]:.2g}) at step {(i + 1) * WINDOW}" for i in steps
-    )
+    listed = [f"{windows[i]:.1g} ({allowed[i]:.2g}) at step {(i + 1) * WINDOW}" for i in steps]
     return (
         f"Gate: {len(floor.distances)} repetitions of the reference with weights perturbed by {floor.rounding:.2g}"
-        f" strayed by up to, in nats (allowed): {found}."
+        f" strayed by up to, in nats (allowed): {', '.join(listed)}."
     )
 
 
 def tricks_table(rows: Sequence[Row]) -> list[str]:
-    """One row per trick."""
+    """Return the Markdown table, one row per trick."""
     lines = list(HEADER)
     for row in rows:
         if "error" in row:
@@ -117,12 +118,16 @@ def write(
     bench: Mapping[str, Any],
     floors: Sequence[NoiseFloor],
 ) -> Path:
-    """Put this device's section into `out` (others stay), everything raw into a JSON file in `raw`; returns that."""
+    """Write this device's section into `out` and the raw numbers into a JSON file in `raw`; return that file.
+
+    Sections of other devices stay.
+    """
     train, model = settings["train"], settings["model"]
     now = f"{datetime.now(UTC):%Y-%m-%d}"
+    packages = ", ".join(f"{package} {number}" for package, number in versions().items())
     about = (
         f"{device.name}, {torch.get_num_threads()} threads, {platform.system()}, Python {platform.python_version()},"
-        f" {', '.join(f'{p} {v}' for p, v in versions().items())}; {now};"
+        f" {packages}; {now};"
         f" {bench['rounds']} rounds of {bench['steps']} steps, medians; precision {settings['precision']['mode']},"
         f" {settings['objective']['rate']:.0%} of tokens masked, sequences of {train['sequence_length']},"
         f" vocabulary {bench['vocab_size']}; model {model['hidden_size']}x{model['num_layers']},"
@@ -145,7 +150,7 @@ def write(
 
 
 def replace_section(page: Path, title: str, lines: Sequence[str]) -> None:
-    """Put `## title` and these lines in the place of that section of a Markdown page, or at its end."""
+    """Replace the section `## title` of a Markdown page by these lines, or append it."""
     old = page.read_text(encoding="utf-8") if page.exists() else "# Measured\n\n"
     text = "\n".join([f"## {title}", "", *lines]) + "\n\n"
     pattern = re.compile(rf"^## {re.escape(title)}\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
@@ -156,41 +161,42 @@ def replace_section(page: Path, title: str, lines: Sequence[str]) -> None:
 def read_earlier(
     raw: Path, device: DeviceInfo, settings: dict[str, Any], bench: Mapping[str, Any]
 ) -> tuple[list[Row], dict[float, NoiseFloor]]:
-    """Rows and noise floors, by rounding, of this device's newest raw file; none if it was measured otherwise."""
+    """Return rows and noise floors, by rounding, of this device's newest raw file.
+
+    Both are empty if the file was measured under other conditions.
+    """
     files = sorted(raw.glob(f"tricks_{slug(device.name)}_????-??-??.json"))
     if not files:
         return [], {}
     content = json.loads(files[-1].read_text(encoding="utf-8"))
     if content["conditions"] != conditions(settings, bench):
-        say(
-            f"{files[-1]}: its rows were measured with other settings or versions; the table begins anew"
-        )
+        say(f"{files[-1]}: measured with other settings or versions. The table starts anew.")
         return [], {}
     floors = [NoiseFloor(**floor) for floor in content["floors"]]
     return content["rows"], {floor.rounding: floor for floor in floors}
 
 
 def slug(device_name: str) -> str:
-    """A device's name as it stands in names of files."""
+    """Return a device's name as used in file names."""
     return re.sub(r"[^A-Za-z0-9]+", "-", device_name).strip("-").lower()
 
 
 def conditions(settings: dict[str, Any], bench: Mapping[str, Any]) -> dict[str, Any]:
-    """All that a row's numbers depend on, apart from the device and the row itself, as JSON has it."""
+    """Return everything that a row's numbers depend on, apart from the device and the row, as JSON values."""
     sections = {name: settings[name] for name in MEASURED_SECTIONS}
-    found = {
+    values = {
         **sections,
         "bench": dict(bench),
         "threads": torch.get_num_threads(),
         "versions": versions(),
     }
-    return dict(json.loads(json.dumps(found)))
+    return dict(json.loads(json.dumps(values)))
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that matter for speed, those that are installed."""
-    found = {}
+    """Return the versions of the installed packages that matter for speed."""
+    installed = {}
     for package in PACKAGES:
         with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            installed[package] = version(package)
+    return installed

@@ -1,7 +1,8 @@
-"""The table of tricks: the settings that turn each on, and how coarse a rounding each may bring.
+"""Table of tricks: the settings that turn each on, and the rounding that each may bring.
 
-The reference is fp32, eager, everything computed and kept. A trick is those settings and its own, so that each stands
-alone; `best` stacks what pays. `in_force` reads a run's settings backwards: which tricks does it use?
+The reference is fp32 and eager, and recomputes nothing. A trick is the reference with the trick's settings, so that
+each is measured alone; `best` stacks those that are worth it. `in_force` returns the tricks that a run's settings
+use.
 """
 
 from collections.abc import Mapping
@@ -32,20 +33,18 @@ REFERENCE: Settings = {
     "memory.loss_chunk": None,
 }
 
-SAME, COARSE = (
-    2.0**-23,
-    2.0**-8,
-)  # one unit in the last place of fp32: another order of sums; of bf16: fewer bits
+SAME = 2.0**-23  # one unit in the last place of fp32: another order of sums
+COARSE = 2.0**-8  # one unit in the last place of bf16: fewer bits
 BEST = "best stack"
 
 
 @dataclass(frozen=True)
 class Trick:
-    """One row of the table.
+    """Row of the table.
 
-    `rounding`, relative, is what the trick may do to a number: the gate (gate.py) measures how far it carries the loss.
-    None: another algorithm, whose curve is not supposed to be the reference's. `micro_batches` cuts the step into so
-    many. `device`: where it trains.
+    `rounding` is the relative error that the trick may add to a number: the gate (gate.py) measures how far the loss
+    moves with it. None means another algorithm, whose curve need not equal the reference's. `micro_batches` is their
+    number per step. `device` is the kind of device on which the trick trains.
     """
 
     name: str
@@ -54,22 +53,20 @@ class Trick:
     about: str
     device: Literal["any", "cpu", "cuda"] = "any"
     micro_batches: int = 1
-    decisive: tuple[str, ...] = ()  # the settings that make a run use the trick; none: all of them
-    any_value: bool = False  # whether any other value of these than the reference's counts as well
+    decisive: tuple[str, ...] = ()  # settings that decide whether a run uses the trick; (): all
+    any_value: bool = False  # whether any value other than the reference's decides so
 
     def is_in_force(self, settings: Mapping[str, Any]) -> bool:
-        """Whether a resolved configuration (nested) uses the trick."""
+        """Return whether a resolved configuration (nested) uses the trick."""
         keys = self.decisive or tuple(self.settings)
         if self.any_value:
             return all(get(settings, key) != REFERENCE[key] for key in keys)
         return bool(keys) and all(get(settings, key) == self.settings[key] for key in keys)
 
 
-COMPILED, BF16, FP8 = (
-    {"runtime.compile": "model"},
-    {"precision.mode": "bf16"},
-    {"precision.mode": "fp8"},
-)
+COMPILED = {"runtime.compile": "model"}
+BF16 = {"precision.mode": "bf16"}
+FP8 = {"precision.mode": "fp8"}
 LAYERWISE: tuple[tuple[str, str, Settings], ...] = (
     (
         "LAMB",
@@ -89,6 +86,18 @@ LAYERWISE: tuple[tuple[str, str, Settings], ...] = (
         {"name": "lars", "lr": 0.5, "weight_decay": 0.01, "clip": None, "momentum": 0.9},
     ),
 )
+
+
+def _layerwise_tricks() -> list[Trick]:
+    rows = []
+    for name, kind, settings in LAYERWISE:
+        for rule, word in (("linear", "linear"), ("sqrt", "square-root")):
+            scaled = {**settings, "lr_scale": {"rule": rule, "base_batch": 4}, "lr_width": None}
+            about = f"layer-wise {kind} for large batches; learning rate for 4 sequences scaled by the {word} rule"
+            rows.append(Trick(f"{name}, {word} rule", {"optim": scaled}, None, about))
+    return rows
+
+
 TRICKS: tuple[Trick, ...] = (
     Trick(
         "last layer at targets",
@@ -247,23 +256,15 @@ TRICKS: tuple[Trick, ...] = (
         "moments in 4 bits (torchao)",
         decisive=("optim.name",),
     ),
-    *(
-        Trick(
-            f"{name}, {word} rule",
-            {"optim": {**settings, "lr_scale": {"rule": rule, "base_batch": 4}, "lr_width": None}},
-            None,
-            f"layer-wise {kind} for large batches; learning rate for 4 sequences carried over by the {word} rule",
-        )
-        for name, kind, settings in LAYERWISE
-        for rule, word in (("linear", "linear"), ("sqrt", "square-root"))
-    ),
+    *_layerwise_tricks(),
 )
 
 
 def best(device_type: str, mode: str) -> Trick:
-    """The stack of what pays on a device. `mode` is the number format that `precision.mode=auto` means there.
+    """Return the stack of tricks that are worth it on a device.
 
-    On a CPU compiled steps are no faster than eager ones, and the first takes most of a minute (docs/log.md).
+    `mode` is the number format that `precision.mode=auto` means there. On a CPU compiled steps are no faster than
+    eager ones, and the first takes most of a minute (docs/log.md).
     """
     settings: dict[str, Any] = {"attention.kernel": "auto", "attention.last_layer": "targets"}
     if device_type == "cpu":
@@ -274,40 +275,46 @@ def best(device_type: str, mode: str) -> Trick:
         settings["precision.mode"] = mode
     if device_type == "cuda" and mode == "bf16":
         settings["precision.residual"] = "bf16"
-    return Trick(BEST, settings, SAME if mode == "fp32" else COARSE, spelled(settings))
+    return Trick(BEST, settings, SAME if mode == "fp32" else COARSE, as_overrides(settings))
 
 
 def in_force(settings: Mapping[str, Any], device_type: str, mode: str) -> list[Trick]:
-    """The tricks, and the best stack, that a resolved configuration (nested) uses on a device; `mode` as in `best`."""
+    """Return the tricks, and the best stack, that a resolved nested configuration uses on a device.
+
+    `mode` is as in `best`.
+    """
     here = [trick for trick in TRICKS if trick.device in ("any", device_type)]
     return [trick for trick in [*here, best(device_type, mode)] if trick.is_in_force(settings)]
 
 
-def spelled(settings: Settings) -> str:
-    """As on the command line: `a.b=1, c.d=null`."""
+def as_overrides(settings: Settings) -> str:
+    """Return settings as on the command line: `a.b=1, c.d=null`."""
     return ", ".join(f"{name}={shown(value)}" for name, value in settings.items())
 
 
 def get(settings: Mapping[str, Any], dotted: str) -> Any:
-    """The value at `a.b`."""
+    """Return the value at `a.b`."""
     section, _, key = dotted.partition(".")
     return settings[section][key] if key else settings[section]
 
 
 def changed(settings: Mapping[str, Any], changes: Settings, what: str = "bench") -> dict[str, Any]:
-    """A deep enough copy of nested settings with dotted ones replaced; UserError of `what` names an unknown one."""
-    result: dict[str, Any] = {
-        k: dict(v) if isinstance(v, Mapping) else v for k, v in settings.items()
-    }
+    """Return a copy of nested settings with dotted ones replaced, which shares no section with the original.
+
+    Raises UserError, which begins with `what`, for an unknown setting.
+    """
+    result: dict[str, Any] = {}
+    for name, value in settings.items():
+        result[name] = dict(value) if isinstance(value, Mapping) else value
     for dotted, value in changes.items():
         section, _, key = dotted.partition(".")
         if not key:
-            result[section] = value  # the whole section: another choice has other settings
+            result[section] = value  # the whole section, because another choice has other settings
             continue
-        known = isinstance(result.get(section), dict) and key in result[section]
+        is_known = isinstance(result.get(section), dict) and key in result[section]
         require(
-            known,
-            f"{what}: {dotted} is no setting of this configuration, which `--show-config` prints",
+            is_known,
+            f"{what}: unknown setting {dotted}. See the configuration with `--show-config`.",
         )
         result[section][key] = value
     return result

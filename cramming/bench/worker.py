@@ -1,10 +1,10 @@
-"""One candidate of a comparison, in a process of its own: it builds once, then runs steps when told to.
+"""Candidate of a comparison in a separate process: it is built once, then runs steps on request.
 
-Candidates must not share a process: compiled code, kept memory and peak memory belong to processes. The parent writes
-one JSON object per line, first a specification, then `{"first": i, "count": n}`; the worker answers each with one.
-A specification has `name`, `settings`, `vocab_size`, `device` and `micro_batches`. Optional: `memory_gb` limits the
-device's memory, `perturbed` (relative size, seed) moves the starting weights, and `repeat_skipped` repeats a step that
-changed no weight, as fp16 skips some until its loss scale fits.
+Candidates must not share a process: compiled code, cached memory and peak memory belong to processes. The parent
+writes one JSON object per line, first a specification, then `{"first": i, "count": n}`; the worker answers each with
+one. A specification has `name`, `settings`, `vocab_size`, `device` and `micro_batches`. Optional: `memory_gb` limits
+the device's memory, `perturbed` (relative size, seed) moves the starting weights, and `repeat_skipped` repeats a step
+that changed no weight, as fp16 skips some until its loss scale fits.
 """
 
 import functools
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from cramming import device as devices
 from cramming.config import UserError
-from cramming.data.batches import Batch, BatchSource, made_ahead
+from cramming.data.batches import Batch, BatchSource, prefetch_batches
 from cramming.data.corpus import TokenStream
 from cramming.device import compile_seconds, prepare_heap
 from cramming.engine import build_engine
@@ -37,17 +37,19 @@ from cramming.plan.micro_batch import find_micro_batch
 from cramming.recipe import Config
 
 Spec = Mapping[str, Any]
-WARMUP_STEPS = 20  # of the learning rate
+WARMUP_STEPS = 20  # steps until the learning rate reaches its peak
 SPECIAL = ("pad", "unk", "cls", "sep", "mask")
 TOPICS = 4
 ROUNDS = 200
-GPU_TOKENS = 2**22  # of the text that all candidates on a GPU share
+GPU_TOKENS = 2**22  # length of the text that all candidates on a GPU share
 
 
 @dataclass(frozen=True)
 class Steps:
-    """What some steps cost: seconds and loss of each; of the process so far, peak memory in bytes and seconds of
-    compilation."""
+    """Measurements of consecutive steps: seconds and loss of each.
+
+    `peak_bytes` (memory) and `compile_seconds` are those of the process so far.
+    """
 
     seconds: list[float]
     losses: list[float]
@@ -56,30 +58,30 @@ class Steps:
 
 
 class Worker:
-    """The parent's end: a context manager, so that no process outlives its measurement, and no file of its.
+    """Parent's end of a worker process: a context manager that leaves no process and no file behind.
 
-    All files of the process go to a temporary folder of its own, compiled code too: each candidate compiles anew. Not
-    with `shares_code`, where the time of compilation is not measured.
+    All files of the process go to a temporary folder, compiled code too: each candidate compiles anew. With
+    `shares_code`, for uses that do not measure the time of compilation, compiled code is shared.
     """
 
     def __init__(
         self, spec: Spec, command: Sequence[str] | None = None, shares_code: bool = False
     ) -> None:
-        # A killed process's compiler threads may write for a moment more.
+        # Compiler threads of a killed process may still write for a moment.
         self._folder = tempfile.TemporaryDirectory(
             prefix="cramming-bench-", ignore_cleanup_errors=True
         )
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in __exit__
-        own = {"TMPDIR": self._folder.name}
+        variables = {"TMPDIR": self._folder.name}
         if not shares_code:
-            own["TORCHINDUCTOR_CACHE_DIR"] = str(Path(self._folder.name) / "compiled")
+            variables["TORCHINDUCTOR_CACHE_DIR"] = str(Path(self._folder.name) / "compiled")
         self._process = subprocess.Popen(
             command or [sys.executable, "-m", "cramming.bench.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            env={**os.environ, **own},
+            env={**os.environ, **variables},
         )
         try:
             self.rebuild(spec)
@@ -88,26 +90,28 @@ class Worker:
             raise
 
     def run(self, first: int, count: int) -> Steps:
-        """Steps first .. first + count - 1."""
-        return Steps(**self._ask({"first": first, "count": count}))
+        """Return the measurements of steps first .. first + count - 1."""
+        return Steps(**self._request({"first": first, "count": count}))
 
     def rebuild(self, spec: Spec) -> None:
-        """Another candidate in the same process, where neither time nor memory is measured: a start takes seconds."""
-        self.spec = spec
-        self.facts = self._ask(spec)
+        """Build another candidate in the same process, where neither time nor memory is measured.
 
-    def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        The start of a process takes seconds.
+        """
+        self.spec = spec
+        self.facts = self._request(spec)
+
+    def _request(self, message: Mapping[str, Any]) -> dict[str, Any]:
         assert self._process.stdin and self._process.stdout
-        with suppress(BrokenPipeError):  # the process has ended: below it is said why
+        with suppress(BrokenPipeError):  # the process has ended; the reason is read below
             self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
             code = self._process.wait()
             self._errors.seek(0)
-            reason = (
-                self._errors.read().strip().splitlines() or [f"it ended with exit code {code}"]
-            )[-1]
+            error_lines = self._errors.read().strip().splitlines()
+            reason = error_lines[-1] if error_lines else f"it ended with exit code {code}"
             raise UserError(f"bench: {self.spec['name']}: {reason}")
         return cast(dict[str, Any], json.loads(line))
 
@@ -117,12 +121,11 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         for stream in (self._process.stdin, self._process.stdout):
             if stream:
-                with suppress(BrokenPipeError):  # what it never read
+                with suppress(BrokenPipeError):  # closing flushes input that was never read
                     stream.close()
         try:
-            self._process.wait(
-                timeout=5
-            )  # its input has ended, so it does, and ends its compiler's processes
+            # At the end of its input the process ends, and the processes of its compiler with it.
+            self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -131,16 +134,16 @@ class Worker:
 
 
 def warm_up(worker: Worker, steps: int = 2) -> float:
-    """Untimed first steps (compilation, buffers); their seconds."""
+    """Run the untimed first steps (compilation, buffers), and return their seconds."""
     began = time.perf_counter()
     worker.run(0, steps)
     return time.perf_counter() - began
 
 
 class Workload:
-    """What all candidates share: tokens, shapes, learning rate, and how a step is timed.
+    """Tokens, shapes, learning rate and timing that all candidates share.
 
-    A step's seconds run from the end of the step before to its own synchronised end, so masking is on everyone's clock.
+    The seconds of a step run from the end of the step before to its own synchronised end, so they include masking.
     """
 
     precision: str
@@ -155,7 +158,9 @@ class Workload:
         self.train, self.objective, self.optim = config.train, config.objective, config.optim
         self.flops_per_token = config.flops_per_token()
         rows = self.train.batch_size
-        if device.type == "cuda":  # one text for all sizes of a step: it takes seconds to make
+        if (
+            device.type == "cuda"
+        ):  # one text for all sizes of a step, because making it takes seconds
             rows = GPU_TOKENS // ROUNDS // self.train.sequence_length
         self.source = topic_batches(
             self.objective.at(0.0),
@@ -166,11 +171,14 @@ class Workload:
         )
 
     def step(self, batches: Sequence[Batch], step: int) -> float:
-        """Train on the micro-batches of one step; the loss."""
+        """Train on the micro-batches of one step, and return the loss."""
         raise NotImplementedError
 
     def run(self, first: int, count: int) -> tuple[list[float], list[float]]:
-        """Seconds and loss of each step. On a GPU the first one's batches are there before, as in a run."""
+        """Return seconds and loss of each step.
+
+        On a GPU the batches of the first step are ready before it starts, as in a run.
+        """
         made = self.batches(first, count)
         ready = [next(made)] if self.device.type == "cuda" else []
         losses, ends = [], [time.perf_counter()]
@@ -181,30 +189,29 @@ class Workload:
         return [end - before for before, end in itertools.pairwise(ends)], losses
 
     def batches(self, first: int, count: int) -> Iterator[list[Batch]]:
-        """The micro-batches of `count` steps. A GPU's are made ahead and pinned, as in a run."""
+        """Yield the micro-batches of `count` steps, on a GPU prefetched and pinned, as in a run."""
         rows = self.train.batch_size // self.micro_batches
         indices = range(count * self.micro_batches)
 
         def make(index: int) -> Batch:
             return self.source.batch(first * self.train.batch_size + index * rows, rows)
 
-        if self.device.type == "cpu":  # the cores have enough to do
+        if self.device.type == "cpu":  # prefetching threads would compete with the step for cores
             made = (make(index) for index in indices)
         else:
-            made = made_ahead(
-                make, self.device, max(self.config.runtime.prefetch, self.micro_batches)
-            )
+            depth = max(self.config.runtime.prefetch, self.micro_batches)
+            made = prefetch_batches(make, self.device, depth)
         with closing(made):
             for _ in range(count):
                 yield list(itertools.islice(made, self.micro_batches))
 
     def learning_rate(self, step: int) -> float:
-        """Constant after a warm-up."""
+        """Return the learning rate of a step, constant after a warm-up."""
         return self.config.peak_learning_rate * min(1.0, (step + 1) / WARMUP_STEPS)
 
 
 class Candidate(Workload):
-    """Our engine, trained as `cramming pretrain` trains it."""
+    """The suite's engine, trained as `cramming pretrain` trains it."""
 
     def __init__(self, spec: Spec, device: torch.device) -> None:
         super().__init__(spec, device)
@@ -217,15 +224,16 @@ class Candidate(Workload):
         if spec.get("micro_batches"):
             self.micro_batches = spec["micro_batches"]
         elif self.train.micro_batch == "auto":
-            self.micro_batches = (
-                rows // find_micro_batch(self.engine, self.source.batch, self.config, rows)[0]
-            )
+            micro_batch, *_ = find_micro_batch(self.engine, self.source.batch, self.config, rows)
+            self.micro_batches = rows // micro_batch
         else:
             self.micro_batches = rows // self.train.micro_batch
-        if perturbed := spec.get("perturbed"):
-            perturb(self.engine.parameters, *perturbed)
+        if spec.get("perturbed"):
+            size, seed = spec["perturbed"]
+            perturb(self.engine.parameters, size, seed)
 
     def step(self, batches: Sequence[Batch], step: int) -> float:
+        """Train on the micro-batches of one step, and return the loss."""
         while True:
             stats = self.engine.step(batches, self.learning_rate(step))
             if not (stats.skipped and self.repeat_skipped):
@@ -250,33 +258,30 @@ def topic_batches(
     rows: int,
     seed: int = 0,
 ) -> BatchSource:
-    """Batches of synthetic text, the same everywhere, from which a model can learn all along: ids below `vocab_size`;
-    about `ROUNDS` batches of `rows` sequences before it repeats itself.
+    """Return batches of synthetic text, equal on all machines, from which a model learns during the whole measurement.
 
-    A document has one of a few topics, each with its own frequent words; of its tokens half are drawn from the topic
-    and half follow from the token before. Frequencies are learned in tens of steps, the topics soon after, which needs
+    Ids are below `vocab_size`; the text repeats itself after about `ROUNDS` batches of `rows` sequences. A document
+    has one of a few topics, each with its own frequent words. Half of its tokens are drawn from the topic, and half
+    follow from the token before. Frequencies are learned in tens of steps, the topics soon after, which needs
     attention, and the successors last.
     """
     rng = np.random.default_rng(seed)
     first, words = len(SPECIAL), vocab_size - len(SPECIAL)
-    num_tokens, document_length = (
-        max(ROUNDS * rows, 1000) * sequence_length,
-        max(8, sequence_length * 3 // 4),
-    )
+    num_tokens = max(ROUNDS * rows, 1000) * sequence_length
+    document_length = max(8, sequence_length * 3 // 4)
     documents = -(-min(num_tokens, 2**24) // document_length)
-    order_KW = np.stack(
-        [rng.permutation(words) for _ in range(TOPICS)]
-    )  # each topic's words by frequency
+    # each topic's words by frequency
+    order_KW = np.stack([rng.permutation(words) for _ in range(TOPICS)])
     successor_W = rng.permutation(words)
     topic_D = rng.integers(0, TOPICS, documents)
     share_W = np.arange(1, words + 1) ** -1.5
     rank_DL = rng.choice(words, (documents, document_length), p=share_W / share_W.sum())
     ids_DL = order_KW[topic_D[:, None], rank_DL]
     follows_DL = rng.random((documents, document_length)) < 0.5
-    for place in range(1, document_length):
-        ids_DL[:, place] = np.where(
-            follows_DL[:, place], successor_W[ids_DL[:, place - 1]], ids_DL[:, place]
-        )
+    for position in range(1, document_length):
+        successors_D = successor_W[ids_DL[:, position - 1]]
+        drawn_D = ids_DL[:, position]
+        ids_DL[:, position] = np.where(follows_DL[:, position], successors_D, drawn_D)
     ids_DL += first
     ids_DL[:, 0] = SPECIAL.index("cls")
     stream = TokenStream.of_array(ids_DL.reshape(-1), np.arange(0, ids_DL.size, document_length))
@@ -285,16 +290,16 @@ def topic_batches(
 
 
 def facts_of(candidate: Workload) -> dict[str, Any]:
-    """What is known once it is built; `micro_batch=auto` is a number then."""
+    """Return the properties of a built candidate, when `micro_batch=auto` is resolved."""
     return {
         name: getattr(candidate, name) for name in ("flops_per_token", "precision", "micro_batches")
     }
 
 
 def serve(make: Callable[[Spec, torch.device], Workload]) -> None:
-    """The worker's life: build a candidate, then answer until the parent closes the pipe.
+    """Build a candidate, then answer the parent's requests until it closes the pipe.
 
-    stdout is the pipe to the parent, so what libraries print goes to stderr.
+    stdout is the pipe to the parent, so output of libraries is redirected to stderr.
     """
     answers: IO[str] = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -326,7 +331,7 @@ def serve(make: Callable[[Spec, torch.device], Workload]) -> None:
 
 
 def cap_memory(device: torch.device, gigabytes: float) -> None:
-    """Let this process allocate as much as a smaller GPU has, in GiB; torch's share only. Nothing on a CPU."""
+    """Limit torch's allocations to the memory of a smaller GPU, in GiB. Does nothing on a CPU."""
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, gigabytes * 2**30 / total), device)

@@ -1,17 +1,19 @@
-"""Packed batches: a pure function from a sample index to tensors; and the one validation of all runs.
+"""Packed batches as a pure function of a sample index, and the one validation of all runs.
 
 A sample is a window of `sequence_length` tokens of the corpus, one flat stream; sample i of epoch e is window
-permutation_e(i), a keyed bijection computed per index, so neither memory nor start-up grows with the corpus and any
-position can be resumed from one integer. Each epoch shifts all windows by another offset. A batch is the rows of
-consecutive samples laid end to end. Without `shuffle` samples come in the stream's order: a curriculum (`train.order`).
+permutation_e(i), a keyed bijection computed per index, so neither memory nor start-up time grows with the corpus and
+any position can be resumed from one integer. Each epoch shifts all windows by another offset. A batch is the rows of
+consecutive samples laid end to end. Without `shuffle` samples come in the order of the stream: a curriculum
+(`train.order`).
 
-`packing: rows` lets a row be one sequence whatever documents it holds (the paper's choice; fastest). `packing:
-documents` ends a sequence at each document's end, with positions from zero and no attention across (NeoBERT, table 3:
-packing without such a mask costs 2.8 % of the GLUE score).
+`packing: rows` makes a row one sequence whatever documents it holds (the paper's choice; fastest). `packing:
+documents` ends a sequence at the end of each document, with positions from zero and no attention across (NeoBERT,
+table 3: packing without such a mask costs 2.8 % of the GLUE score).
 
-Shapes: T = rows * sequence_length tokens, S bounds (cumulative starts, then T repeated up to a fixed size), M targets.
-That size is by what the corpus's documents come to in so many rows, not by the worst window in each of them: attention
-kernels have memory for every sequence that there may be (FlashAttention's backward pass: 128 tokens in fp32).
+Shapes: T = rows * sequence_length tokens, S bounds (cumulative starts, then T repeated up to a fixed size), M
+targets. The fixed size follows from the corpus's documents in that many rows, not from the worst window in each row:
+attention kernels allocate memory for every sequence that there may be (FlashAttention's backward pass: 128 tokens in
+fp32).
 """
 
 import copy
@@ -20,6 +22,7 @@ import queue
 import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -44,15 +47,20 @@ from cramming.objectives.masking import (
 
 Packed = Literal["rows", "documents"]
 
-SEED, STRETCH = 20_221_228, 1024  # of the validation, whose text is stretches of so many tokens
+SEED = 20_221_228  # seed of the validation
+# length of the excerpts of the held-out split that the validation consists of
+EXCERPT_TOKENS = 1024
 PINNED = MaskedTargets(PER_BLOCK / BLOCK, 0.8, 0.1)  # Devlin et al. 2019, section 3.1
-ALL_MASK = replace(PINNED, mask_share=1.0, random_share=0.0)  # no target shows itself
+ALL_MASK = replace(PINNED, mask_share=1.0, random_share=0.0)  # every target is shown as [MASK]
 _PERMUTE, _OFFSET, _CHOOSE = 11, 12, 21  # streams of random numbers
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro-batch on some device. `num_targets` counts the places whose target is not IGNORE."""
+    """Micro-batch on some device. `num_targets` counts the targets that are not IGNORE.
+
+    `uniform_M` holds random numbers in [0, 1) where the objective samples replacements.
+    """
 
     ids_T: Tensor
     positions_T: Tensor
@@ -60,40 +68,34 @@ class Batch:
     target_positions_M: Tensor
     target_ids_M: Tensor
     num_targets: int
-    uniform_M: Tensor | None = (
-        None  # random numbers in [0, 1), where the objective samples replacements
-    )
+    uniform_M: Tensor | None = None
 
     @property
     def inputs(self) -> tuple[Any, ...]:
-        """What the forward pass of the model takes."""
-        places = (
-            self.ids_T,
-            self.positions_T,
-            self.packing,
-            self.target_positions_M,
-            self.target_ids_M,
-        )
-        return places if self.uniform_M is None else (*places, self.uniform_M)
+        """Arguments of the model's forward pass."""
+        tokens = (self.ids_T, self.positions_T, self.packing)
+        targets = (self.target_positions_M, self.target_ids_M)
+        if self.uniform_M is None:
+            return (*tokens, *targets)
+        return (*tokens, *targets, self.uniform_M)
 
     def to(self, device: torch.device) -> "Batch":
-        """The batch on `device`; from pinned memory the copy does not block."""
-        return (
-            self
-            if device.type == "cpu"
-            else self.map(lambda tensor: tensor.to(device, non_blocking=True))
-        )
+        """Return the batch on `device`; from pinned memory the copy does not block."""
+        if device.type == "cpu":
+            return self
+        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        """The batch with `change` applied to each of its tensors."""
+        """Return the batch with `change` applied to each of its tensors."""
         return replace(self, **tree_map_only(Tensor, change, vars(self)))
 
 
 def permute(index_N: np.ndarray, size: int, seed: int) -> np.ndarray:
-    """A pseudo-random bijection of [0, size), evaluated at `index_N`.
+    """Return a pseudo-random bijection of [0, size), evaluated at `index_N`.
 
-    A four-round Feistel network on the next even number of bits; results outside the range walk the cycle until they
-    fall inside (Black & Rogaway 2002, "Ciphers with arbitrary finite domains"): fewer than 4 rounds on average.
+    A four-round Feistel network on the next even number of bits; results outside the range follow the cycle until
+    they are inside (Black & Rogaway 2002, "Ciphers with arbitrary finite domains"): fewer than 4 iterations on
+    average.
     """
     half = max(1, (max(size - 1, 1).bit_length() + 1) // 2)
     mask = np.uint64((1 << half) - 1)
@@ -109,7 +111,7 @@ def permute(index_N: np.ndarray, size: int, seed: int) -> np.ndarray:
 
 
 class BatchSource:
-    """Batches of one split of a corpus. Sample indices run on through the epochs without end."""
+    """Batches of one split of a corpus. Sample indices continue through the epochs without end."""
 
     def __init__(
         self,
@@ -123,35 +125,35 @@ class BatchSource:
         if stream.num_tokens < 2 * sequence_length:
             raise UserError(
                 f"{stream.name}: {stream.num_tokens} tokens are fewer than two windows of train.sequence_length="
-                f"{sequence_length}; prepare more text, shorten the windows, or for the validation split raise"
-                " data.validation_fraction"
+                f"{sequence_length}. Prepare more text, shorten the windows, or for the validation split raise"
+                " data.validation_fraction."
             )
-        self.stream, self.masker = stream, masker
-        self.sequence_length, self.packing, self.seed, self.shuffle = (
-            sequence_length,
-            packing,
-            seed,
-            shuffle,
-        )
-        # One window less than fits, so that every offset leaves as many.
+        self.stream = stream
+        self.masker = masker
+        self.sequence_length = sequence_length
+        self.packing = packing
+        self.seed = seed
+        self.shuffle = shuffle
+        # One window less than fits, so that their number is the same for every offset.
         self.num_windows = stream.num_tokens // sequence_length - 1
-        self._most_sequences: dict[int, int] = {}  # by rows
+        self._most_sequences: dict[int, int] = {}  # key: rows
 
-    def of(self, targets: Targets, weights_V: np.ndarray | None = None) -> "BatchSource":
-        """Return a source of the same samples with other targets, or other weights of the ids."""
+    def with_targets(self, targets: Targets, weights_V: np.ndarray | None = None) -> "BatchSource":
+        """Return a source of the same samples with other targets, or with other weights of the ids."""
         other = copy.copy(self)
         other.masker = copy.copy(self.masker)
         other.masker.targets, other.masker.weights_V = targets, weights_V
         return other
 
     def most_sequences(self, rows: int) -> int:
-        """Sequences that a batch of so many rows has room for: one size for all of them, so that shapes never change.
+        """Return the number of sequences that a batch of this many rows has room for.
 
-        With `packing: documents` a row is one sequence and one more for each document that begins in it. Rows that
-        follow each other in the stream have at most what any stretch of that length has. Shuffled, they are windows
-        drawn without replacement, whose documents come to more than t above their mean with a probability of at most
-        exp(-t^2 / (2 n v + 2 c t / 3)) (Bernstein's inequality: n rows, v the variance and c the maximum per window);
-        t is chosen so that this is 1e-12. A batch that has more all the same (`batch`) takes twice the size.
+        It is the same for all batches, so that shapes never change. With `packing: documents` a row is one sequence,
+        plus one for each document that begins in it. Rows that follow each other in the stream have at most the
+        largest number of any window of their total length. Shuffled rows are windows drawn without replacement. Their
+        documents exceed the mean by more than t with a probability of at most exp(-t^2 / (2 n v + 2 c t / 3))
+        (Bernstein's inequality: n rows, v the variance and c the maximum per window); t is chosen so that this is
+        1e-12. A batch that has more all the same (`batch`) takes twice the size.
         """
         if self.packing == "rows":
             return rows
@@ -163,37 +165,33 @@ class BatchSource:
         starts, length = self.stream.document_starts, self.sequence_length
         if not self.shuffle:
             return _most_starts_within(starts, rows * length)
-        most = _most_starts_within(starts, length)
-        counts = np.diff(
-            np.flatnonzero(np.diff(starts // length, prepend=-1, append=-1))
-        )  # no empty windows: too many
+        maximum = _most_starts_within(starts, length)
+        # Documents of each window that has any; the others add nothing to the sum of squares.
+        counts = np.diff(np.flatnonzero(np.diff(starts // length, prepend=-1, append=-1)))
         windows = max(self.num_windows, int(starts[-1]) // length + 1)
         mean = len(starts) / windows
-        spread, tail = (
-            rows * (float((counts**2).sum()) / windows - mean**2),
-            most * math.log(1e12) / 3,
-        )
-        return min(
-            rows * most,
-            math.ceil(rows * mean + (tail + math.sqrt(tail**2 + 2 * spread * math.log(1e12)))),
-        )
+        variance = float((counts**2).sum()) / windows - mean**2
+        log_probability = math.log(1e12)
+        tail = maximum * log_probability / 3
+        margin = tail + math.sqrt(tail**2 + 2 * (rows * variance) * log_probability)
+        return min(rows * maximum, math.ceil(rows * mean + margin))
 
     def window_starts(self, samples_N: np.ndarray) -> np.ndarray:
-        """Start tokens [N] in the stream of the samples' windows."""
+        """Return the start of each sample's window in the stream, [N]."""
         epochs_N, index_N = np.divmod(samples_N.astype(np.int64), self.num_windows)
         starts_N = np.empty_like(index_N)
         for epoch in np.unique(epochs_N):
-            here = epochs_N == epoch
+            is_in_epoch_N = epochs_N == epoch
             key = int(hash64(self.seed, _PERMUTE, int(epoch)))
             offset = int(hash64(self.seed, _OFFSET, int(epoch)) % np.uint64(self.sequence_length))
-            window_N = (
-                permute(index_N[here], self.num_windows, key) if self.shuffle else index_N[here]
-            )
-            starts_N[here] = window_N * self.sequence_length + offset
+            windows = index_N[is_in_epoch_N]
+            if self.shuffle:
+                windows = permute(windows, self.num_windows, key)
+            starts_N[is_in_epoch_N] = windows * self.sequence_length + offset
         return starts_N
 
     def batch(self, first_sample: int, rows: int) -> Batch:
-        """The batch of samples first_sample .. first_sample + rows - 1, on the CPU."""
+        """Return the batch of samples first_sample .. first_sample + rows - 1, on the CPU."""
         length = self.sequence_length
         samples_N = np.arange(first_sample, first_sample + rows)
         starts_N = self.window_starts(samples_N)
@@ -211,24 +209,21 @@ class BatchSource:
             bounds_S[: len(sequences)] = sequences
             sizes = np.diff(np.append(sequences, rows * length))
             positions_T = np.arange(rows * length) - np.repeat(sequences, sizes)
+        causal = self.masker.targets.is_causal
+        packing = Packing(torch.from_numpy(bounds_S), row_length, length, length, causal)
+        uniform_M = None if masked.uniform_M is None else torch.from_numpy(masked.uniform_M)
         return Batch(
-            torch.from_numpy(masked.ids_NL.reshape(-1)),
-            torch.from_numpy(positions_T),
-            Packing(
-                torch.from_numpy(bounds_S),
-                row_length,
-                length,
-                length,
-                self.masker.targets.is_causal,
-            ),
-            torch.from_numpy(masked.target_positions_M),
-            torch.from_numpy(masked.target_ids_M),
-            int((masked.target_ids_M != IGNORE).sum()),
-            None if masked.uniform_M is None else torch.from_numpy(masked.uniform_M),
+            ids_T=torch.from_numpy(masked.ids_NL.reshape(-1)),
+            positions_T=torch.from_numpy(positions_T),
+            packing=packing,
+            target_positions_M=torch.from_numpy(masked.target_positions_M),
+            target_ids_M=torch.from_numpy(masked.target_ids_M),
+            num_targets=int((masked.target_ids_M != IGNORE).sum()),
+            uniform_M=uniform_M,
         )
 
     def _sequence_starts(self, starts_N: np.ndarray) -> np.ndarray:
-        """Ascending starts, in the batch's own coordinates, of rows and of the documents that begin inside them."""
+        """Return the ascending starts, within the batch, of rows and of the documents that begin inside them."""
         documents, length = self.stream.document_starts, self.sequence_length
         low_N = np.searchsorted(documents, starts_N, side="right")
         high_N = np.searchsorted(documents, starts_N + length, side="left")
@@ -240,28 +235,28 @@ class BatchSource:
 
 
 def _most_starts_within(document_starts: np.ndarray, length: int) -> int:
-    """The largest number of document starts in any window of `length` tokens."""
+    """Return the largest number of document starts in any window of `length` tokens."""
     ends = np.searchsorted(document_starts, document_starts + length, side="left")
     return int((ends - np.arange(len(document_starts))).max())
 
 
 class HeldOut:
-    """The one validation of all runs: what is asked of a model does not depend on what or how it trains.
+    """The one validation of all runs: its tokens and targets do not depend on the model or its training.
 
-    The text is stretches evenly spread over the held-out split, end to end, at most `most_tokens`. Of each 20 of its
-    tokens 3 are targets; which ones, and behind what, is a hash of the token's place in that text, so runs with other
-    sequence lengths, packing, micro-batches, seeds or objectives answer for the same tokens. Rows and batches that the
-    text does not fill are filled from its beginning, without targets.
+    The text consists of excerpts evenly spread over the held-out split, end to end, at most `most_tokens`. Of every
+    20 of its tokens 3 are targets. A hash of the token's index in that text decides which, and how they are masked,
+    so runs with other sequence lengths, packing, micro-batches, seeds or objectives predict the same tokens. Rows and
+    batches that the text does not fill are filled from its beginning, without targets.
     """
 
     def __init__(self, source: BatchSource, most_tokens: int) -> None:
-        """`source`: batches of the held-out split with the run's sequence length and packing."""
+        """Store the text of `source`: batches of the held-out split with the run's sequence length and packing."""
         self.source, self.length = source, source.sequence_length
         self.ids_N, self.starts = validation_text(source.stream, max(most_tokens, self.length))
         self.is_target_N = _chosen_targets(self.ids_N, source.masker.is_special_V)
 
     def batches(self, form: MaskedTargets, rows: int) -> list[Batch]:
-        """All of the text in batches of one size, of at most so many rows: nothing compiles twice."""
+        """Return the whole text in batches of equal size, of at most `rows` rows: nothing compiles twice."""
         needed = math.ceil(len(self.ids_N) / self.length)
         rows = min(rows, needed)
         number = math.ceil(needed / rows)
@@ -274,21 +269,18 @@ class HeldOut:
         masker.targets = _HeldOutTargets(
             form.rate, form, is_target_RL, self.source.masker.targets.draws
         )
-        source = _InPlace(
-            TokenStream.of_array(ids_P, starts), masker, self.length, self.source.packing
-        )
+        stream = TokenStream.of_array(ids_P, starts)
+        source = _OrderedRows(stream, masker, self.length, self.source.packing)
         return [source.batch(first, rows) for first in range(0, number * rows, rows)]
 
 
-def validation_text(stream: TokenStream, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """The text's ids [N], and ascending places in it where a document or a stretch begins."""
-    size = min(STRETCH, most, stream.num_tokens)
-    count = min(most, stream.num_tokens) // size
-    begins = (
-        np.linspace(0, stream.num_tokens - size, count).astype(np.int64)
-        if count > 1
-        else np.zeros(1, np.int64)
-    )
+def validation_text(stream: TokenStream, most_tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the text's ids [N], and the ascending indices in it at which a document or an excerpt begins."""
+    size = min(EXCERPT_TOKENS, most_tokens, stream.num_tokens)
+    count = min(most_tokens, stream.num_tokens) // size
+    begins = np.zeros(1, np.int64)
+    if count > 1:
+        begins = np.linspace(0, stream.num_tokens - size, count).astype(np.int64)
     documents = stream.document_starts
     starts = []
     for k, begin in enumerate(begins):
@@ -298,7 +290,7 @@ def validation_text(stream: TokenStream, most: int) -> tuple[np.ndarray, np.ndar
 
 
 def _chosen_targets(ids_N: np.ndarray, is_special_V: np.ndarray) -> np.ndarray:
-    """Which tokens are targets, bool [N]: in each block the `PER_BLOCK` regular ones with the least hashes."""
+    """Return a bool [N] of the targets: in each block the `PER_BLOCK` regular tokens with the least hashes."""
     never = np.uint64(2**64 - 1)
     keys = hash64(SEED, _CHOOSE, np.arange(-(-len(ids_N) // BLOCK) * BLOCK)) >> np.uint64(1)
     keys[len(ids_N) :] = never
@@ -312,18 +304,18 @@ def _chosen_targets(ids_N: np.ndarray, is_special_V: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class _HeldOutTargets(Targets):
-    """Targets at fixed places of the text, hidden as `form` says; row r holds the tokens from r * L on."""
+    """Targets at fixed positions of the text, hidden according to `form`; row r holds the tokens from r * L on."""
 
     form: MaskedTargets
     is_target_RL: np.ndarray
     has_uniform: bool
 
     def per_row(self, length: int) -> int:
-        """Return the largest number of targets of a row: all have as many places, so shapes never change."""
+        """Return the largest number of targets in a row: every row gets this number, so that shapes never change."""
         return max(1, int(self.is_target_RL.sum(1).max()))
 
     def mask(self, masker: Masker, ids_NL: np.ndarray, samples_N: np.ndarray) -> Masked:
-        """Mask rows whose numbers are `samples_N`; those with fewer targets than others have places without one."""
+        """Mask the rows with numbers `samples_N`; rows with fewer targets than others have targets of IGNORE."""
         length = ids_NL.shape[1]
         is_target_NL = self.is_target_RL[samples_N]
         first_NC = np.argsort(~is_target_NL, axis=1, kind="stable")[:, : self.per_row(length)]
@@ -333,54 +325,57 @@ class _HeldOutTargets(Targets):
         return self.form.hide(masker, ids_NL, chosen_NC, is_target_NC, keys, draws=self.has_uniform)
 
 
-class _InPlace(BatchSource):
-    """Windows where the text has them: sample r is row r."""
+class _OrderedRows(BatchSource):
+    """Source of the validation text: sample r is row r."""
 
     def __init__(self, stream: TokenStream, masker: Masker, length: int, packing: Packed) -> None:
-        self.stream, self.masker, self.sequence_length, self.packing = (
-            stream,
-            masker,
-            length,
-            packing,
-        )
-        self.seed, self.shuffle, self._most_sequences = SEED, False, {}
+        self.stream = stream
+        self.masker = masker
+        self.sequence_length = length
+        self.packing = packing
+        self.seed = SEED
+        self.shuffle = False
+        self._most_sequences = {}
 
     def window_starts(self, samples_N: np.ndarray) -> np.ndarray:
-        """Row r begins at token r * L."""
+        """Return the start of each row: row r begins at token r * L."""
         return samples_N * self.sequence_length
 
 
 def tokens_per_byte(manifest: Manifest) -> float | None:
-    """Return tokens, without the special ones, per UTF-8 byte of a corpus, as preparation counted them.
+    """Return the number of tokens, without special ones, per UTF-8 byte of a corpus, as preparation counted them.
 
-    Times nats per target with every target behind [MASK], over ln 2, this gives bits per byte, by which vocabularies
-    compare. It is what a token costs beside the other 85 %, not a likelihood of the text. None where the corpus has no
-    such count.
+    Times nats per target with every target shown as [MASK], over ln 2, this gives bits per byte, which compare
+    vocabularies. It measures the cost of a token given the other 85 %, not a likelihood of the text. None if the
+    corpus has no such count.
     """
     counted = manifest.statistics
     if not counted.get("bytes"):
         return None
-    documents = sum(shard.documents for shards in manifest.splits.values() for shard in shards)
+    shards = chain.from_iterable(manifest.splits.values())
+    documents = sum(shard.documents for shard in shards)
     tokens = counted["tokens"] - 2 * documents  # each document has [CLS] and [SEP]
     return float(tokens / counted["bytes"])
 
 
-def made_ahead(make: Callable[[int], Batch], device: torch.device, depth: int) -> Generator[Batch]:
-    """`prefetch`, for a GPU into pinned memory, from where copies to it do not wait."""
+def prefetch_batches(
+    make: Callable[[int], Batch], device: torch.device, depth: int
+) -> Generator[Batch]:
+    """Prefetch batches for `device`; for a GPU into pinned memory, from which copies do not block."""
     if device.type != "cuda":
         return prefetch(make, depth)
     return prefetch(lambda index: make(index).map(Tensor.pin_memory), depth)
 
 
 def prefetch(make: Callable[[int], Batch], depth: int) -> Generator[Batch]:
-    """make(0), make(1), ... computed ahead in one thread, at most `depth` waiting; close() ends it."""
-    waiting: queue.Queue[Batch | BaseException] = queue.Queue(depth)
+    """Yield make(0), make(1), ..., computed in a thread, with at most `depth` waiting; close() ends the thread."""
+    ready: queue.Queue[Batch | BaseException] = queue.Queue(depth)
     stop = threading.Event()
 
     def put(item: Batch | BaseException) -> None:
         while not stop.is_set():
             try:
-                waiting.put(item, timeout=0.2)
+                ready.put(item, timeout=0.2)
                 return
             except queue.Full:
                 continue
@@ -398,7 +393,7 @@ def prefetch(make: Callable[[int], Batch], depth: int) -> Generator[Batch]:
     thread.start()
     try:
         while True:
-            item = waiting.get()
+            item = ready.get()
             if isinstance(item, BaseException):
                 raise item
             yield item

@@ -2,17 +2,17 @@
 
     manifest.json                        written last; a folder without it is not a corpus (cramming/data/manifest.py)
     tokenizer.json                       a `tokenizers` file; and tokenizer_config.json, for AutoTokenizer
-    train-00000.bin  train-00000.idx     one shard: tokens, and where documents begin in it
+    train-00000.bin  train-00000.idx     one shard: tokens, and the offsets of the documents that begin in it
     validation-00000.bin ...
     order-<name>.npy                     document numbers of the training split in another order (see `Corpus.stream`)
-    corpus_card.md                       what a person reads about the corpus
+    corpus_card.md                       description of the corpus for people
     tasks/                               only the embedded corpus: its fine-tuning tasks
 
-A shard is a flat little-endian token stream, uint16, or uint32 when the vocabulary has more than 65,536 entries. Every
-document is `[CLS] tokens [SEP]`, and documents lie back to back. The `.idx` file holds the uint64 offsets, from the
-start of its shard, of the documents that begin there. All shards of a split but the last hold the same number of
-tokens, so a document may lie across shards. Sequence length is not part of the format: readers take windows of any
-length at any place. data_prep/shard_writer.py writes it.
+A shard is a flat little-endian token stream, uint16, or uint32 when the vocabulary has more than 65,536 entries.
+Every document is `[CLS] tokens [SEP]`, and documents lie back to back. The `.idx` file holds the uint64 offsets, from
+the start of its shard, of the documents that begin there. All shards of a split but the last hold the same number of
+tokens, so a document may extend over several shards. Sequence length is not part of the format: readers take windows
+of any length at any offset. data_prep/shard_writer.py writes the format.
 """
 
 import os
@@ -41,19 +41,19 @@ from cramming.data.manifest import (
 
 TASKS = "tasks"
 SPLITS: tuple[Split, ...] = get_args(Split)
-Curriculum = Literal[
-    "sentence_length", "compressibility", "token_prevalence"
-]  # each an order file; ascending
+# ascending orders, an order file each
+Curriculum = Literal["sentence_length", "compressibility", "token_prevalence"]
 CURRICULA: tuple[Curriculum, ...] = get_args(Curriculum)
 REVERSED = "_reversed"
-ORDERS = ("shuffled", *(name + end for name in ("source", *CURRICULA) for end in ("", REVERSED)))
+_ASCENDING = ("source", *CURRICULA)
+ORDERS = ("shuffled", *_ASCENDING, *(name + REVERSED for name in _ASCENDING))
 
 
 class TokenStream:
-    """One flat stream of tokens over all shards of a split, memory-mapped; a window is copied on request.
+    """Flat stream of tokens over all shards of a split, memory-mapped; a window is copied on request.
 
-    `num_tokens`, `num_documents`; `shards`, an array of tokens each; `document_starts` int64 [num_documents], ascending
-    stream offsets of each [CLS]; `mapped`, which file each shard's tokens come from.
+    `shards` is an array of tokens each, `document_starts` int64 [num_documents] the ascending stream offsets of each
+    [CLS], and `mapped` the stamp of the file that each shard's tokens come from.
     """
 
     def __init__(
@@ -73,12 +73,10 @@ class TokenStream:
 
     @classmethod
     def of_array(cls, ids: np.ndarray, document_starts: np.ndarray) -> "TokenStream":
-        """A stream in memory, for measurements: no folder, no files."""
+        """Return a stream in memory, for measurements without a corpus folder."""
         stream = cls(Path(), [], ids.dtype, "array")
-        stream.num_documents, stream.document_starts = (
-            len(document_starts),
-            document_starts.astype(np.int64),
-        )
+        stream.num_documents = len(document_starts)
+        stream.document_starts = document_starts.astype(np.int64)
         stream._set_shards([ids])
         return stream
 
@@ -90,82 +88,93 @@ class TokenStream:
 
     @cached_property
     def document_starts(self) -> np.ndarray:
-        """Read from the index files on first use: `packing: rows` never needs them."""
-        starts = [np.fromfile(file, INDEX_DTYPE).astype(np.int64) for file in self._index_files]
-        return np.concatenate(
-            [shard_starts + base for shard_starts, base in zip(starts, self._bases)]
-        )
+        """Stream offsets of the documents, read from the index files on first use: `packing: rows` never needs them."""
+        starts = []
+        for file, base in zip(self._index_files, self._bases):
+            starts.append(np.fromfile(file, INDEX_DTYPE).astype(np.int64) + base)
+        return np.concatenate(starts)
 
     def document(self, number: int) -> np.ndarray:
-        """The tokens of one document: int64 [tokens]."""
+        """Return the tokens of one document: int64 [tokens]."""
         start, end = [*self.document_starts[number : number + 2], self.num_tokens][:2]
         return self.gather(np.array([start]), end - start)[0]
 
     def gather(self, starts_N: np.ndarray, length: int) -> np.ndarray:
-        """Windows `[start, start + length)` at any places of the stream, also across shards: int64 [N, length]."""
-        order_N = np.argsort(starts_N)  # by shard, and kind to the page cache
+        """Return the windows `[start, start + length)` of the stream: int64 [N, length].
+
+        A window may extend over several shards.
+        """
+        order_N = np.argsort(starts_N)  # groups windows by shard, and reads pages in order
         sorted_N = starts_N[order_N]
-        assert len(sorted_N) == 0 or (
+        is_inside = len(sorted_N) == 0 or (
             sorted_N[0] >= 0 and sorted_N[-1] + length <= self.num_tokens
-        ), f"a window of {length} tokens reaches outside the stream of {self.num_tokens}"
+        )
+        assert is_inside, (
+            f"a window of {length} tokens reaches outside the stream of {self.num_tokens}"
+        )
         out_NL = np.empty((len(starts_N), length), dtype=np.int64)
         edges = np.searchsorted(sorted_N, self._bases)
-        for shard in np.flatnonzero(
-            np.diff(edges)
-        ).tolist():  # of thousands few have a window of this batch
-            windows, (first, last) = self._windows(length)[shard], edges[shard : shard + 2].tolist()
-            whole = first + int(
-                np.searchsorted(sorted_N[first:last], self._bases[shard] + len(windows))
-            )
-            if whole > first:
-                out_NL[order_N[first:whole]] = windows[sorted_N[first:whole] - self._bases[shard]]
-            if last > whole:  # windows across shards
-                out_NL[order_N[whole:last]] = self.take(
-                    sorted_N[whole:last, None] + np.arange(length)
-                )
+        used_shards = np.flatnonzero(np.diff(edges)).tolist()
+        for shard in used_shards:
+            base, windows = self._bases[shard], self._windows(length)[shard]
+            first, last = edges[shard : shard + 2].tolist()
+            # The windows up to `end_whole` lie in this shard; the others extend into the next.
+            end_whole = first + int(np.searchsorted(sorted_N[first:last], base + len(windows)))
+            if end_whole > first:
+                out_NL[order_N[first:end_whole]] = windows[sorted_N[first:end_whole] - base]
+            if last > end_whole:
+                offsets_NL = sorted_N[end_whole:last, None] + np.arange(length)
+                out_NL[order_N[end_whole:last]] = self.take(offsets_NL)
         return out_NL
 
     def _windows(self, length: int) -> list[np.ndarray]:
-        """For each shard a view [tokens - length + 1, length] of all windows that lie whole in it."""
+        """Return for each shard a view [tokens - length + 1, length] of the windows that lie in it as a whole."""
         if length not in self._views:
-            self._views[length] = [
-                sliding_window_view(shard, length)
-                if len(shard) >= length
-                else np.empty((0, length), shard.dtype)
-                for shard in self.shards
-            ]
+            self._views[length] = [_window_view(shard, length) for shard in self.shards]
         return self._views[length]
 
-    def take(self, places: np.ndarray) -> np.ndarray:
-        """The tokens at these places of the stream: int64, of the same shape."""
-        shard_of = np.searchsorted(self._bases, places, side="right") - 1
-        out = np.empty(places.shape, dtype=np.int64)
+    def take(self, offsets: np.ndarray) -> np.ndarray:
+        """Return the tokens at these offsets of the stream: int64, of the same shape."""
+        shard_of = np.searchsorted(self._bases, offsets, side="right") - 1
+        out = np.empty(offsets.shape, dtype=np.int64)
         for shard in np.unique(shard_of):
-            here = shard_of == shard
-            out[here] = self.shards[shard][places[here] - self._bases[shard]]
+            is_in_shard = shard_of == shard
+            out[is_in_shard] = self.shards[shard][offsets[is_in_shard] - self._bases[shard]]
         return out
 
 
+def _window_view(shard: np.ndarray, length: int) -> np.ndarray:
+    if len(shard) < length:
+        return np.empty((0, length), shard.dtype)
+    return sliding_window_view(shard, length)
+
+
 class OrderedStream(TokenStream):
-    """The same shards read as if their documents lay in another order. Memory: 16 bytes per document."""
+    """Stream over the same shards with the documents in another order. It takes 16 bytes of memory per document."""
 
     def __init__(self, stream: TokenStream, order_D: np.ndarray) -> None:
         self.name, self._stream = stream.name, stream
         self.num_tokens, self.num_documents = stream.num_tokens, stream.num_documents
         lengths_D = np.diff(stream.document_starts, append=stream.num_tokens)[order_D]
         self.document_starts = np.cumsum(lengths_D) - lengths_D
-        self._there_D = stream.document_starts[order_D]  # where each document begins in the shards
+        self._source_starts_D = stream.document_starts[
+            order_D
+        ]  # offset of each document in the shards
 
     def gather(self, starts_N: np.ndarray, length: int) -> np.ndarray:
-        """Windows `[start, start + length)` of this order: int64 [N, length]."""
-        places_NL = starts_N[:, None] + np.arange(length)
-        document_NL = np.searchsorted(self.document_starts, places_NL, side="right") - 1
-        return self._stream.take(places_NL + (self._there_D - self.document_starts)[document_NL])
+        """Return the windows `[start, start + length)` of this order: int64 [N, length]."""
+        offsets_NL = starts_N[:, None] + np.arange(length)
+        document_NL = np.searchsorted(self.document_starts, offsets_NL, side="right") - 1
+        shifts_D = self._source_starts_D - self.document_starts
+        return self._stream.take(offsets_NL + shifts_D[document_NL])
 
 
 class Stamp(NamedTuple):
-    """Which file lies at a path, and when it was last written to: whoever puts the content back, and the time of its
-    modification, cannot put back the time of the change (`ctime_ns`), which the system alone sets."""
+    """Identity of a file and the time of its last change.
+
+    Content and modification time can be restored after a change, but not the time of the change (`ctime_ns`), which
+    only the system sets.
+    """
 
     size: int
     mtime_ns: int
@@ -174,15 +183,22 @@ class Stamp(NamedTuple):
     inode: int
 
     @classmethod
-    def of(cls, found: os.stat_result) -> "Stamp":
-        """From what the system tells."""
-        return cls(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_dev, found.st_ino)
+    def of(cls, status: os.stat_result) -> "Stamp":
+        """Return the stamp of a file's status."""
+        return cls(
+            size=status.st_size,
+            mtime_ns=status.st_mtime_ns,
+            ctime_ns=status.st_ctime_ns,
+            device=status.st_dev,
+            inode=status.st_ino,
+        )
 
     @classmethod
     def at(cls, path: Path) -> "Stamp | None":
-        """None where there is no file; OSError where the system does not tell.
+        """Return the stamp of the file at a path, or None if there is no file; OSError if its status cannot be read.
 
-        Opening lets a network file system ask its server; without a descriptor left the path is looked at all the same.
+        Opening the file makes a network file system query its server. If no descriptor is left, the path's status is
+        read.
         """
         with suppress(OSError), path.open("rb") as handle:
             return cls.of(os.fstat(handle.fileno()))
@@ -193,9 +209,9 @@ class Stamp(NamedTuple):
 
 
 class Corpus:
-    """A whole corpus folder, opened for reading; nothing is loaded.
+    """Corpus folder, opened for reading; nothing is loaded.
 
-    What is read hours later is what the files hold by then: `changed` names those that were written to since.
+    Files are read during the whole run and may change meanwhile: `changed` names those that were written to since.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
@@ -203,71 +219,67 @@ class Corpus:
         self.manifest_sha256 = manifest.sha256()
         self.vocab_size = manifest.tokenizer.vocab_size
         self.special_ids = SpecialIds(**manifest.tokenizer.special_ids)
-        self._verified: dict[str, Stamp] = {}  # the files whose SHA-256 was compared
+        self._verified: dict[str, Stamp] = {}  # files whose SHA-256 was compared
         self._mapped: dict[str, Stamp] = {}
 
     @classmethod
     def open(cls, folder: Path, *, verify: bool | Split = False) -> "Corpus":
-        """Open and check: the manifest's checksum, file sizes, the tokenizer's SHA-256.
+        """Open a corpus, and check the manifest's checksum, the file sizes and the tokenizer's SHA-256.
 
-        `verify`: every file's SHA-256, or those of one split.
-
-        UserError: no such folder, half-written, unknown format version, a file missing, cut short or altered.
+        `verify` extends the check to the SHA-256 of every file, or of one split. Raises UserError if the folder does
+        not exist, is half-written or has an unknown format version, or if a file is missing, truncated or altered.
         """
         if not (folder / MANIFEST).is_file():
             if not folder.is_dir():
                 raise UserError(
-                    f"{folder}: no corpus here; make it with `cramming prepare` and the same data and tokenizer"
-                    " settings, or name one with data.corpus=<folder>"
+                    f"{folder}: no corpus here. Make it with `cramming prepare` and the same data and tokenizer"
+                    " settings, or name one with data.corpus=<folder>."
                 )
             raise UserError(
-                f"{folder}: half-written corpus, or none (no {MANIFEST}); run the same `cramming prepare` again, it"
-                " goes on where it stopped"
+                f"{folder}: half-written corpus, or none (no {MANIFEST}). Run the same `cramming prepare` again to"
+                " resume it."
             )
-        corpus = cls(folder, found := Manifest.load(folder / MANIFEST))
-        for problem in chain(
-            wrong_sizes(folder, found.splits, np.dtype(found.dtype)), corpus._wrong_hashes(verify)
-        ):
-            raise UserError(f"{problem}; the corpus is damaged: {DAMAGED}")
+        manifest = Manifest.load(folder / MANIFEST)
+        corpus = cls(folder, manifest)
+        size_problems = wrong_sizes(folder, manifest.splits, np.dtype(manifest.dtype))
+        for problem in chain(size_problems, corpus._wrong_hashes(verify)):
+            raise UserError(f"{problem}: the corpus is damaged. {DAMAGED}")
         return corpus
 
     def _wrong_hashes(self, verify: bool | Split) -> Iterator[str]:
-        """Of the tokenizer and what is to be verified; notes what those are that are right."""
+        """Yield the problems of the tokenizer and the files to verify, and store the stamps of the intact ones."""
         hashes = self.manifest.hashes()
-        names = [
-            name
-            for name in hashes
-            if verify is True or name == TOKENIZER or name.startswith(f"{verify}-")
-        ]
-        stamps = [Stamp.at(self.folder / name) for name in names]  # from before they are read
-        with ThreadPoolExecutor(4) as pool:  # on the clock in training; hashing releases the GIL
+        names = list(hashes)
+        if verify is not True:
+            names = [name for name in hashes if name == TOKENIZER or name.startswith(f"{verify}-")]
+        stamps = [Stamp.at(self.folder / name) for name in names]  # taken before the files are read
+        # Threads, because the budget's clock is running and hashing releases the GIL.
+        with ThreadPoolExecutor(4) as pool:
             problems = pool.map(lambda name: damage(self.folder / name, hashes[name]), names)
             for name, stamp, problem in zip(names, stamps, problems):
                 if problem:
                     yield problem
-                assert stamp, "what could be hashed could be opened"
+                assert stamp, "a file that was hashed exists"
                 self._verified[name] = stamp
 
     def changed(self, *, last: bool = False) -> list[str]:
-        """Names of the verified files that were written to, exchanged or removed since; by their times, not read.
+        """Return the names of verified files that were written to, exchanged or removed since, from their stamps.
 
-        A file whose state the system does not tell for the moment counts at the `last` look only.
+        A file whose status cannot be read at the moment counts as changed only with `last`.
         """
-        return [
-            name
-            for name, stamp in self._verified.items()
-            if not self._is_as_verified(name, stamp, last)
-        ]
+        verified = self._verified.items()
+        return [name for name, stamp in verified if not self._is_as_verified(name, stamp, last)]
 
     def _is_as_verified(self, name: str, stamp: Stamp, last: bool) -> bool:
-        try:  # a network file system may number a file anew meanwhile; its size and times it keeps
+        # A network file system may change a file's inode meanwhile, but not its size and times.
+        try:
             is_unchanged = (Stamp.at(self.folder / name) or ())[:3] == stamp[:3]
         except OSError:
             is_unchanged = not last
         return is_unchanged and self._mapped.get(name, stamp) == stamp
 
     def is_as_prepared(self, name: str) -> bool | None:
-        """Whether a file now has the SHA-256 of the manifest; None where it cannot be read."""
+        """Return whether a file now has the SHA-256 of the manifest, or None if it cannot be read."""
         try:
             return damage(self.folder / name, self.manifest.hashes()[name]) is None
         except OSError:
@@ -275,13 +287,13 @@ class Corpus:
 
     @property
     def tokenizer_file(self) -> Path:
-        """The corpus's tokenizer.json."""
+        """Path of the corpus's tokenizer.json."""
         return self.folder / TOKENIZER
 
     def stream(self, split: Split, order: str = "source") -> TokenStream:
-        """The tokens of one split as one flat stream, its documents in this order (the reader shuffles).
+        """Return the tokens of one split as one flat stream, with its documents in this order.
 
-        UserError: the corpus has no such order.
+        Shuffling is done by the reader. Raises UserError if the corpus has no such order.
         """
         dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
         stream = TokenStream(
@@ -298,18 +310,18 @@ class Corpus:
             return np.arange(documents)
         if name not in self.manifest.orders:
             known = ", ".join(("shuffled", "source", *self.manifest.orders))
-            cure = f"prepare it with data.orders=[{name}]"
+            remedy = f"Prepare it with data.orders=[{name}]."
             if name != "token_prevalence" and self.manifest.statistics.get("characters") == 0:
-                cure = "ready-made ids have no text to order by"
+                remedy = "Ready-made ids have no text to order by."
             raise UserError(
-                f"train.order={name}: {self.folder} has no such order file, only: {known}; {cure}"
+                f"train.order={name}: {self.folder} has no such order file, only: {known}. {remedy}"
             )
         order_D: np.ndarray = np.load(self.folder / self.manifest.orders[name])
         assert len(order_D) == documents
         return order_D
 
     def describe(self) -> dict[str, Any]:
-        """What a run's record says about its corpus."""
+        """Return the description of the corpus for the run log."""
         manifest, train = self.manifest, self.manifest.splits["train"]
         return {
             "folder": str(self.folder),
@@ -331,20 +343,21 @@ class Corpus:
 def wrong_sizes(
     folder: Path, splits: dict[Split, list[Shard]], dtype: np.dtype[Any]
 ) -> Iterator[str]:
-    """Which files of these shards are not there or have another size, in words; nothing of them is read."""
+    """Yield a message for each missing file of these shards and each of another size; no file is read."""
     for shard in chain.from_iterable(splits.values()):
         sizes = {
             shard.file: shard.tokens * dtype.itemsize,
             shard.index_file: shard.documents * INDEX_DTYPE.itemsize,
         }
-        for path, size in ((folder / name, size) for name, size in sizes.items()):
-            found = f"{path.stat().st_size} bytes" if path.is_file() else "missing"
-            if found != f"{size} bytes":
-                yield f"{path}: {found}, should have {size} bytes"
+        for name, size in sizes.items():
+            path = folder / name
+            state = f"{path.stat().st_size} bytes" if path.is_file() else "missing"
+            if state != f"{size} bytes":
+                yield f"{path}: {state}, should have {size} bytes"
 
 
 def damage(path: Path, expected: str) -> str | None:
-    """What is wrong with a file whose SHA-256 should be `expected`, in words; None: nothing."""
+    """Return a message if a file is missing or its SHA-256 is not `expected`, else None."""
     if not path.is_file():
         return f"{path}: missing"
     if file_sha256(path) != expected:

@@ -1,7 +1,8 @@
-"""`cramming inspect <corpus>`: its splits, document lengths, sources, what was dropped and why, and documents as text;
-`cramming verify <corpus>`: every byte of it against its manifest.
+"""The verbs `inspect` and `verify` of a corpus.
 
-`inspect` shows an altered corpus as it is, and then names it as such, as far as a quick look tells.
+`cramming inspect <corpus>` shows splits, document lengths, sources, dropped documents with reasons, and documents as
+text. It shows an altered corpus too, and then reports it, as far as a quick check tells. `cramming verify <corpus>`
+compares every byte with the manifest.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,53 +17,60 @@ from cramming.data.manifest import MANIFEST, Manifest, Split
 from cramming.files import LOCK
 from cramming.progress import Progress, say, show_table
 
-BEGINNING = 400  # characters shown of one of several documents
+BEGINNING = 400  # characters shown of each document, unless a single one is asked for
+SOURCE_COLUMNS = ("documents", "tokens", "bytes")
 QUANTILES = {"shortest": 0.0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "longest": 1.0}
 
 
 def verify(folder: Path) -> list[str]:
-    """Print every problem of the corpus in `folder`, and return them all; UserError where there is no corpus."""
+    """Print every problem of the corpus in `folder`, and return them; raise UserError if there is no corpus."""
     require(
         (folder / MANIFEST).is_file(),
-        f"{folder}: no finished corpus here, and no run; name the folder of one behind the verb",
+        f"{folder}: no finished corpus here, and no run. Name the folder of one behind the verb.",
     )
-    found = list(problems(folder))
-    for problem in found:
-        say(problem)
-    cure = f"{len(found)} problem(s); delete the folder and run `cramming prepare` again"
-    say(f"{folder}: {cure if found else 'every file is as `prepare` wrote it'}")
-    return found
+    messages = list(problems(folder))
+    for message in messages:
+        say(message)
+    if messages:
+        say(
+            f"{folder}: {len(messages)} problem(s). Delete the folder and run `cramming prepare` again."
+        )
+    else:
+        say(f"{folder}: every file is as `prepare` wrote it")
+    return messages
 
 
 def problems(folder: Path) -> Iterator[str]:
-    """What differs from the manifest, one line each: files altered or missing, and files that are not in it."""
+    """Yield a message for each difference from the manifest: files altered, missing or unexpected."""
     try:
         manifest = Manifest.load(folder / MANIFEST)
     except UserError as error:
         yield str(error)
         return
     yield from damaged(folder, manifest.hashes())
-    known = {MANIFEST, LOCK, *manifest.hashes()}  # a kill at the very end leaves the lock file
+    # A process killed at the very end of `prepare` leaves the lock file.
+    known = {MANIFEST, LOCK, *manifest.hashes()}
     for path in sorted(folder.rglob("*")):
-        if (path.is_file() or path.is_symlink()) and path.relative_to(
-            folder
-        ).as_posix() not in known:
+        if not path.is_file() and not path.is_symlink():
+            continue
+        if path.relative_to(folder).as_posix() not in known:
             yield f"{path}: unexpected; `prepare` has not made this file"
 
 
 def damaged(folder: Path, hashes: Mapping[str, str]) -> Iterator[str]:
-    """Those of the files, by name and SHA-256, that are altered or missing, one line each."""
+    """Yield a message for each altered or missing file of `hashes` (name -> SHA-256)."""
     with Progress("verify", float(len(hashes)), "files") as bar:
         for name, expected in sorted(hashes.items()):
-            if problem := damage(folder / name, expected):
+            problem = damage(folder / name, expected)
+            if problem:
                 yield problem
             bar.advance()
 
 
 def main(*, path: Path, split: Split, documents: int, document: int | None) -> None:
-    """Print what the corpus in a folder holds, and the first `documents` of a split, or the one of this number.
+    """Print the content of the corpus in a folder, and the first `documents` of a split or only document `document`.
 
-    UserError: no corpus, no document of this number; at the end, one that was altered.
+    Raises UserError if there is no corpus or no document of this number, and at the end for an altered corpus.
     """
     corpus = Corpus.open(path)
     manifest, streams = corpus.manifest, {name: corpus.stream(name) for name in SPLITS}
@@ -71,62 +79,73 @@ def main(*, path: Path, split: Split, documents: int, document: int | None) -> N
     if document is not None:
         numbers = [document]
     if numbers and numbers[-1] >= shown.num_documents:
-        place = f"the {split} split of {corpus.folder} has documents 0 to {shown.num_documents - 1}"
-        raise UserError(f"--document={numbers[-1]}: {place}")
+        raise UserError(
+            f"--document={numbers[-1]}: the {split} split of {corpus.folder} has documents 0 to"
+            f" {shown.num_documents - 1}."
+        )
     altered = list(damaged(corpus.folder, _hashes_of(manifest, split, numbers)))
 
-    counts = [
-        [
-            name,
-            f"{stream.num_documents:,}",
-            f"{stream.num_tokens:,}",
-            str(len(manifest.splits[name])),
-        ]
-        for name, stream in streams.items()
-    ]
-    show_table(f"{corpus.folder}: splits", ["", "documents", "tokens", "shards"], counts)
-    lengths = [_lengths(name, stream) for name, stream in streams.items()]
-    show_table("tokens per document", ["", *QUANTILES, "mean"], lengths)
-    columns = ["documents", "tokens", "bytes"]
-    by_source = manifest.statistics.get("by_source", {}).items()
     show_table(
-        "sources",
-        ["", *columns],
-        [[name, *(f"{row[c]:,}" for c in columns)] for name, row in by_source],
+        f"{corpus.folder}: splits",
+        ["", "documents", "tokens", "shards"],
+        _split_rows(manifest, streams),
     )
-    dropped = [
-        [reason, stage.name, f"{found.documents:,}", f"{found.bytes:,}"]
-        for stage in manifest.stages
-        for reason, found in stage.dropped.items()
-    ]
+    lengths = [_lengths(split, stream) for split, stream in streams.items()]
+    show_table("tokens per document", ["", *QUANTILES, "mean"], lengths)
+    show_table("sources", ["", *SOURCE_COLUMNS], _source_rows(manifest))
     show_table(
-        "dropped (corpus_card.md shows examples)", ["", "stage", "documents", "bytes"], dropped
+        "dropped (corpus_card.md shows examples)",
+        ["", "stage", "documents", "bytes"],
+        _dropped_rows(manifest),
     )
     whole = document is not None
     for number, tokens, text in _texts(shown, corpus.tokenizer_file, numbers):
-        shortened = text if whole or len(text) <= BEGINNING else text[:BEGINNING] + " ..."
-        for line in [
-            "",
-            f"{split} document {number}, {tokens:,} tokens:",
-            *shortened.split("\n"),
-        ]:
+        if not whole and len(text) > BEGINNING:
+            text = text[:BEGINNING] + " ..."
+        say("")
+        say(f"{split} document {number}, {tokens:,} tokens:")
+        for line in text.split("\n"):
             say(line)
     if altered:
         more = f", and {len(altered) - 1} more" if len(altered) > 1 else ""
         raise UserError(
-            f"shown as it is now, not as it was prepared: {altered[0]}{more}; see `cramming verify`"
+            f"shown as it is now, not as it was prepared: {altered[0]}{more}. See `cramming verify`."
         )
 
 
+def _split_rows(manifest: Manifest, streams: Mapping[Split, TokenStream]) -> list[list[str]]:
+    rows = []
+    for split, stream in streams.items():
+        counts = (stream.num_documents, stream.num_tokens, len(manifest.splits[split]))
+        rows.append([split, *(f"{count:,}" for count in counts)])
+    return rows
+
+
+def _source_rows(manifest: Manifest) -> list[list[str]]:
+    rows = []
+    for name, counts in manifest.statistics.get("by_source", {}).items():
+        rows.append([name, *(f"{counts[column]:,}" for column in SOURCE_COLUMNS)])
+    return rows
+
+
+def _dropped_rows(manifest: Manifest) -> list[list[str]]:
+    rows = []
+    for stage in manifest.stages:
+        for reason, dropped in stage.dropped.items():
+            rows.append([reason, stage.name, f"{dropped.documents:,}", f"{dropped.bytes:,}"])
+    return rows
+
+
 def _hashes_of(manifest: Manifest, split: Split, numbers: list[int]) -> dict[str, str]:
-    """The shards in which these documents begin, and all files that are no shards, with their SHA-256."""
+    """Return the SHA-256 of the shards in which these documents begin, and of all files that are not shards."""
     shards = manifest.splits[split]
     last_D = np.cumsum([shard.documents for shard in shards])
-    read = [shards[place] for place in np.unique(np.searchsorted(last_D, numbers, side="right"))]
-    shown = {shard.file: shard.sha256 for shard in read} | {
-        shard.index_file: shard.index_sha256 for shard in read
-    }
-    return {**manifest.files, **shown}
+    hashes = dict(manifest.files)
+    for index in np.unique(np.searchsorted(last_D, numbers, side="right")):
+        shard = shards[index]
+        hashes[shard.file] = shard.sha256
+        hashes[shard.index_file] = shard.index_sha256
+    return hashes
 
 
 def _lengths(split: str, stream: TokenStream) -> list[str]:
@@ -138,7 +157,7 @@ def _lengths(split: str, stream: TokenStream) -> list[str]:
 def _texts(
     stream: TokenStream, tokenizer_file: Path, numbers: list[int]
 ) -> Iterator[tuple[int, int, str]]:
-    """Number, count of tokens and text of each document."""
+    """Yield number, count of tokens and text of each document."""
     tokenizer = Tokenizer.from_buffer(tokenizer_file.read_bytes())
     for number in numbers:
         ids = stream.document(number)

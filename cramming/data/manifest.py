@@ -1,6 +1,6 @@
-"""`manifest.json`: everything known about a corpus, and the SHA-256 of every other file of its folder.
+"""The file `manifest.json`: the description of a corpus, with the SHA-256 of every other file of its folder.
 
-It is written last, and guards itself by `checksum`: the SHA-256 of its own text with 64 zeros in the checksum's place.
+It is written last. `checksum` is the SHA-256 of its text with 64 zeros in the place of the checksum.
 """
 
 import dataclasses
@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,20 +17,16 @@ import numpy as np
 from cramming.config import UserError, build, expand_home, plain_numbers, settings_hash
 
 FORMAT_VERSION = 2
-TEXT_VERSION = 5  # raised when `prepare` makes other bytes of the same text and settings
-FILTER_VERSIONS = {
-    "max_duplicate_lines": 2
-}  # raised when one filter alone removes other documents at the same limit
-INDEX_DTYPE = np.dtype("<u8")  # of the offsets at which documents begin
+TEXT_VERSION = 5  # raised when `prepare` writes other bytes for the same text and settings
+# raised when one filter alone removes other documents at the same limit
+FILTER_VERSIONS = {"max_duplicate_lines": 2}
+INDEX_DTYPE = np.dtype("<u8")  # type of the offsets at which documents begin
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 NO_CHECKSUM = "0" * 64
-DAMAGED = "delete the folder and run `cramming prepare` again"
-_NOT_CONTENT = (
-    "corpus",
-    "workers",
-    "ray",
-)  # settings that say where or how fast, not what a corpus contains
+DAMAGED = "Delete the folder and run `cramming prepare` again."
+# settings of `data` that do not change the content of a corpus
+_NOT_CONTENT = ("corpus", "workers", "ray")
 
 Split = Literal["train", "validation"]
 
@@ -46,7 +43,7 @@ class SpecialIds(NamedTuple):
 
 @dataclass(frozen=True)
 class Shard:
-    """One finished shard: `file` and, beside it, the index of the same stem."""
+    """Finished shard: `file` and, beside it, the index of the same stem."""
 
     file: str
     tokens: int
@@ -62,7 +59,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class TokenizerInfo:
-    """`special` maps pad, unk, cls, sep, mask to their spelling in this vocabulary."""
+    """Description of the tokenizer; `special` maps pad, unk, cls, sep, mask to their spelling in this vocabulary."""
 
     kind: str
     vocab_size: int
@@ -73,16 +70,16 @@ class TokenizerInfo:
 
     def __post_init__(self) -> None:
         for name in ("special", "special_ids"):
-            found = getattr(self, name)
-            if sorted(found) != sorted(SpecialIds._fields):
+            keys = getattr(self, name)
+            if sorted(keys) != sorted(SpecialIds._fields):
                 raise ValueError(
-                    f"{name} has {', '.join(found) or 'none'}, not {', '.join(SpecialIds._fields)}"
+                    f"{name} has {', '.join(keys) or 'none'}, not {', '.join(SpecialIds._fields)}"
                 )
 
 
 @dataclass(frozen=True)
 class Dropped:
-    """What one stage dropped for one reason; bytes are UTF-8 bytes of text."""
+    """Documents that one stage dropped for one reason; bytes are UTF-8 bytes of text."""
 
     documents: int
     bytes: int
@@ -91,7 +88,7 @@ class Dropped:
 
 @dataclass(frozen=True)
 class StageLine:
-    """One stage of the preparation: what came in, what went out, what was dropped and why."""
+    """Counts of one stage of the preparation: input, output, and dropped documents by reason."""
 
     name: str
     documents_in: int
@@ -104,7 +101,7 @@ class StageLine:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything known about a corpus. It holds no date, so the same text and settings give the same manifest."""
+    """Description of a corpus. It holds no date, so the same text and settings give the same manifest."""
 
     format: int
     name: str
@@ -131,15 +128,17 @@ class Manifest:
     checksum: str = NO_CHECKSUM
 
     def to_json(self) -> str:
-        """The text of manifest.json, with its checksum."""
-        text = (
-            json.dumps({**self._node(), "checksum": NO_CHECKSUM}, indent=1, sort_keys=True) + "\n"
-        )
+        """Return the text of manifest.json, with its checksum."""
+        node = {**self._node(), "checksum": NO_CHECKSUM}
+        text = json.dumps(node, indent=1, sort_keys=True) + "\n"
         return text.replace(NO_CHECKSUM, hashlib.sha256(text.encode()).hexdigest(), 1)
 
     @classmethod
     def load(cls, path: Path) -> "Manifest":
-        """Read and check `manifest.json`. UserError: not JSON, another format, wrong fields, altered."""
+        """Read and check `manifest.json`.
+
+        Raises UserError if it is not JSON, has another format or wrong fields, or was altered.
+        """
         node, problem = {}, None
         try:
             text = path.read_text(encoding="utf-8")
@@ -153,58 +152,60 @@ class Manifest:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             problem = "not a corpus manifest"
         if problem:
-            raise UserError(f"{path}: {problem}; {DAMAGED}")
+            raise UserError(f"{path}: {problem}. {DAMAGED}")
         return build(cls, node, str(path))
 
     def sha256(self) -> str:
-        """Fingerprint of the corpus's content: the manifest without the times of its source files."""
+        """Return the hash of the corpus's content: of the manifest without the times of its source files."""
         node = self._node()
         for source in node["sources"]:
             source.pop("mtime_ns", None)
         return hashlib.sha256(json.dumps(node, sort_keys=True).encode()).hexdigest()
 
     def _node(self) -> dict[str, Any]:
-        return {
-            name: value for name, value in dataclasses.asdict(self).items() if name != "checksum"
-        }
+        node = dataclasses.asdict(self)
+        del node["checksum"]
+        return node
 
     def hashes(self) -> dict[str, str]:
-        """Every file that the folder holds beside the manifest, with its SHA-256."""
-        shards = [shard for part in self.splits.values() for shard in part]
-        data = {s.file: s.sha256 for s in shards} | {s.index_file: s.index_sha256 for s in shards}
-        return {TOKENIZER: self.tokenizer.sha256, **data, **self.files}
+        """Return the SHA-256 of every file of the folder beside the manifest, by name."""
+        shards = list(chain.from_iterable(self.splits.values()))
+        data = {shard.file: shard.sha256 for shard in shards}
+        indices = {shard.index_file: shard.index_sha256 for shard in shards}
+        return {TOKENIZER: self.tokenizer.sha256, **data, **indices, **self.files}
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
-    """The smallest of the two on-disk types that holds every id."""
+    """Return the smaller of the two on-disk types that holds every id."""
     return np.dtype("<u2") if vocab_size <= 65_536 else np.dtype("<u4")
 
 
 def content_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that decide what a corpus contains: `data` and `tokenizer`."""
+    """Return the settings that decide the content of a corpus: `data` and `tokenizer`."""
     data = {key: value for key, value in config["data"].items() if key not in _NOT_CONTENT}
     return {"data": plain_numbers(data), "tokenizer": plain_numbers(config["tokenizer"])}
 
 
 def corpus_hash(config: Mapping[str, Any]) -> str:
-    """The hash that names a corpus: of its content settings, the format version, and those of the rules for text.
-    Filters that are off are left out: a new one renames no corpus."""
+    """Return the hash in the name of a corpus: of its content settings and the versions of format, text and filters.
+
+    Filters that are off are left out: a new filter renames no corpus.
+    """
     settings = content_settings(config)
     limits = settings["data"].get("filters") or {}
     active = {
         name: limit for name, limit in limits.items() if limit is not None and limit is not False
     }
     active |= {f"{name} version": FILTER_VERSIONS[name] for name in active.keys() & FILTER_VERSIONS}
-    return settings_hash(
-        FORMAT_VERSION, TEXT_VERSION, {**settings, "data": {**settings["data"], "filters": active}}
-    )
+    data = {**settings["data"], "filters": active}
+    return settings_hash(FORMAT_VERSION, TEXT_VERSION, {**settings, "data": data})
 
 
 def corpus_folder(recipe: Mapping[str, Any], corpora: Path) -> Path:
-    """Return the corpus of a recipe: `data.corpus`, or `<corpora>/<data>-<tokenizer>-<vocab>-<hash>`."""
-    given = recipe["data"].get("corpus")
-    if given:
-        return expand_home(given, "data.corpus")
+    """Return the corpus folder of a recipe: `data.corpus`, or `<corpora>/<data>-<tokenizer>-<vocab>-<hash>`."""
+    corpus = recipe["data"].get("corpus")
+    if corpus:
+        return expand_home(corpus, "data.corpus")
     data, tokenizer = content_settings(recipe).values()
     kind = "file" if tokenizer.get("path") else f"{tokenizer['kind']}-{tokenizer['vocab_size']}"
     return corpora / f"{data['name']}-{kind}-{corpus_hash(recipe)}"

@@ -16,7 +16,7 @@ from cramming.recipe import Config
 
 @dataclass(frozen=True)
 class RunData:
-    """What a run reads. `validation_corpus` is `corpus` itself, unless `train.validation_corpus` names another."""
+    """Data of a run. `validation_corpus` is `corpus` unless `train.validation_corpus` names another one."""
 
     corpus: Corpus
     validation_corpus: Corpus
@@ -25,7 +25,7 @@ class RunData:
 
     @classmethod
     def open(cls, folder: Path, config: Config, verify: bool) -> "RunData":
-        """Open the corpus in a folder; UserError for what is wrong with it. Nothing is written.
+        """Open the corpus in a folder without writing anything; raise UserError if it cannot be used.
 
         With `verify` the shards are hashed, on the clock (seconds per gigabyte, docs/log.md): training on a damaged
         corpus would cost the day.
@@ -37,8 +37,8 @@ class RunData:
             )
         if other.manifest.tokenizer.sha256 != corpus.manifest.tokenizer.sha256:
             raise UserError(
-                f"train.validation_corpus={other.folder}: it has another tokenizer than {corpus.folder}, so its tokens"
-                f" mean something else; prepare it with tokenizer.path={corpus.tokenizer_file}"
+                f"train.validation_corpus={other.folder}: it has another tokenizer than {corpus.folder}, so token ids"
+                f" differ. Prepare it with tokenizer.path={corpus.tokenizer_file}."
             )
         held_out = HeldOut(
             _batch_source(other, "validation", config), config.train.validation_tokens
@@ -46,8 +46,9 @@ class RunData:
         return cls(corpus, other, _batch_source(corpus, "train", config), held_out)
 
     def describe(self) -> dict[str, Any]:
-        """The record's section `corpus`; it names the text of the validation losses where that is another's."""
-        if (other := self.validation_corpus) is self.corpus:
+        """Return the section `corpus` of the record, with the corpus of the validation losses if it is another one."""
+        other = self.validation_corpus
+        if other is self.corpus:
             return self.corpus.describe()
         named = {"folder": str(other.folder), "manifest_sha256": other.manifest_sha256}
         return {**self.corpus.describe(), "validation": named}
@@ -99,7 +100,7 @@ def fit_to_corpus(model: ModelConfig, corpus: Corpus) -> ModelConfig:
     size = model.vocab_size or (corpus.vocab_size + 63) // 64 * 64
     if size < corpus.vocab_size:
         raise UserError(
-            f"model.vocab_size={size}: the tokenizer of {corpus.folder} has {corpus.vocab_size} entries;"
-            " leave model.vocab_size=null"
+            f"model.vocab_size={size}: the tokenizer of {corpus.folder} has {corpus.vocab_size} entries."
+            " Leave model.vocab_size=null."
         )
     return replace(model, vocab_size=size)

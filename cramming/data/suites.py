@@ -31,8 +31,10 @@ class Average:
 
 @dataclass(frozen=True)
 class Suite:
-    """Tasks that are scored together. `ranked`: rules judge them and a leaderboard lists them; `official`: their data
-    sets have official sizes."""
+    """Tasks that are scored together.
+
+    A `ranked` suite is checked by rules and listed in a leaderboard. `official` data sets have official sizes.
+    """
 
     title: str
     tasks: Mapping[str, Task]

@@ -1,12 +1,12 @@
-"""The tasks of GLUE and SuperGLUE as data: files, columns, label order, sizes and metrics. A new task is one row here.
+"""Table of the tasks of GLUE and SuperGLUE: files, columns, label order, sizes and metrics. A new task is one row here.
 
-`eval` reads, trains and scores by this table (the suites and their averages: eval/tasks/suites.py); `data_prep` takes
-from it which texts must not be in a corpus. Sources: GLUE (Wang et al. 2018, table 1), SuperGLUE (Wang et al. 2019) and
-their official files; the label order of `nyu-mll/glue`; the main metrics of the cramming paper (Geiping and Goldstein
-2022, section 5).
+`eval` reads, trains and scores by this table (the suites and their averages: cramming/data/suites.py); `data_prep`
+takes from it the texts that must not be in a corpus. Sources: GLUE (Wang et al. 2018, table 1), SuperGLUE (Wang et
+al. 2019) and their official files; the label order of `nyu-mll/glue`; the main metrics of the cramming paper (Geiping
+and Goldstein 2022, section 5).
 
-A *task* is what one model is fine-tuned on. An *entry* is one labelled set that it is scored on, a column of the
-leaderboard: MNLI has two. AX has no training set: the model of MNLI predicts it.
+One model is fine-tuned on a *task*. It is scored on an *entry*, a labelled set and a column of the leaderboard: MNLI
+has two. AX has no training set: the model of MNLI predicts it.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ExampleFile:
-    """One file of examples: where it lies in the official folder and on the hub, and how many examples it has."""
+    """File of examples: its path in the official folder and on the hub, and its number of examples."""
 
     entry: str
     title: str
@@ -29,18 +29,18 @@ class ExampleFile:
 
     @property
     def path(self) -> str:
-        """Its place below the folder of all tasks, such as `CoLA/train.tsv`."""
+        """Path below the folder of all tasks, such as `CoLA/train.tsv`."""
         return f"{self.folder}/{self.file}"
 
 
 @dataclass(frozen=True)
 class Task:
-    """One fine-tuning task.
+    """Fine-tuning task.
 
     `text` and `label` are columns of the official files, `hub_text` those of the hub's data set where they differ;
     `headerless` names the columns of training and dev files without a header. `labels` are in the order of their
-    numbers, empty for regression, whose scores lie in `score_range`. The first of `metrics` is the main one.
-    `broken_rows` of the official training file have a wrong number of fields.
+    numbers, empty for regression, whose scores are in `score_range`. The first of `metrics` is the main one.
+    `broken_rows` is the number of rows of the official training file with a wrong number of fields.
     """
 
     name: str
@@ -59,12 +59,12 @@ class Task:
 
     @property
     def main_metric(self) -> str:
-        """The metric that averages are made of."""
+        """Name of the metric that averages use."""
         return self.metrics[0]
 
     @property
     def regression(self) -> bool:
-        """Whether the target is a number; then the model has one output and squared error as its loss."""
+        """True if the target is a number; the model then has one output and squared error as its loss."""
         return not self.labels
 
     @property
@@ -93,13 +93,11 @@ def _glue(
     metrics: tuple[str, ...] = _ACCURACY,
     **more: Any,
 ) -> Task:
-    """A task of GLUE with one dev and one test file, in the folder of its title."""
-    train, dev, test = (
-        ExampleFile(name, title, title, f"{stem}.tsv", size, name, split)
-        for stem, size, split in zip(
-            ("train", "dev", "test"), sizes, ("train", "validation", "test")
-        )
-    )
+    """Return a task of GLUE with one dev and one test file, in the folder of its title."""
+    train_size, dev_size, test_size = sizes
+    train = ExampleFile(name, title, title, "train.tsv", train_size, name, "train")
+    dev = ExampleFile(name, title, title, "dev.tsv", dev_size, name, "validation")
+    test = ExampleFile(name, title, title, "test.tsv", test_size, name, "test")
     return Task(name, title, text, label, labels, metrics, train, (dev,), (test,), **more)
 
 
@@ -117,11 +115,10 @@ def _superglue(
     labels: tuple[str, ...],
     metrics: tuple[str, ...] = _ACCURACY,
 ) -> Task:
-    """A task of SuperGLUE: JSON lines, one folder with a training and a validation file."""
-    train, val = (
-        ExampleFile(name, title, title, f"{stem}.jsonl", n)
-        for stem, n in zip(("train", "val"), sizes)
-    )
+    """Return a task of SuperGLUE: JSON lines, one folder with a training and a validation file."""
+    train_size, val_size = sizes
+    train = ExampleFile(name, title, title, "train.jsonl", train_size)
+    val = ExampleFile(name, title, title, "val.jsonl", val_size)
     return Task(name, title, text, "label", labels, metrics, train, (val,))
 
 
@@ -209,13 +206,14 @@ _SUPERGLUE = (
 
 GLUE, SUPERGLUE = ({task.name: task for task in suite} for suite in (_GLUE, _SUPERGLUE))
 TASKS = GLUE | SUPERGLUE
-ENTRIES: dict[str, tuple[Task, ExampleFile]] = {
-    f.entry: (task, f) for task in GLUE.values() for f in task.scored
-}
+ENTRIES: dict[str, tuple[Task, ExampleFile]] = {}
+for _task in GLUE.values():
+    for _file in _task.scored:
+        ENTRIES[_file.entry] = (_task, _file)
 
-# SHA-256 (`eval.tasks.datasets.examples_sha256`) of an entry's official training and dev set, where GLUE's files were
-# at hand complete and agree with copies in public repositories: dev sets line for line, training sets so or (SST-2)
-# in another order. QQP, MNLI and QNLI were not complete; MRPC circulates in two spellings.
+# SHA-256 (`eval.tasks.datasets.examples_sha256`) of an entry's official training and dev set, for complete files that
+# agree with copies in public repositories: dev sets line for line, training sets too or (SST-2) in another order. QQP,
+# MNLI and QNLI were not available complete; MRPC circulates in two spellings.
 OFFICIAL_SHA256 = {
     "cola": "3b18f525c898e050cc9ba21e0f412c23da307e43e8272d22a08a564f33acc923",
     "sst2": "31a7a9c79ce1cfea7173156b8b61440483039067c3e39964a5b04867de7d2080",
@@ -226,7 +224,6 @@ OFFICIAL_SHA256 = {
 
 
 def texts_sha256(texts: Iterable[str]) -> str:
-    """SHA-256 of an entry's texts in whatever order, in hex; white space does not count."""
-    return hashlib.sha256(
-        "\x1e".join(sorted(" ".join(text.split()) for text in texts)).encode()
-    ).hexdigest()
+    """Return the SHA-256 of an entry's texts in any order, in hex; white space does not count."""
+    normalized = sorted(" ".join(text.split()) for text in texts)
+    return hashlib.sha256("\x1e".join(normalized).encode()).hexdigest()

@@ -1,6 +1,6 @@
-"""Pipeline parallelism: each rank holds a stretch of the layers, and micro-batches flow through the stages.
+"""Pipeline parallelism: each rank holds some consecutive layers, and micro-batches flow through the stages.
 
-torch.distributed.pipelining runs the schedules; here a model is cut into stages, and what stages share is summed. The
+torch.distributed.pipelining runs the schedules. This module cuts a model into stages and sums shared gradients. The
 first stage has the embeddings, the last one norm, head and loss. A tied decoder is the embedding: the ranks of both
 hold it, start from the same weights, and sum its gradients, so that it stays the same (as in Megatron-LM). The
 micro-batches of a step are the pipeline's. Every rank of a pipeline makes the same batches, which are a function of the
@@ -21,7 +21,7 @@ from torch.distributed import pipelining
 from torch.utils._pytree import tree_map_only
 
 from cramming.data.batches import Batch
-from cramming.experimental.stages import ORDERS, holders, stretch
+from cramming.experimental.stages import ORDERS, holders, layers_of_stage
 from cramming.experimental.tensor import sum_over_replicas
 from cramming.model.heads import MaskedLM, PretrainedModel
 from cramming.parallel.data_parallel import (
@@ -46,11 +46,10 @@ def cut(model: MaskedLM, schedule: str, rank: int, ranks: int) -> None:
 
 
 class Stage(nn.Module):
-    """A stretch of the layers, with the embeddings if it is the first, with norm, head and loss if it is the last.
+    """Consecutive layers, with the embeddings in the first stage, with norm, head and loss in the last one.
 
-    It owns the modules that it computes with and not the model, whose other stages on this rank are not its own.
-    `found` collects summed loss and hits of each micro-batch, in the order of their forward passes; gradients are of
-    `share` times the loss.
+    Its submodules are those that it computes with, and not the whole model. `totals` collects summed loss and hits of
+    each micro-batch, in the order of their forward passes; gradients are of `share` times the loss.
     """
 
     def __init__(
@@ -61,65 +60,63 @@ class Stage(nn.Module):
         autocast: Callable[[], AbstractContextManager[object]],
     ) -> None:
         super().__init__()
-        self.layers = stretch(index, stages, model.config.num_layers)
+        self.layers = layers_of_stage(index, stages, model.config.num_layers)
         self.is_first, self.is_last = index == 0, index == stages - 1
         encoder = model.encoder
-        own = [encoder.blocks[layer] for layer in self.layers]
-        own += [
-            encoder.convolutions[layer]
-            for layer in self.layers
-            if layer < len(encoder.convolutions)
-        ]
-        own += [encoder.embeddings] * self.is_first + [
-            encoder.final_norm,
-            model.transform,
-        ] * self.is_last
-        self.own = nn.ModuleList(own)
+        modules = [encoder.blocks[layer] for layer in self.layers]
+        num_convolutions = len(encoder.convolutions)
+        modules += [encoder.convolutions[n] for n in self.layers if n < num_convolutions]
+        if self.is_first:
+            modules.append(encoder.embeddings)
+        if self.is_last:
+            modules += [encoder.final_norm, model.transform]
+        self.parts = nn.ModuleList(modules)
         self.autocast = autocast
         self._model = (model,)  # a tuple hides it from nn.Module
-        self.given: Sequence[Any] = ()  # what a model gets of each micro-batch
+        self.inputs: Sequence[Any] = ()  # arguments of the model for each micro-batch
         self.share = 1.0
-        self.found: list[tuple[Tensor, Tensor]] = []
+        self.totals: list[tuple[Tensor, Tensor]] = []
 
     def forward(self, *received: Tensor, index: Tensor) -> Tensor:
-        """Hidden states [T, D] for the next stage; of the last stage a number whose gradient is that of the loss."""
+        """Return hidden states [T, D], or in the last stage a number whose gradient is that of the loss."""
         (model,) = self._model
-        ids, positions, packing, target_positions, target_ids = self.given[int(index)]
+        ids, positions, packing, target_positions, target_ids = self.inputs[int(index)]
         with self.autocast():
-            hidden = (
-                model.encoder.embeddings(ids, positions, None) if self.is_first else received[0]
-            )
+            if self.is_first:
+                hidden = model.encoder.embeddings(ids, positions, None)
+            else:
+                hidden = received[0]
             if not self.is_last:
-                return model.encoder.through(self.layers, hidden, ids, positions, packing)
+                return model.encoder.run_layers(self.layers, hidden, ids, positions, packing)
             late = target_positions if model.last_layer == "targets" else None
-            hidden = model.encoder.through(self.layers, hidden, ids, positions, packing, late)
+            hidden = model.encoder.run_layers(self.layers, hidden, ids, positions, packing, late)
             hidden = model.encoder.final_norm(hidden)
             if late is None:
                 hidden = hidden.index_select(0, target_positions)
             return self._loss(model, model.transform(hidden), target_ids)
 
     def _loss(self, model: MaskedLM, hidden_MD: Tensor, target_ids_M: Tensor) -> Tensor:
-        """Note loss and hits; in training go back through the loss at once, as its gradients are made with it.
+        """Record loss and hits; in training run the backward pass of the loss at once.
 
         The gradient of the decoder, [V, D], would otherwise wait for the backward pass, once for each micro-batch in
-        flight, and a backward pass that is split in two (zero bubble) would go through the loss twice.
+        flight, and a backward pass in two parts (zero bubble) would compute that of the loss twice.
         """
         if not torch.is_grad_enabled():
             loss, hits, _ = model.loss(hidden_MD, target_ids_M)
-            self.found.append((loss, hits))
+            self.totals.append((loss, hits))
             return loss
-        given_MD = hidden_MD.detach().requires_grad_()
-        loss, hits, _ = model.loss(given_MD, target_ids_M)
+        leaf_MD = hidden_MD.detach().requires_grad_()
+        loss, hits, _ = model.loss(leaf_MD, target_ids_M)
         (loss * self.share).backward()
-        assert given_MD.grad is not None
-        self.found.append((loss.detach(), hits))
-        return (hidden_MD * given_MD.grad).sum()
+        assert leaf_MD.grad is not None
+        self.totals.append((loss.detach(), hits))
+        return (hidden_MD * leaf_MD.grad).sum()
 
 
 class Pipeline(ParallelStrategy):
-    """The stages of this rank, and the schedules that run them. The model is cut when this is made.
+    """Stages of this rank and the schedules that run them; the constructor cuts the model.
 
-    With replicas of a pipeline (`dp`) gradients are summed once the last micro-batch is through, in one piece.
+    With replicas of a pipeline (`dp`) gradients are summed after the last micro-batch, as one bucket.
     """
 
     def __init__(
@@ -130,7 +127,7 @@ class Pipeline(ParallelStrategy):
         precision: Precision,
         is_on_host: bool,
     ) -> None:
-        """Keep this rank's stages of the model."""
+        """Remove the stages of other ranks from the model."""
         assert isinstance(model, MaskedLM)
         super().__init__(model, config, mesh, precision, is_on_host)
         self.schedule, self.order = config.schedule, ORDERS[config.schedule]
@@ -156,8 +153,8 @@ class Pipeline(ParallelStrategy):
     def accumulate(
         self, one_pass: OnePass, batches: Sequence[Batch], share: float
     ) -> list[LossAndHits]:
-        """A step by torch's schedule. The loss and hits of all micro-batches together, on every rank."""
-        self._take(batches, share)
+        """Run a step by torch's schedule; return summed loss and hits of all micro-batches, on every rank."""
+        self._set_inputs(batches, share)
         index = torch.arange(len(batches))
         self._schedule(len(batches), len(batches[0].ids_T)).step(
             index=index, target=index, return_outputs=False
@@ -169,72 +166,66 @@ class Pipeline(ParallelStrategy):
         return [self._totals()]
 
     def norm(self, gradients: Iterable[Tensor]) -> Tensor:
-        """A matrix that two ranks hold counts once."""
+        """Return the norm of the whole gradient; a matrix that two ranks hold counts once."""
         twice = None if self.shared is None or 0 in self.stages else self.shared.grad
         squared = norm_of_parts([grad for grad in gradients if grad is not twice]).square()
         dist.all_reduce(squared, group=self.group)
         return squared.sqrt()
 
     def state(self, optimizer: torch.optim.Optimizer) -> State:
-        """Every rank's parameters and their state, gathered as objects; the names say where they belong."""
+        """Return the parameters of all ranks and their state by name on rank 0; empty mappings on the others."""
         groups = self._groups(optimizer)
-        own = name_parameters(optimizer.state_dict(), self._names_of(optimizer))
-        part = tree_map_only(Tensor, Tensor.cpu, (self.model.state_dict(), own["state"]))
+        local = name_parameters(optimizer.state_dict(), self._names_of(optimizer))
+        part = tree_map_only(Tensor, Tensor.cpu, (self.model.state_dict(), local["state"]))
         parts: list[Any] | None = [None] * self.ranks if self.rank == 0 else None
         dist.gather_object(part, parts, group=self.group, group_dst=0)
         if parts is None or not self.mesh.is_main:
             return {}, {}
-        weights = {name: found for part, _ in parts for name, found in part.items()}
-        states = {name: found for _, part in parts for name, found in part.items()}
-        known = {group["name"]: group for group in own["param_groups"]}
+        weights: dict[str, Any] = {}
+        states: dict[str, Any] = {}
+        for part_weights, part_states in parts:
+            weights |= part_weights
+            states |= part_states
+        known = {group["name"]: group for group in local["param_groups"]}
+        ordered = chain.from_iterable(groups.values())
         whole = {
-            "state": {
-                name: states[name]
-                for name in chain.from_iterable(groups.values())
-                if name in states
-            },
+            "state": {name: states[name] for name in ordered if name in states},
             "param_groups": [{**known[group], "params": names} for group, names in groups.items()],
         }
         return {name: weights[name] for name in self.names}, number_parameters(whole)
 
     def load_state(self, optimizer: torch.optim.Optimizer, state: State) -> None:
-        """Each rank takes its part of what rank 0 sends to all of them."""
+        """Load this rank's part of the state, which rank 0 sends to all."""
         self.load_weights(state[0])
-        whole = name_parameters(
-            self.mesh.object_from_main(state[1]), list(self._groups(optimizer).values())
-        )
-        names, settings = (
-            self._names_of(optimizer),
-            {group["name"]: group for group in whole["param_groups"]},
-        )
-        own = {
-            "state": {
-                name: whole["state"][name] for name in chain.from_iterable(names) if whole["state"]
-            },
-            "param_groups": [
-                {**settings[group["name"]], "params": mine}
-                for group, mine in zip(optimizer.param_groups, names)
-            ],
-        }
-        optimizer.load_state_dict(number_parameters(own))
+        names_of_groups = list(self._groups(optimizer).values())
+        whole = name_parameters(self.mesh.object_from_main(state[1]), names_of_groups)
+        settings = {group["name"]: group for group in whole["param_groups"]}
+        groups, states = [], dict[str, Any]()
+        for group, names in zip(optimizer.param_groups, self._names_of(optimizer)):
+            groups.append({**settings[group["name"]], "params": names})
+            if whole["state"]:
+                states |= {name: whole["state"][name] for name in names}
+        optimizer.load_state_dict(number_parameters({"state": states, "param_groups": groups}))
 
     def load_weights(self, weights: dict[str, Any]) -> None:
+        """Load this rank's part of the weights, which rank 0 sends to all."""
         whole = self.mesh.object_from_main(weights)
         self.model.load_state_dict({name: whole[name] for name in self.model.state_dict()})
 
     def _groups(self, optimizer: torch.optim.Optimizer) -> dict[str, list[str]]:
-        """Names of the whole model's parameters in each of the optimizer's groups, as one process has them."""
-        mine = {
-            group["name"]: names
-            for group, names in zip(optimizer.param_groups, self._names_of(optimizer))
-        }
+        """Return the names of the whole model's parameters in each group of the optimizer, in the model's order."""
+        names_of_groups = self._names_of(optimizer)
+        mine = {g["name"]: names for g, names in zip(optimizer.param_groups, names_of_groups)}
         every: list[Any] = [None] * self.ranks
         dist.all_gather_object(every, mine, group=self.group)
-        found: dict[str, set[str]] = {}
+        members: dict[str, set[str]] = {}
         for part in every:
-            for group, own in part.items():
-                found.setdefault(group, set()).update(own)
-        return {group: [name for name in self.names if name in own] for group, own in found.items()}
+            for group, names in part.items():
+                members.setdefault(group, set()).update(names)
+        ordered: dict[str, list[str]] = {}
+        for group, name_set in members.items():
+            ordered[group] = [name for name in self.names if name in name_set]
+        return ordered
 
     def _names_of(self, optimizer: torch.optim.Optimizer) -> list[list[str]]:
         """Return the names of this rank's parameters in each group of the optimizer."""
@@ -242,12 +233,12 @@ class Pipeline(ParallelStrategy):
         return [[names[p] for p in group["params"]] for group in optimizer.param_groups]
 
     def _evaluate(self, *inputs: Any) -> LossAndHits:
-        """The model's forward pass, on all ranks of the pipeline: summed loss and hits.
+        """Run the forward pass on all ranks of the pipeline; return summed loss and hits.
 
-        Not by torch's schedules, of which those whose stages come back up have no forward pass alone (torch 2.13).
+        Torch's schedules are not used, because V-shaped ones cannot run a forward pass alone (torch 2.13).
         """
         hidden_TD = torch.empty(len(inputs[0]), self.width, dtype=self.stream, device=self.device)
-        self._take([inputs], 0.0)
+        self._set_inputs([inputs], 0.0)
         sent: list[Any] = []
         for index, stage in self.stages.items():
             before, after = (self.order.rank_of(index + step, self.ranks) for step in (-1, 1))
@@ -261,23 +252,26 @@ class Pipeline(ParallelStrategy):
             work.wait()
         return self._totals()
 
-    def _take(self, batches: Sequence[Any], share: float) -> None:
-        given = [
-            batch.to(self.device).inputs if isinstance(batch, Batch) else batch for batch in batches
-        ]
+    def _set_inputs(self, batches: Sequence[Any], share: float) -> None:
+        inputs = []
+        for batch in batches:
+            inputs.append(batch.to(self.device).inputs if isinstance(batch, Batch) else batch)
         for stage in self.stages.values():
-            stage.given, stage.share, stage.found = given, share, []
+            stage.inputs, stage.share, stage.totals = inputs, share, []
 
     def _totals(self) -> LossAndHits:
-        """What the last stage found, on every rank."""
+        """Return summed loss and hits of the last stage, on every rank."""
         totals = torch.zeros(2, dtype=torch.float64, device=self.device)
-        if last := self.stages.get(self.num_stages - 1):
-            totals = torch.stack([torch.stack(found).double() for found in zip(*last.found)]).sum(1)
+        last = self.stages.get(self.num_stages - 1)
+        if last:
+            losses, hits = zip(*last.totals)
+            both = [torch.stack(losses).double(), torch.stack(hits).double()]
+            totals = torch.stack(both).sum(1)
         dist.all_reduce(totals, group=self.group)
         return totals[0], totals[1]
 
     def _schedule(self, micro_batches: int, tokens: int) -> Any:
-        """Torch's schedule for so many micro-batches of this size: buffers are of one size."""
+        """Return torch's schedule for this number and size of micro-batches, which its buffers depend on."""
         key = micro_batches, tokens
         if key not in self._schedules:
             hidden = torch.empty(
@@ -299,7 +293,7 @@ class Pipeline(ParallelStrategy):
         return self._schedules[key]
 
     def _sum_shared(self, parameter: nn.Parameter) -> None:
-        """Both holders of the tied matrix get the sum of their gradients."""
+        """Replace the gradient of the tied matrix on both its ranks by their sum."""
         assert parameter.grad is not None
         peer = self.order.rank_of(self.num_stages - 1 if 0 in self.stages else 0, self.ranks)
         other = torch.empty_like(parameter.grad)
@@ -311,40 +305,40 @@ class Pipeline(ParallelStrategy):
 
 
 def number_parameters(state: dict[str, Any]) -> dict[str, Any]:
-    """Return an optimizer's state of named parameters with numbers in their place, as torch has it."""
+    """Return the state of an optimizer with numbers in place of parameter names, in torch's format."""
     numbers: dict[str, int] = {}
     groups = []
     for group in state.get("param_groups", []):
         for name in group["params"]:
             numbers[name] = len(numbers)
         groups.append({**group, "params": [numbers[name] for name in group["params"]]})
-    tensors = {numbers[name]: of_one for name, of_one in state.get("state", {}).items()}
+    tensors = {numbers[name]: entry for name, entry in state.get("state", {}).items()}
     return {"state": tensors, "param_groups": groups} if state else {}
 
 
 def name_parameters(state: dict[str, Any], names: list[list[str]]) -> dict[str, Any]:
-    """Return an optimizer's state with its numbered parameters named; `names` of those in each group."""
+    """Return the state of an optimizer with names in place of parameter numbers; `names` are those of each group."""
     if not state:
         return {}
     flat_names = list(chain.from_iterable(names))
     groups = []
-    for group, own_names in zip(state["param_groups"], names, strict=True):
-        groups.append({**group, "params": own_names})
-    tensors = {flat_names[number]: of_one for number, of_one in state["state"].items()}
+    for group, group_names in zip(state["param_groups"], names, strict=True):
+        groups.append({**group, "params": group_names})
+    tensors = {flat_names[number]: entry for number, entry in state["state"].items()}
     return {"state": tensors, "param_groups": groups}
 
 
 def make_schedule(schedule: str, stages: Sequence[Any], micro_batches: int) -> Any:
-    """Torch's schedule for these stages of one rank."""
+    """Return torch's schedule for these stages of one rank."""
     make = getattr(pipelining, ORDERS[schedule].name)
     takes_one = issubclass(make, pipelining.schedules.PipelineScheduleSingle)
     return make(
         stages[0] if takes_one else list(stages),
         micro_batches,
-        loss_fn=_as_it_is,
+        loss_fn=_identity_loss,
         scale_grads=False,
     )
 
 
-def _as_it_is(output: Tensor, target: Tensor) -> Tensor:
+def _identity_loss(output: Tensor, target: Tensor) -> Tensor:
     return output

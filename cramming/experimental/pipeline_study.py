@@ -92,7 +92,7 @@ def _check(config: Config, stages: int) -> None:
     train = config.train
     require(
         config.objective.has_masked_lm,
-        "study pipelines: the generator of objective=rtd has no stage; take mlm",
+        "study pipelines: the generator of objective=rtd has no stage. Set objective=mlm.",
     )
     require(
         train.batch_ramp is None
@@ -107,11 +107,11 @@ def _check(config: Config, stages: int) -> None:
     )
     require(
         isinstance(train.micro_batch, int),
-        "study pipelines: train.micro_batch=auto; give a number",
+        "study pipelines: train.micro_batch=auto: needs a number. Set one.",
     )
     require(
         config.model.num_layers >= stages,
-        f"study pipelines: --stages={stages} is above model.num_layers={config.model.num_layers}; lower it",
+        f"study pipelines: --stages={stages} is above model.num_layers={config.model.num_layers}. Lower it.",
     )
 
 
@@ -149,7 +149,7 @@ def _train(
     log: list[dict[str, float]] = []
     for step in range(steps):
         rate = config.peak_learning_rate * learning_rate_factor(config.schedule, step / steps)
-        source = data.source.of(config.objective.at(step / steps))
+        source = data.source.with_targets(config.objective.at(step / steps))
         first = step * config.train.batch_size
         batches = [source.batch(first + k * rows, rows) for k in range(stages.micro_batches)]
         try:
@@ -227,5 +227,5 @@ def _time_row(out: Path, schedule: str, stages: Stages) -> list[str]:
     write_atomically(out / file, draw(slots, ranks, schedule))
     expected = expected_bubble(schedule, ranks, micro_batches)
     by_formula = "–" if expected is None else f"{expected:.1%}"
-    most = max(peak_activations(slots, ranks)) / ORDERS[schedule].stages_per_rank
-    return [schedule, f"{bubble(slots, ranks):.1%}", by_formula, f"{most:g}", f"[svg]({file})"]
+    highest = max(peak_activations(slots, ranks)) / ORDERS[schedule].stages_per_rank
+    return [schedule, f"{bubble(slots, ranks):.1%}", by_formula, f"{highest:g}", f"[svg]({file})"]

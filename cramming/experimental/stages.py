@@ -1,4 +1,4 @@
-"""How a model is cut into the stages of a pipeline, and on which rank each of them is. Nothing is computed here."""
+"""Assignment of layers to the stages of a pipeline, and of stages to ranks. Nothing is computed here."""
 
 from dataclasses import dataclass
 
@@ -9,9 +9,12 @@ TOKENS = "encoder.embeddings.tokens.weight"
 
 @dataclass(frozen=True)
 class Order:
-    """One row of `ORDERS`; `name`: of torch's schedule. With `is_v` the stages go down the ranks and come back up, so
-    that the first and the last are on one rank; otherwise stage s is on rank s mod p. `splits_backward`: the gradients
-    of the weights are computed apart from those of the inputs."""
+    """Row of `ORDERS`; `name` is that of torch's schedule class.
+
+    With `is_v` the stages go down the ranks and come back up, so that the first and the last are on one rank; otherwise
+    stage s is on rank s mod p. With `splits_backward` the gradients of the weights are computed apart from those of the
+    inputs.
+    """
 
     name: str
     stages_per_rank: int = 1
@@ -19,12 +22,12 @@ class Order:
     splits_backward: bool = False
 
     def rank_of(self, stage: int, ranks: int) -> int:
-        """Where a stage is."""
-        lap, place = divmod(stage, ranks)
-        return ranks - 1 - place if self.is_v and lap % 2 else place
+        """Return the rank of a stage."""
+        lap, rank = divmod(stage, ranks)
+        return ranks - 1 - rank if self.is_v and lap % 2 else rank
 
 
-# `parallel.schedule` -> what torch runs. GPipe: Huang et al. 2019; 1F1B: DAPPLE, Fan et al. 2021; interleaved:
+# `parallel.schedule` -> torch's schedule. GPipe: Huang et al. 2019; 1F1B: DAPPLE, Fan et al. 2021; interleaved:
 # Narayanan et al. 2021 (Megatron-LM), section 2.2; zero_bubble: ZB-H1, zbv: ZB-V, both Qi et al. 2023; dualpipev:
 # DeepSeek-AI 2024, section 3.2.1, a descendant of the bidirectional pipelines of Chimera (Li and Hoefler 2021).
 ORDERS: dict[str, Order] = {
@@ -37,29 +40,31 @@ ORDERS: dict[str, Order] = {
 }
 
 
-def stretch(stage: int, stages: int, num_layers: int) -> range:
-    """The layers of a stage: as many in each, one more in the first where that does not divide."""
+def layers_of_stage(stage: int, stages: int, num_layers: int) -> range:
+    """Return the layers of a stage: equally many in each, one more in the first ones if they do not divide."""
     size, extra = divmod(num_layers, stages)
     first = stage * size + min(stage, extra)
     return range(first, first + size + (stage < extra))
 
 
 def holders(name: str, config: ModelConfig, stages: int) -> tuple[int, ...]:
-    """The stages that need the parameter of this name in a `MaskedLM`."""
+    """Return the stages that need the parameter of this name in a `MaskedLM`."""
     if name == TOKENS and config.tie_embeddings:
         return 0, stages - 1
     if name.startswith("encoder.embeddings."):
         return (0,)
     if name.startswith(("encoder.blocks.", "encoder.convolutions.")):
         layer = int(name.split(".")[2])
-        return tuple(s for s in range(stages) if layer in stretch(s, stages, config.num_layers))
+        return tuple(
+            s for s in range(stages) if layer in layers_of_stage(s, stages, config.num_layers)
+        )
     return (stages - 1,)
 
 
 def fits(schedule: str, ranks: int, config: ModelConfig) -> bool:
-    """Whether each stage has a layer, and the last one all late layers."""
+    """Return whether each stage has a layer, and the last one all late layers."""
     stages = ranks * ORDERS[schedule].stages_per_rank
     return (
         config.num_layers >= stages
-        and len(stretch(stages - 1, stages, config.num_layers)) >= config.late_layers
+        and len(layers_of_stage(stages - 1, stages, config.num_layers)) >= config.late_layers
     )

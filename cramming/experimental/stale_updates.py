@@ -1,9 +1,9 @@
-"""Training as asynchronous pipelines do it, simulated exactly in one process: the weights that each stage would have.
+"""Exact simulation of asynchronous pipelines in one process: training with the weights that each stage would have.
 
 A pipeline that never drains updates a stage while micro-batches are under way, so a micro-batch meets weights of
 different age in each stage, and without a copy of them other weights in the backward pass than in the forward pass.
-What comes out depends on nothing but these ages. Here the engine trains as ever; before each forward pass every
-parameter gets the version that its stage would have, before the backward pass that of then, and the newest is updated.
+The result depends on these ages alone. Here the engine trains as usual: every parameter gets the version that its
+stage would have before each forward pass and before each backward pass, and the newest version is updated.
 
 Stage s of p, N micro-batches a step; ages count steps.
 
@@ -35,13 +35,16 @@ from cramming.experimental.stages import holders
 from cramming.hooks import StepResult
 from cramming.model.heads import MaskedLM
 
-DECAY = math.exp(-2)  # of a velocity over one age (Yang et al. 2021, section 3.2: D = 0.135)
+DECAY = math.exp(-2)  # decay of a velocity over one age (Yang et al. 2021, section 3.2: D = 0.135)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """`age(s, n)`: how many steps old the weights are that stage s has in the forward pass of micro-batch n. With
-    `stashes` the backward pass has the same."""
+    """Rule of an asynchronous pipeline.
+
+    `age(s, n)` is the age in steps of the weights of stage s in the forward pass of micro-batch n. With `stashes` the
+    backward pass has the same weights.
+    """
 
     age: Callable[["Stages", int, int], int] = lambda stages, stage, micro_batch: 0
     stashes: bool = True
@@ -51,22 +54,22 @@ class Rule:
 
 @dataclass(frozen=True)
 class Stages:
-    """p stages, N micro-batches a step."""
+    """Shape of a pipeline: `number` stages (p), `micro_batches` in each step (N)."""
 
     number: int
     micro_batches: int
 
     def slots(self, stage: int) -> int:
-        """Micro-batches from a forward pass to its backward pass, where both ways are computed at the same time."""
+        """Return the micro-batches from a forward pass to its backward pass, if both are computed at the same time."""
         return 2 * (self.number - 1 - stage) + 1
 
     def mean_age(self, stage: int) -> float:
-        """Of the weights in PipeMare's forward pass (Yang et al. 2021, table 1), in steps."""
+        """Return the mean age in steps of the weights in PipeMare's forward pass (Yang et al. 2021, table 1)."""
         return self.slots(stage) / self.micro_batches
 
 
 def _slot_age(stages: Stages, stage: int, micro_batch: int) -> int:
-    """Updates between both passes: one after each N-th micro-batch."""
+    """Return the number of updates between both passes: one after each N-th micro-batch."""
     return math.ceil((stages.slots(stage) - micro_batch) / stages.micro_batches)
 
 
@@ -81,39 +84,40 @@ RULES: dict[str, Rule] = {
 
 
 class StaleTraining:
-    """Steps of an engine under a rule. `annealing`: the steps after which T1 no longer divides the learning rate."""
+    """Training of an engine under a rule; after `annealing` steps T1 no longer divides the learning rate."""
 
     def __init__(self, engine: Engine, rule: Rule, stages: Stages, annealing: int) -> None:
         assert isinstance(engine.model, MaskedLM)
         config = engine.model.config
         if config.tie_embeddings or config.convolution or engine.precision.mode != "fp32":
             raise UserError(
-                "study pipelines: a tied matrix would be of two stages, and a copy of weights in other numbers hides"
-                " their age; add model.tie_embeddings=false model.convolution=0 precision=fp32"
+                "study pipelines: a tied matrix would belong to two stages, and copies of weights in other number"
+                " formats would hide their age. Add model.tie_embeddings=false model.convolution=0 precision=fp32."
             )
         self.engine, self.rule, self.stages, self.annealing = engine, rule, stages, annealing
         named = list(engine.model.named_parameters())
         self.parameters = [parameter for _, parameter in named]
         self.stage_of = [holders(name, config, stages.number)[0] for name, _ in named]
-        most = max(rule.age(stages, stage, 0) for stage in range(stages.number))
-        self.versions: deque[list[Tensor]] = deque(
-            [self._copy()], maxlen=most + 1
-        )  # the newest last
+        max_age = max(rule.age(stages, stage, 0) for stage in range(stages.number))
+        # versions of all parameters, the newest last
+        self.versions: deque[list[Tensor]] = deque([self._copy()], maxlen=max_age + 1)
         self.velocity = [torch.zeros_like(parameter) for parameter in self.parameters]
         self.steps = self._micro_batch = 0
-        self.is_stale = most > 0
+        self.is_stale = max_age > 0
         if self.is_stale:
             engine.model.register_forward_pre_hook(self._before_forward)
             engine.model.register_forward_hook(self._before_backward)
             engine.optimizer.register_step_pre_hook(lambda *_: self._set(self.versions[-1]))
 
     def step(self, batches: Sequence[Batch], learning_rate: float) -> StepResult:
-        """One update, from all the micro-batches of a step."""
-        assert len(batches) == self.stages.micro_batches, "the ages are those of as many"
+        """Make one update from all micro-batches of a step."""
+        assert len(batches) == self.stages.micro_batches
         self._micro_batch = 0
         result = self.engine.step(batches, learning_rate)
         if self.is_stale and result.skipped:
-            self._set(self.versions[-1])  # as the optimizer, which begins with the newest, did not
+            self._set(
+                self.versions[-1]
+            )  # the pre-hook of the optimizer, which does this, did not run
         if self.rule.slows:
             self._slow_down()
         if self.is_stale:
@@ -122,12 +126,10 @@ class StaleTraining:
         return result
 
     def _slow_down(self) -> None:
-        """T1. An update is in proportion to the learning rate, so it is divided in its place."""
+        """Apply T1. An update is proportional to the learning rate, so the update is divided instead."""
         power = 1 - min(self.steps / self.annealing, 1.0)
         for parameter, before, stage in zip(self.parameters, self.versions[-1], self.stage_of):
-            age = max(
-                self.stages.mean_age(stage), 1.0
-            )  # a younger one is no reason to take a larger step
+            age = max(self.stages.mean_age(stage), 1.0)  # younger weights do not enlarge the step
             parameter.data.copy_(torch.lerp(before, parameter.data, age**-power))
 
     def _note_version(self) -> None:
@@ -141,27 +143,32 @@ class StaleTraining:
     def _before_forward(self, model: Any, inputs: Any) -> None:
         if not model.training:
             return
-        self._set(self._version(place, self._micro_batch) for place in range(len(self.parameters)))
+        indices = range(len(self.parameters))
+        self._set(self._version(index, self._micro_batch) for index in indices)
         self._micro_batch += 1
 
-    def _before_backward(self, model: Any, inputs: Any, found: Any) -> None:
-        """What autograd has saved are the parameters themselves, so the backward pass sees what is put there."""
+    def _before_backward(self, model: Any, inputs: Any, outputs: Any) -> None:
+        """Set the weights of the backward pass: autograd has saved the parameters themselves, not copies."""
         if not model.training or self.rule.stashes:
             return
-        self._set(
-            now - self.velocity[place] * self.stages.mean_age(stage) if self.rule.corrects else now
-            for place, (now, stage) in enumerate(zip(self.versions[-1], self.stage_of))
-        )
+        newest = self.versions[-1]
+        if not self.rule.corrects:
+            self._set(newest)
+            return
+        corrected = []
+        for now, velocity, stage in zip(newest, self.velocity, self.stage_of):
+            corrected.append(now - velocity * self.stages.mean_age(stage))
+        self._set(corrected)
 
-    def _version(self, place: int, micro_batch: int) -> Tensor:
-        """Of a parameter, for a forward pass; the first there is, while there are no older ones."""
-        age = self.rule.age(self.stages, self.stage_of[place], micro_batch)
-        return self.versions[max(-1 - age, -len(self.versions))][place]
+    def _version(self, index: int, micro_batch: int) -> Tensor:
+        """Return the version of a parameter for a forward pass, or the oldest one while none is old enough."""
+        age = self.rule.age(self.stages, self.stage_of[index], micro_batch)
+        return self.versions[max(-1 - age, -len(self.versions))][index]
 
     def _copy(self) -> list[Tensor]:
         return [parameter.detach().clone() for parameter in self.parameters]
 
     def _set(self, values: Any) -> None:
-        """Without autograd's knowledge, which would refuse to use what it has saved."""
+        """Copy values into the parameters without autograd, which would refuse to use changed tensors."""
         for parameter, value in zip(self.parameters, values):
             parameter.data.copy_(value)

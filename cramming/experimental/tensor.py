@@ -44,9 +44,8 @@ def cut(model: PretrainedModel, mesh: DeviceMesh, sequence: bool) -> None:
     """Let each rank of the one-dimensional `mesh` hold and compute its part of `model`, which is the same on all."""
     assert isinstance(model, MaskedLM)
     encoder, config = model.encoder, model.config
-    by_tokens = (
-        config.num_layers - config.late_layers if sequence else 0
-    )  # layers whose stream is cut
+    # number of layers whose stream is cut
+    by_tokens = config.num_layers - config.late_layers if sequence else 0
     plan: dict[str, ParallelStyle] = {
         "encoder.embeddings.tokens": RowwiseParallel(input_layouts=EVERYWHERE)
     }
@@ -69,7 +68,7 @@ def cut(model: PretrainedModel, mesh: DeviceMesh, sequence: bool) -> None:
 
 
 class ReplicasOfParts(ParallelStrategy):
-    """Replicas of a model whose matrices are cut.
+    """Strategy for replicas of a model whose matrices are cut.
 
     DDP takes no DTensors, so the step's gradients are summed at its end, each parameter's local part, as one bucket.
     """
@@ -81,7 +80,7 @@ class ReplicasOfParts(ParallelStrategy):
         results = super().accumulate(one_pass, batches, share)
         parts = []
         for parameter in cast(Iterable[DTensor], self.model.parameters()):
-            if isinstance(parameter.grad, DTensor):  # each rank of tp may have made a part of it
+            if isinstance(parameter.grad, DTensor):  # each rank of tp may have a part of it
                 parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
                 parts.append(parameter.grad.to_local())
         sum_over_replicas(parts, self.mesh)
@@ -103,24 +102,27 @@ def sum_over_replicas(gradients: Sequence[Tensor], mesh: Mesh) -> None:
 
 
 def _side_by_side(dim: int, count: int) -> Placement:
-    """A part of each of `count` matrices that stand side by side along `dim`."""
+    """Return the placement with a part of each of `count` matrices side by side along `dim`."""
     return _StridedShard(dim, split_factor=count) if count > 1 else Shard(dim)
 
 
 def _distribute(module: nn.Module, mesh: DeviceMesh, rules: dict[str, Placement]) -> None:
-    """Parameters become DTensors: cut where a rule has their name, else whole on each rank. No communication."""
+    """Make DTensors of the parameters, cut by the rule for their name, else replicated. Nothing is communicated."""
     for name, parameter in list(module.named_parameters()):
         if not isinstance(parameter, DTensor):
-            path, _, own = name.rpartition(".")
+            path, _, leaf = name.rpartition(".")
             placement = rules.get(name.removeprefix("encoder."), EVERYWHERE)
-            found = distribute_tensor(parameter.data, mesh, [placement], src_data_rank=None)
-            module.get_submodule(path).register_parameter(own, nn.Parameter(found))
+            distributed = distribute_tensor(parameter.data, mesh, [placement], src_data_rank=None)
+            module.get_submodule(path).register_parameter(leaf, nn.Parameter(distributed))
 
 
 class _Slot(NamedTuple):
-    """Where a module has a parameter. `in_parts`: it is whole, but each rank makes only a part of its gradient.
-    `in_sum`: it is added on each rank to what is then summed. `beside`: it is the bias of so many matrices, of each of
-    which this rank has a part (0: it is not)."""
+    """Parameter `name` of module `owner`.
+
+    With `in_parts` the parameter is whole, but each rank computes a part of its gradient. With `in_sum` each rank adds
+    it to a term that is then summed over ranks. `beside` is the number of matrices that it is the bias of, if this rank
+    has a part of each, else 0.
+    """
 
     owner: nn.Module
     name: str
@@ -129,7 +131,7 @@ class _Slot(NamedTuple):
     beside: int
 
     def local(self) -> Tensor:
-        """What this rank computes with."""
+        """Return the tensor that this rank computes with."""
         parameter = self.owner._parameters[self.name]
         assert isinstance(parameter, DTensor)
         mesh = parameter.device_mesh
@@ -140,37 +142,37 @@ class _Slot(NamedTuple):
 
 
 def _slots(owner: nn.Module, shares: bool) -> list[_Slot]:
-    """`shares`: the module computes with parts of hidden states, heads or neurons."""
+    """Return the slots of a module's parameters; with `shares` it computes with parts of tokens, heads or neurons."""
     parameters = cast(Iterable[tuple[str, DTensor]], owner.named_parameters(recurse=False))
     cuts = {name: parameter.placements[0] for name, parameter in parameters}
     weight, slots = cuts.get("weight"), []
-    for name, found in cuts.items():
+    for name, placement in cuts.items():
         beside = (
             int(weight.split_factor) if name == "bias" and isinstance(weight, _StridedShard) else 0
         )
         in_sum = name == "bias" and weight == Shard(1)
-        slots.append(_Slot(owner, name, shares and found == EVERYWHERE, in_sum, beside))
+        slots.append(_Slot(owner, name, shares and placement == EVERYWHERE, in_sum, beside))
     return slots
 
 
 @contextmanager
 def _local_parameters(slots: Sequence[_Slot]) -> Iterator[None]:
-    kept = [slot.owner._parameters[slot.name] for slot in slots]
+    originals = [slot.owner._parameters[slot.name] for slot in slots]
     try:
         for slot in slots:
             slot.owner._parameters[slot.name] = slot.local()  # type: ignore[assignment]
         yield
     finally:
-        for slot, parameter in zip(slots, kept, strict=True):
+        for slot, parameter in zip(slots, originals, strict=True):
             slot.owner._parameters[slot.name] = parameter
 
 
 def _compute_locally(
     module: nn.Module, in_parts: Collection[nn.Module], owners: Collection[nn.Module] | None = None
 ) -> None:
-    """Let the forward pass of `module` see the local tensors of its parameters, or of those of its parts `owners`.
+    """Use the local tensors of parameters in the forward pass of `module`, of all submodules or only of `owners`.
 
-    The pass itself is wrapped, so that what FSDP gathers before it is there.
+    The forward method is wrapped, and not a hook added, so that FSDP has gathered the parameters before.
     """
     modules = [part for part in module.modules() if owners is None or part in owners]
     slots = [slot for part in modules for slot in _slots(part, part in in_parts)]
@@ -193,14 +195,15 @@ def _moved(
     becomes: Placement,
     gradient: Placement | None = None,
 ) -> Tensor:
-    """`x` as another placement has it. `gradient`: the placement of what the backward pass gets, if not `becomes`."""
-    found = DTensor.from_local(x, mesh, [was], run_check=False).redistribute(placements=[becomes])
-    local: Tensor = found.to_local(grad_placements=[gradient] if gradient else None)
+    """Return `x` in another placement. `gradient` is the placement of its incoming gradient, if not `becomes`."""
+    before = DTensor.from_local(x, mesh, [was], run_check=False)
+    after = before.redistribute(placements=[becomes])
+    local: Tensor = after.to_local(grad_placements=[gradient] if gradient else None)
     return local
 
 
 def _enter(x: Tensor, mesh: DeviceMesh, stream: Placement) -> Tensor:
-    """The whole stream, of which each rank computes something else: the backward pass sums (Megatron's f)."""
+    """Return the whole stream, on which ranks compute different things: the backward pass sums (Megatron's f)."""
     return _moved(x, mesh, stream, EVERYWHERE, SUMMANDS)
 
 
@@ -223,7 +226,7 @@ class _InParts(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         _distribute(module, device_mesh, self.rules)
         if self.dropout:
-            _draw_own_numbers(module, device_mesh)
+            _draw_local_numbers(module, device_mesh)
         module.register_forward_pre_hook(partial(self._enter, device_mesh))
         module.register_forward_hook(partial(self._leave, device_mesh))
         return module
@@ -231,30 +234,31 @@ class _InParts(ParallelStyle):
     def _enter(
         self, mesh: DeviceMesh, module: nn.Module, inputs: tuple[Any, ...]
     ) -> tuple[Any, ...]:
-        """Hidden states are tensors, a context too; rotary tables are the same for all heads, values are of these."""
+        """Return the inputs with whole hidden states and context; other inputs are not tensors and stay unchanged."""
         return tuple(_enter(x, mesh, self.stream) if isinstance(x, Tensor) else x for x in inputs)
 
     def _leave(self, mesh: DeviceMesh, module: nn.Module, inputs: object, output: Any) -> Any:
-        """The sum over ranks (Megatron's g)."""
+        """Return the output summed over ranks (Megatron's g)."""
         if isinstance(output, tuple):
             return _moved(output[0], mesh, SUMMANDS, self.stream), *output[1:]
         return _moved(output, mesh, SUMMANDS, self.stream)
 
 
 class VocabularyPart(Vocabulary):
-    """The entries that this rank has of a vocabulary cut over `mesh`."""
+    """Entries of this rank in a vocabulary cut over `mesh`."""
 
     def __init__(self, mesh: DeviceMesh, vocab_size: int) -> None:
         self.mesh = mesh
         self.first = mesh.get_local_rank() * (vocab_size // mesh.size())
 
-    def joined(self, top: Tensor, lse: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Two numbers of each target are exchanged, twice."""
+    def combine(self, top: Tensor, lse: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Combine the results of all ranks; two numbers of each target are exchanged, twice."""
         top, highest = self._over_all(torch.stack((top.float(), lse)), "max")
         total, wanted = self._over_all(torch.stack(((lse - highest).exp(), wanted.float())), "sum")
         return top, highest + total.log(), wanted
 
     def sum(self, partial: Tensor) -> Tensor:
+        """Return the sum over ranks."""
         return self._over_all(partial, "sum")
 
     def _over_all(self, tensor: Tensor, operation: str) -> Tensor:
@@ -278,7 +282,7 @@ def _cut_vocabulary(model: MaskedLM, mesh: DeviceMesh) -> None:
 
 
 def _cut_tokens(encoder: Encoder, mesh: DeviceMesh, by_tokens: int) -> None:
-    """Hand the blocks up to number `by_tokens` the tokens of this rank only, and the later ones all tokens."""
+    """Give the first `by_tokens` blocks the tokens of this rank only, and the later ones all tokens."""
     encoder.embeddings.register_forward_hook(
         lambda module, inputs, x_TD: _moved(x_TD, mesh, EVERYWHERE, BY_TOKENS)
     )
@@ -291,29 +295,30 @@ def _cut_tokens(encoder: Encoder, mesh: DeviceMesh, by_tokens: int) -> None:
         )
     for layer, block in enumerate(cast(list[Block], encoder.blocks)):
         if layer < by_tokens:
-            _draw_own_numbers(block.dropout, mesh)
+            _draw_local_numbers(block.dropout, mesh)
         else:
-            place = (
-                0 if layer == by_tokens else 3
-            )  # of hidden states; of the context, which all late layers share
-            block.register_forward_pre_hook(partial(_gather, mesh, place))
+            # the hidden states; or the context, which all late layers share
+            index = 0 if layer == by_tokens else 3
+            block.register_forward_pre_hook(partial(_gather, mesh, index))
 
 
 def _gather(
-    mesh: DeviceMesh, place: int, block: nn.Module, inputs: tuple[Any, ...]
+    mesh: DeviceMesh, index: int, block: nn.Module, inputs: tuple[Any, ...]
 ) -> tuple[Any, ...]:
-    """All tokens in the input at this place; in the backward pass each rank keeps its tokens' gradient."""
-    return *inputs[:place], _moved(inputs[place], mesh, BY_TOKENS, EVERYWHERE), *inputs[place + 1 :]
+    """Gather all tokens of the input with this index; in the backward pass each rank has its tokens' gradient."""
+    gathered = _moved(inputs[index], mesh, BY_TOKENS, EVERYWHERE)
+    return *inputs[:index], gathered, *inputs[index + 1 :]
 
 
-def _draw_own_numbers(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Let dropout on what is cut differ between ranks. Elsewhere all draw the same: their generators go together."""
-    forward, devices = (
-        module.forward,
-        [torch.cuda.current_device()] if mesh.device_type == "cuda" else [],
-    )
+def _draw_local_numbers(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Let dropout in `module`, whose tensors are cut, differ between ranks.
 
-    def forward_with_own_numbers(*inputs: Any) -> Any:
+    Elsewhere all ranks draw the same numbers, because their generators have the same state.
+    """
+    forward = module.forward
+    devices = [torch.cuda.current_device()] if mesh.device_type == "cuda" else []
+
+    def forward_with_local_numbers(*inputs: Any) -> Any:
         if not module.training:
             return forward(*inputs)
         seed = int(torch.randint(2**62, ()))
@@ -321,4 +326,4 @@ def _draw_own_numbers(module: nn.Module, mesh: DeviceMesh) -> None:
             torch.manual_seed(seed + mesh.get_local_rank())
             return forward(*inputs)
 
-    module.forward = forward_with_own_numbers
+    module.forward = forward_with_local_numbers

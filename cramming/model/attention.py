@@ -1,8 +1,8 @@
-"""Attention over packed tokens; with its kernels the only code that knows whether rows are equal or ragged.
+"""Attention over packed tokens; only this module and its kernels distinguish equal rows from ragged sequences.
 
-Everything above works on `[T, D]`: the tokens of all sequences, end to end. A `Packing` says which of them form a
+The rest of the model works on `[T, D]`: the tokens of all sequences, end to end. A `Packing` gives the bounds of each
 sequence. `prepare` turns it into one `Layout` per window size, once per forward pass, and `attend` runs a layer on it
-with one of the kernels of attention_kernels.py. Shapes: T tokens, H heads, K head size, M queries.
+with a kernel of attention_kernels.py. Shapes: T tokens, H heads, K head size, M queries.
 """
 
 import torch
@@ -27,7 +27,10 @@ __all__ = [
 
 
 def choose(packing: Packing, half_window: int | None, dtype: torch.dtype, dropout: float) -> str:
-    """The kernel that `auto` stands for: the first in the table that suits; one of them suits everything."""
+    """Return the kernel that `auto` stands for: the first in `KERNELS` that suits the batch.
+
+    `padded` suits every batch.
+    """
     suited = [
         name
         for name, kernel in KERNELS.items()
@@ -39,22 +42,22 @@ def choose(packing: Packing, half_window: int | None, dtype: torch.dtype, dropou
 def reason_against(
     kernel: str, device: torch.device, dtype: torch.dtype, dropout: float
 ) -> str | None:
-    """Why a kernel cannot run so, with what to do; None if it can."""
+    """Return why a kernel cannot run on this device, with the setting to change, or None if it can."""
     reason = KERNELS[kernel].reason_against(device, dtype)
-    return refusal(kernel, reason) if reason else reason_against_dropout(kernel, dropout)
+    if reason:
+        return refusal(kernel, reason)
+    return reason_against_dropout(kernel, dropout)
 
 
 def reason_against_dropout(kernel: str, dropout: float) -> str | None:
-    """The same, of what holds on every device."""
-    lacks = dropout and not KERNELS[kernel].has_dropout
-    return (
-        refusal(kernel, f"has no dropout, and model.attention_dropout={dropout:g}")
-        if lacks
-        else None
-    )
+    """Return why a kernel cannot run with this dropout on any device, or None if it can."""
+    if not dropout or KERNELS[kernel].has_dropout:
+        return None
+    return refusal(kernel, f"has no dropout, and model.attention_dropout={dropout:g}")
 
 
 def refusal(kernel: str, reason: str) -> str:
+    """Return the error message for a kernel that cannot run."""
     return f"attention.kernel={kernel}: {reason}. Set it to auto, sdpa or padded."
 
 
@@ -66,11 +69,16 @@ def prepare(
     dtype: torch.dtype,
     dropout: float,
 ) -> Layout:
-    """The layout for all layers of one window. `dtype` is what queries will have, `dropout` the rate in force now."""
+    """Return the layout for all layers of one window size.
+
+    `dtype` is the type that queries will have, `dropout` the rate of this pass (0 in evaluation).
+    """
     if kernel == "auto":
         kernel = choose(packing, half_window, dtype, dropout)
-    elif reason := reason_against(kernel, packing.bounds_S.device, dtype, dropout):
-        raise ValueError(reason)
+    else:
+        reason = reason_against(kernel, packing.bounds_S.device, dtype, dropout)
+        if reason:
+            raise ValueError(reason)
     layout = KERNELS[kernel].prepare(packing, num_tokens, half_window)
     if not KERNELS[kernel].adds_mask:
         return layout
@@ -78,9 +86,10 @@ def prepare(
 
 
 def restrict(layout: Layout, queries_M: Tensor, num_tokens: int) -> Layout | None:
-    """The layout for the query subset `queries_M`, ascending, as many in each row; None if no kernel can do that.
+    """Return the layout for the query subset `queries_M`, or None if no kernel can compute it.
 
-    Where the layout's own kernel cannot (FlashAttention with a window), SDPA can: `flops_per_token` counts on it.
+    Queries ascend, and each row has equally many. SDPA takes over where the layout's own kernel cannot restrict
+    queries (FlashAttention with a window); `flops_per_token` relies on that.
     """
     restricted = KERNELS[layout.kernel].restrict(layout, queries_M, num_tokens)
     restricted = restricted or restrict_rows(layout, queries_M, num_tokens)
@@ -90,5 +99,5 @@ def restrict(layout: Layout, queries_M: Tensor, num_tokens: int) -> Layout | Non
 def attend(
     q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, layout: Layout, dropout: float = 0.0
 ) -> Tensor:
-    """Attention of every query to the tokens that it sees, scaled by K^-0.5: [T or M, H, K]."""
+    """Return the attention of every query to the tokens that it sees, scaled by K^-0.5: [T or M, H, K]."""
     return KERNELS[layout.kernel].attend(q_THK, k_THK, v_THK, layout, dropout)

@@ -1,7 +1,7 @@
 """The attention kernels, in one table at the end: a new kernel touches this file only.
 
-A kernel is a few functions (`Kernel`): `prepare` makes the layout of a batch, `attend` runs one layer on it, `restrict`
-makes the layout of a query subset, `suits` says when `auto` takes it, and `reason_against` why it cannot run.
+A `Kernel` is a few functions: `prepare` makes the layout of a batch, `attend` runs one layer on it, `restrict` makes
+the layout of a query subset, `suits` says whether `auto` may choose it, and `reason_against` why it cannot run.
 
 Shapes: T tokens, S sequences, H heads, K head size, B rows, L row length, P padded tokens, M queries.
 """
@@ -21,20 +21,18 @@ from .packing import Layout, Packing, sequence_ids
 FLASH_CAPABILITY = (8, 0)  # Ampere; a 2080 Ti and a T4 are 7.5, a V100 is 7.0
 FLASH_TORCH = (2, 11)  # the first with the arguments of `varlen_attn` that are used here
 FLASH_TYPES = (torch.bfloat16, torch.float16)
-FLASH_MULTIPLE = (
-    8  # of which it takes head sizes; SDPA pads by itself, its operator on bounds refuses others
-)
-MASK_MULTIPLE = 8  # of numbers from row to row of an additive mask
+FLASH_MULTIPLE = 8  # head sizes that `varlen_attn` accepts are multiples of it; SDPA pads by itself
+MASK_MULTIPLE = 8  # row stride of an additive mask, in elements
 PRODUCTS_LENGTH = (
-    512  # the longest row that `auto` gives to `products`; at 1024 SDPA is faster (docs/log.md)
+    512  # longest row that `auto` gives to `products`; at 1024 SDPA is faster (docs/log.md)
 )
-# What a group of sequences of similar length costs by itself, in pairs of tokens that could be computed in its time
-# (docs/log.md); on a GPU by reckoning: 20 launches.
+# Fixed cost of a group of sequences of similar length, as the number of token pairs that could be computed in that time
+# (docs/log.md). The number for a GPU is estimated from 20 kernel launches, not measured.
 GROUP_PAIRS = {("padded", "cpu"): 2**12, ("padded", "cuda"): 2**18, ("products", "cpu"): 2**14}
 
 
 class Kernel(NamedTuple):
-    """One way to compute attention. `auto` takes the first kernel of the table whose `suits` is true."""
+    """One implementation of attention; `auto` takes the first kernel of the table whose `suits` returns true."""
 
     prepare: Callable[[Packing, int, int | None], Layout]
     attend: Callable[[Tensor, Tensor, Tensor, Layout, float], Tensor]
@@ -42,32 +40,39 @@ class Kernel(NamedTuple):
     suits: Callable[[Packing, int | None, torch.dtype, float], bool] = lambda *_: False
     reason_against: Callable[[torch.device, torch.dtype], str | None] = lambda *_: None
     has_dropout: bool = False
-    adds_mask: bool = (
-        False  # whether `attend` takes 0 and minus infinity where `prepare` gives true and false
-    )
+    adds_mask: bool = False  # whether `attend` needs the boolean masks of `prepare` as 0 and -inf
 
 
 def _band(length: int, half_window: int | None, device: torch.device) -> Tensor | None:
-    """Boolean [L, L], true where |i - j| <= half_window; None where that is everywhere."""
+    """Return a boolean [L, L], true where |i - j| <= half_window, or None if that holds everywhere."""
     if half_window is None or half_window >= length - 1:
         return None
-    place = torch.arange(length, device=device)
-    return (place[:, None] - place[None, :]).abs() <= half_window
+    index = torch.arange(length, device=device)
+    return (index[:, None] - index[None, :]).abs() <= half_window
 
 
 def _causal(mask: Tensor | None, packing: Packing) -> Tensor | None:
-    """The mask [..., L, L], true at no key after its query if these are hidden. None stays: `attend` sees to it."""
+    """Return the mask [..., L, L] with later keys hidden from each query if the packing is causal.
+
+    A mask of None stays None: `attend` then uses the kernel's own causal mode.
+    """
     return mask.tril() if packing.causal and mask is not None else mask
 
 
 def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    return b if a is None else a if b is None else a & b
+    """Return the conjunction of two masks, where None hides nothing."""
+    if a is None:
+        return b
+    if b is None:
+        return a
+    return a & b
 
 
 def additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return 0 where the mask is true and minus infinity elsewhere, as SDPA itself would in each layer.
+    """Return 0 where the mask is true and minus infinity elsewhere.
 
-    Rows begin at multiples of 8 numbers, which its kernels for GPUs want, and would copy the mask for.
+    SDPA would convert a boolean mask in each layer. Rows begin at multiples of 8 elements: the GPU kernels of SDPA
+    need that alignment and would otherwise copy the mask.
     """
     if mask is None:
         return None
@@ -86,7 +91,7 @@ def _sdpa_prepare(
     length = packing.whole_rows
     if length is None:
         raise ValueError(
-            f"attention.kernel={kernel}: needs rows of equal length; set it to auto, padded or varlen for ragged ones"
+            f"attention.kernel={kernel}: needs rows of equal length. Set it to auto, padded or varlen for ragged rows."
         )
     assert num_tokens % length == 0, f"{num_tokens} tokens are not rows of {length}"
     mask = _band(length, half_window, packing.bounds_S.device)
@@ -99,7 +104,10 @@ def _sdpa_prepare(
 
 
 def restrict_rows(layout: Layout, queries_M: Tensor, num_tokens: int) -> Layout | None:
-    """For SDPA on equal rows, whatever kernel `layout` is of; None for ragged ones."""
+    """Return an SDPA layout for a query subset on equal rows, or None for ragged sequences.
+
+    `layout` may be of any kernel.
+    """
     packing, length = layout.packing, layout.packing.whole_rows
     if length is None:
         return None
@@ -107,17 +115,18 @@ def restrict_rows(layout: Layout, queries_M: Tensor, num_tokens: int) -> Layout 
     assert queries_M.shape[0] % rows == 0, (
         f"{queries_M.shape[0]} queries are not as many in each of {rows} rows"
     )
-    place_M, mask = queries_M % length, _band(length, layout.half_window, queries_M.device)
+    offset_M = queries_M % length
+    mask = _band(length, layout.half_window, queries_M.device)
     if mask is not None:
-        mask = mask.index_select(0, place_M).view(rows, -1, length)
+        mask = mask.index_select(0, offset_M).view(rows, -1, length)
     if packing.row_length is None:
         ids_BL = sequence_ids(packing.bounds_S, num_tokens).view(rows, length)
-        mask = _both(
-            ids_BL.gather(1, place_M.view(rows, -1))[:, :, None] == ids_BL[:, None, :], mask
-        )
+        query_ids = ids_BL.gather(1, offset_M.view(rows, -1))
+        mask = _both(query_ids[:, :, None] == ids_BL[:, None, :], mask)
     if packing.causal:
-        places_L = torch.arange(length, device=queries_M.device)
-        mask = _both((places_L <= place_M[:, None]).view(rows, -1, length), mask)
+        offsets_L = torch.arange(length, device=queries_M.device)
+        is_visible = offsets_L <= offset_M[:, None]
+        mask = _both(is_visible.view(rows, -1, length), mask)
     masks = (None if mask is None else mask[:, None],)
     return Layout("sdpa", packing, layout.half_window, ((rows, length),), masks)
 
@@ -127,20 +136,22 @@ def restrict_rows(layout: Layout, queries_M: Tensor, num_tokens: int) -> Layout 
 
 @torch.compiler.disable  # numbers of one batch: not for a graph
 def group_by_length(lengths: Sequence[int], group_pairs: int) -> list[list[int]]:
-    """Non-empty sequences, by index, in the groups of similar length that cost least.
+    """Return the indices of the non-empty sequences, in groups of similar length with the least total cost.
 
-    A group costs what its pairs of tokens do, rows times the square of the longest, and `group_pairs` as many again.
+    The cost of a group is its number of token pairs, rows times the square of the longest sequence, plus
+    `group_pairs`.
     """
     lengths_S = np.asarray(lengths)
     sizes, counts = np.unique(lengths_S[lengths_S > 0], return_counts=True)
     ends = np.concatenate([[0], counts.cumsum()])
-    least, begins = np.zeros(len(sizes) + 1), np.zeros(len(sizes) + 1, np.int64)
-    for last in range(
-        1, len(sizes) + 1
-    ):  # the best grouping of all up to here, by where its last group begins
-        costs = least[:last] + (ends[last] - ends[:last]) * sizes[last - 1] ** 2 + group_pairs
+    # Dynamic programme: the cheapest grouping of the `last` shortest sizes, and the size at which its last group begins
+    least_costs = np.zeros(len(sizes) + 1)
+    begins = np.zeros(len(sizes) + 1, np.int64)
+    for last in range(1, len(sizes) + 1):
+        counts_inside = ends[last] - ends[:last]
+        costs = least_costs[:last] + counts_inside * sizes[last - 1] ** 2 + group_pairs
         begins[last] = costs.argmin()
-        least[last] = costs[begins[last]]
+        least_costs[last] = costs[begins[last]]
     groups, last = [], len(sizes)
     while last:
         inside = (lengths_S >= sizes[begins[last]]) & (lengths_S <= sizes[last - 1])
@@ -150,18 +161,23 @@ def group_by_length(lengths: Sequence[int], group_pairs: int) -> list[list[int]]
 
 
 class _Padded(NamedTuple):
-    """Padded groups: their [rows, length] and whether rows of them are padded; tensors on the device."""
+    """Padded groups: [rows, length] of each, and whether any of its rows is padded. Tensors are on the device."""
 
     groups: list[tuple[int, int]]
     is_ragged: list[bool]
-    gather_P: Tensor  # token of each padded place; behind the end of a sequence its first
-    scatter_T: Tensor  # padded place of each token
-    lengths_R: Tensor  # of the sequence in each row
+    gather_P: (
+        Tensor  # token of each padded position; padding repeats the first token of its sequence
+    )
+    scatter_T: Tensor  # padded position of each token
+    lengths_R: Tensor  # sequence length of each row
 
 
 @torch.compiler.disable  # numbers of one batch: not for a graph
 def _pad(lengths: Sequence[int], group_pairs: int, device: torch.device) -> _Padded:
-    """Lay sequences out in groups. All is computed on the host, which does not wait for the device."""
+    """Return the sequences laid out in padded groups.
+
+    All is computed on the host, so that nothing waits for the device.
+    """
     lengths_S = np.asarray(lengths, np.int64)
     starts_S = lengths_S.cumsum() - lengths_S
     gather, rows, groups, is_ragged, first = [], [], [], [], 0
@@ -169,9 +185,9 @@ def _pad(lengths: Sequence[int], group_pairs: int, device: torch.device) -> _Pad
     for members in group_by_length(lengths_S, group_pairs):
         starts_R, lengths_R = starts_S[members, None], lengths_S[members]
         longest = int(lengths_R.max())
-        places = np.arange(longest)
-        valid = places < lengths_R[:, None]
-        tokens = np.where(valid, starts_R + places, starts_R)
+        offsets = np.arange(longest)
+        valid = offsets < lengths_R[:, None]
+        tokens = np.where(valid, starts_R + offsets, starts_R)
         scatter_T[tokens[valid]] = first + np.flatnonzero(valid)
         gather.append(tokens.ravel())
         rows.append(lengths_R)
@@ -181,7 +197,7 @@ def _pad(lengths: Sequence[int], group_pairs: int, device: torch.device) -> _Pad
     arrays = [np.concatenate(gather), scatter_T, np.concatenate(rows)]
     numbers = torch.from_numpy(np.concatenate(arrays))
     if device.type == "cuda":
-        numbers = numbers.pin_memory()  # else the copy would wait for the steps before it
+        numbers = numbers.pin_memory()  # otherwise the copy waits for the steps before it
     numbers = numbers.to(device, non_blocking=True)
     return _Padded(groups, is_ragged, *numbers.split([len(array) for array in arrays]))
 
@@ -196,7 +212,7 @@ def _padded_prepare(
     masks, first = [], 0
     for (rows, longest), is_ragged in zip(padded.groups, padded.is_ragged):
         mask = _causal(_band(longest, half_window, device), packing)
-        if is_ragged and not packing.causal:  # causal: padding comes after all that a token sees
+        if is_ragged and not packing.causal:  # in a causal pass no token sees the padding behind it
             lengths_R = padded.lengths_R[first : first + rows, None, None, None]
             mask = _both(torch.arange(longest, device=device) < lengths_R, mask)
         masks.append(mask)
@@ -208,10 +224,14 @@ def _padded_prepare(
 
 
 def _padded_restrict(layout: Layout, queries_M: Tensor, num_tokens: int) -> Layout | None:
-    """Where every sequence has one query, as in a classifier, and no window hides keys from it."""
-    if layout.packing.causal or any(
-        mask is not None and mask.shape[-2] != 1 for mask in layout.masks
-    ):
+    """Return a layout with one query per sequence, as a classifier on the first token needs it.
+
+    None where a sequence has no query or several, or where a mask depends on the query.
+    """
+    if layout.packing.causal:
+        return None
+    masks = [mask for mask in layout.masks if mask is not None]
+    if any(mask.shape[-2] != 1 for mask in masks):
         return None
     if len(queries_M) != sum(rows for rows, _ in layout.groups):
         return None
@@ -223,10 +243,9 @@ def _padded_restrict(layout: Layout, queries_M: Tensor, num_tokens: int) -> Layo
         first = last
     begins_R = layout.gather_P[torch.cat(begins)]
     bounds_S = layout.packing.bounds_S.long()
-    sequence_R, sequence_M = (
-        torch.searchsorted(bounds_S, x, right=True) for x in (begins_R, queries_M)
-    )
-    is_known = layout.packing.one_query_each  # else the device is asked
+    sequence_R = torch.searchsorted(bounds_S, begins_R, right=True)
+    sequence_M = torch.searchsorted(bounds_S, queries_M, right=True)
+    is_known = layout.packing.one_query_each  # otherwise the comparison below waits for the device
     if not is_known and not torch.equal(sequence_R.sort().values, sequence_M):
         return None
     query_R = torch.searchsorted(sequence_M, sequence_R)
@@ -244,14 +263,13 @@ def _grouped_attend(
     heads, size = q_THK.shape[1:]
     one_each = layout.query_gather_M is not None
     if layout.gather_P is not None:
-        q_THK = q_THK.index_select(
-            0, layout.gather_P if layout.query_gather_M is None else layout.query_gather_M
-        )
+        gather = layout.gather_P if layout.query_gather_M is None else layout.query_gather_M
+        q_THK = q_THK.index_select(0, gather)
         k_THK, v_THK = (x.index_select(0, layout.gather_P) for x in (k_THK, v_THK))
     outputs, first, first_row = [], 0, 0
     for (rows, length), mask in zip(layout.groups, layout.masks):
         last = first + rows * length
-        # Queries may be fewer than keys: one a row, or where there is one group, which is then everything.
+        # There may be fewer queries than keys: one per row, or any number where a single group holds all tokens.
         queries = q_THK[first_row : first_row + rows] if one_each else q_THK[first:last]
         q, k, v = (
             x.view(rows, -1, heads, size).transpose(1, 2)
@@ -278,9 +296,8 @@ class _Products(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         scores = torch.matmul(q.float() * q.shape[-1] ** -0.5, k.float().transpose(-1, -2))
-        if (
-            mask is not None
-        ):  # not minus infinity: a padding token may see nothing at all, and must not become NaN
+        if mask is not None:
+            # not minus infinity: a padding token may see nothing at all, and must not become NaN
             scores.masked_fill_(~mask, torch.finfo(scores.dtype).min)
         weights = scores.softmax(-1).to(v.dtype)
         ctx.save_for_backward(q, k, v, weights)
@@ -291,17 +308,15 @@ class _Products(torch.autograd.Function):
         q, k, v, weights = ctx.saved_tensors
         d_v = torch.matmul(weights.transpose(-1, -2), d_out)
         d_weights = torch.matmul(d_out, v.transpose(-1, -2))
-        d_scores = (
-            torch._softmax_backward_data(d_weights, weights, -1, weights.dtype)
-            * q.shape[-1] ** -0.5
-        )
+        d_scores = torch._softmax_backward_data(d_weights, weights, -1, weights.dtype)
+        d_scores = d_scores * q.shape[-1] ** -0.5
         return torch.matmul(d_scores, k), torch.matmul(d_scores.transpose(-1, -2), q), d_v, None
 
 
 def products(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, is_causal: bool
 ) -> Tensor:
-    """What `F.scaled_dot_product_attention` computes without dropout."""
+    """Return attention as `F.scaled_dot_product_attention` computes it, without dropout."""
     assert dropout == 0.0
     if is_causal:
         mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
@@ -331,9 +346,12 @@ def _products_suits(
 # varlen: FlashAttention on bounds -------------------------------------------------------------------------------------
 
 
-@torch.compiler.assume_constant_result  # a property of the device: asked while compiling, not traced
+@torch.compiler.assume_constant_result  # a property of the device: read while compiling, not traced
 def has_flash(device: torch.device) -> bool:
-    """Whether FlashAttention runs on this GPU, and this torch, an exported model's user's, has it for bounds."""
+    """Return whether FlashAttention runs on this GPU and the installed torch has it for bounds.
+
+    An exported model may run under an older torch than the suite requires.
+    """
     version = tuple(map(int, torch.__version__.split(".")[:2]))
     return version >= FLASH_TORCH and torch.cuda.get_device_capability(device) >= FLASH_CAPABILITY
 
@@ -353,7 +371,7 @@ def _varlen_reason_against(device: torch.device, dtype: torch.dtype) -> str | No
 def _varlen_suits(
     packing: Packing, half_window: int | None, dtype: torch.dtype, dropout: float
 ) -> bool:
-    """Where it saves something over SDPA: ragged sequences, or windows."""
+    """Return whether it saves work over SDPA: ragged sequences, or windows."""
     device = packing.bounds_S.device
     able = packing.bounds_S.is_cuda and dtype in FLASH_TYPES and dropout == 0.0
     return (
@@ -365,7 +383,7 @@ def _varlen_suits(
 
 def _varlen_restrict(layout: Layout, queries_M: Tensor, num_tokens: int) -> Layout | None:
     if layout.packing.causal or layout.packing.is_cut_by(layout.half_window):
-        return None  # FlashAttention counts a window from the place among the queries, not among the keys
+        return None  # FlashAttention counts a window from the index among the queries, not among the keys
     return layout._replace(
         query_bounds_S=torch.searchsorted(queries_M, layout.packing.bounds_S.long()).int()
     )
@@ -383,7 +401,8 @@ def _varlen_attend(
     bounds, longest = packing.bounds_S, packing.max_length
     query_bounds = bounds if layout.query_bounds_S is None else layout.query_bounds_S
     size = q_THK.shape[-1]
-    if missing := -size % FLASH_MULTIPLE:
+    missing = -size % FLASH_MULTIPLE
+    if missing:
         q_THK, k_THK, v_THK = (F.pad(x, (0, missing)) for x in (q_THK, k_THK, v_THK))
     out = varlen_attn(
         q_THK,
@@ -404,7 +423,7 @@ def _varlen_attend(
 
 
 def _flex() -> ModuleType:
-    from . import flex  # only where it is chosen
+    from . import flex  # imported late: most runs do without it
 
     return flex
 
@@ -454,9 +473,9 @@ KERNELS: dict[str, Kernel] = {
     ),
     # FlexAttention: CUDA, any type, no dropout; must be compiled for training, so `auto` never takes it
     "flex": Kernel(
-        lambda *given: _flex().prepare(*given),
-        lambda *given: _flex().attend(*given),
-        lambda *given: _flex().restrict(*given),
+        lambda *arguments: _flex().prepare(*arguments),
+        lambda *arguments: _flex().attend(*arguments),
+        lambda *arguments: _flex().restrict(*arguments),
         reason_against=_flex_reason_against,
     ),
 }

@@ -1,4 +1,4 @@
-"""A classifier of sequences on the encoder: what fine-tuning trains.
+"""Sequence classifier on the encoder, the model that fine-tuning trains.
 
 Shapes: T tokens, D hidden size, S sequences, C labels.
 """
@@ -15,14 +15,14 @@ from .init import initialize
 
 
 class SequenceClassifier(nn.Module):
-    """One vector per sequence, optionally dense and tanh, dropout, linear.
+    """Encoder with pooling to one vector per sequence, optionally dense and tanh, then dropout and a linear layer.
 
-    `pooling`: the mean of its tokens, its first, or `pairs`: the means of its first and of its second text (token types
-    0 and 1), the size of their difference and their product [4 D], as SentEval and GLUE's own baselines compare two
-    sentences (Conneau et al. 2017, Wang et al. 2018); zeros stand for a second text that there is not.
-    `pooler_size` is the width of the tanh layer, None for none; the crammed BERT has a mean and 1024, BERT its first
-    token and its hidden size. One label means regression: the loss is the caller's. New layers are initialised here,
-    the encoder stays as it is. Empty sequences give the logits of a zero vector.
+    `pooling` is "mean" of the tokens, "cls" for the first token, or "pairs": the means of the first and of the second
+    text (token types 0 and 1), the absolute value of their difference and their product [4 D], as SentEval and GLUE's
+    baselines compare two sentences (Conneau et al. 2017, Wang et al. 2018); zeros stand for a missing second text.
+    `pooler_size` is the width of the tanh layer, or None for no such layer; the crammed BERT has a mean and 1024,
+    BERT its first token and its hidden size. One label means regression: the loss is the caller's. New layers are
+    initialised here, the encoder stays unchanged. Empty sequences give the logits of a zero vector.
     """
 
     def __init__(
@@ -49,11 +49,13 @@ class SequenceClassifier(nn.Module):
         packing: Packing,
         token_types_T: Tensor | None = None,
     ) -> Tensor:
-        """Logits [S, C], one row per sequence. Where only the first tokens count, the late layers compute no others."""
+        """Return logits [S, C], one row per sequence.
+
+        With `cls` pooling the late layers compute the first tokens only.
+        """
         bounds_S = packing.bounds_S
-        if (
-            self.pooling == "cls" and packing.aligned_length is None
-        ):  # which may have other numbers of them in each row
+        # Rows of packed documents hold different numbers of first tokens, which `restrict` does not take.
+        if self.pooling == "cls" and packing.aligned_length is None:
             firsts_S = bounds_S[:-1].long().clamp(max=len(ids_T) - 1)
             has_no_empty = packing.lengths is not None and min(packing.lengths) > 0
             packing = packing._replace(one_query_each=has_no_empty)
@@ -72,13 +74,14 @@ class SequenceClassifier(nn.Module):
 
 
 def _means(hidden_TD: Tensor, ids_T: Tensor, count: int) -> Tensor:
-    """[count, D], of the tokens with each id, 0 for none; in fp32, as on a GPU a sum in 16 bits is rounded at each
-    token, and bf16 counts to 256."""
+    """Return the mean [count, D] of the tokens with each id, 0 for an id without tokens.
+
+    Sums are in fp32: on a GPU a sum in 16 bits is rounded at each token, and bf16 counts to 256 only.
+    """
     x_TD = hidden_TD.float()
     sums_XD = x_TD.new_zeros((count, x_TD.shape[1])).index_add(0, ids_T, x_TD)
-    counts_X = x_TD.new_zeros(count).index_add(
-        0, ids_T, torch.ones_like(x_TD[:, 0])
-    )  # bincount would wait for the GPU
+    # not `bincount`, which waits for the GPU
+    counts_X = x_TD.new_zeros(count).index_add(0, ids_T, torch.ones_like(x_TD[:, 0]))
     return (sums_XD / counts_X.clamp(min=1)[:, None]).to(hidden_TD.dtype)
 
 
@@ -92,7 +95,7 @@ def _cls_pooling(hidden_TD: Tensor, bounds_S: Tensor) -> Tensor:
 
 
 def _pair_pooling(hidden_TD: Tensor, bounds_S: Tensor, types_T: Tensor) -> Tensor:
-    """[S, 4 D]"""
+    """Return [S, 4 D]: both texts' means, the absolute difference and the product."""
     texts = 2 * (len(bounds_S) - 1)
     texts_T = 2 * sequence_ids(bounds_S, len(hidden_TD)) + (types_T == 1)
     means_XD = _means(hidden_TD, texts_T, texts)

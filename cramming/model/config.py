@@ -1,8 +1,8 @@
-"""What a model is made of, and what it costs.
+"""Model configuration, and parameters and operations counted from it without building the model.
 
-An encoder is a point in a space of independent choices (norm order, positions, MLP, attention window, head ...); BERT,
-the crammed BERT of Geiping & Goldstein (2022) and ModernBERT (Warner et al., 2024) are three YAML files in
-`conf/model/`. Parameters and operations are counted from the configuration alone, without building anything.
+An encoder is a point in a space of independent choices (norm order, positions, MLP, attention window, head ...).
+BERT, the crammed BERT of Geiping & Goldstein (2022) and ModernBERT (Warner et al. 2024) are three YAML files in
+`conf/model/`.
 """
 
 from dataclasses import dataclass
@@ -159,7 +159,7 @@ class ModelConfig:
         return self.hidden_size // self.num_heads
 
     def half_window(self, layer: int) -> int | None:
-        """Tokens that layer `layer` sees to each side, or None for all of them."""
+        """Return the number of tokens that layer `layer` sees to each side, or None for all of them."""
         if self.local_window is None or layer % self.global_every == 0:
             return None
         return self.local_window // 2
@@ -171,18 +171,18 @@ class ModelConfig:
 
     @property
     def num_convolutions(self) -> int:
-        """One before each layer that is computed for all tokens."""
+        """Number of convolutions: one before each layer that is computed for all tokens."""
         return self.num_layers - self.late_layers + 1 if self.convolution else 0
 
     def value_table(self, layer: int) -> int | None:
-        """Which of the value embeddings layer `layer` mixes into its values, or None."""
+        """Return the index of the value embedding that layer `layer` mixes into its values, or None."""
         first_of_last = self.num_layers - self.value_embeddings
         if self.value_embeddings <= layer < first_of_last:
             return None
         return layer if layer < self.value_embeddings else layer - first_of_last
 
     def value_sources(self, layer: int) -> int:
-        """How many other vectors layer `layer` mixes into its values."""
+        """Return the number of other vectors that layer `layer` mixes into its values."""
         return (self.value_table(layer) is not None) + (self.value_residual and layer > 0)
 
 
@@ -192,16 +192,16 @@ def _require(condition: bool, message: str) -> None:
 
 
 class ParameterCount(NamedTuple):
-    """How many trained numbers a model has."""
+    """Numbers of trained parameters."""
 
     total: int
     without_embeddings: (
-        int  # without token, value, position and token-type tables (a tied decoder is one of them)
+        int  # without the tables of tokens (a tied decoder), values, positions and token types
     )
 
 
 def count_parameters(config: ModelConfig) -> ParameterCount:
-    """Parameters of `MaskedLM(config)`, each counted once (a tied decoder adds nothing)."""
+    """Return the number of parameters of `MaskedLM(config)`, each counted once (a tied decoder adds nothing)."""
     vocab = _vocabulary(config)
     width, inner = config.hidden_size, config.intermediate_size
     norm = width * (2 if config.norm_bias else 1)
@@ -233,19 +233,20 @@ def flops_per_token(
     targets_per_token: float,
     last_layer: LastLayer = "targets",
 ) -> float:
-    """Floating-point operations of one forward and backward pass of `MaskedLM`, per input token.
+    """Return floating-point operations of one forward and backward pass of `MaskedLM`, per input token.
 
     With D hidden size, F intermediate size (G = 2F for a GLU, else F), V vocabulary, L sequence length, t targets per
     token, a multiply-add counted as 2 and a backward pass as twice the forward:
 
         3 * [ sum over layers of 2 (4 D^2 + D G + F D + D H) + 4 D C_layer ]  +  3 * t * 2 (D^2 if head transform + D V)
 
-    D H is there with gates of H heads. C is the mean number of keys a query sees: L in a global layer; in a local one
-    of half window W, what fits of 2 W + 1 into the row: L if W >= L - 1, else (2 W + 1) - W (W + 1) / L. Sequences are
-    taken as whole rows: documents packed into a row attend to less than is counted. A late layer computed at the
-    targets only has the share t of all but its keys and values, so t * (2 (2 D^2 + D G + F D + D H) + 4 D C) + 4 D^2 of
-    it is counted. Embedding lookups, norms, activations, softmax, scalars, convolutions and the optimizer are not
-    counted (PaLM, Chowdhery et al. 2022, appendix B), and neither is recomputation.
+    The term D H counts only with gates of H heads. C is the mean number of keys that a query sees: L in a global layer,
+    and in a local layer of half window W the part of 2 W + 1 that lies in the row: L if W >= L - 1, else
+    (2 W + 1) - W (W + 1) / L. Sequences are taken as whole rows: documents packed into a row attend to less than is
+    counted. A late layer computed at the targets only has the share t of all but its keys and values, so it counts as
+    t * (2 (2 D^2 + D G + F D + D H) + 4 D C) + 4 D^2. Embedding lookups, norms, activations, softmax, scalars,
+    convolutions and the optimizer are not counted (PaLM, Chowdhery et al. 2022, appendix B); recomputation is not
+    either.
     """
     width = config.hidden_size
     body = encoder_flops(config, sequence_length, targets_per_token, last_layer)
@@ -256,14 +257,13 @@ def flops_per_token(
 def encoder_flops(
     config: ModelConfig, sequence_length: int, targets_per_token: float, last_layer: LastLayer
 ) -> float:
-    """Of the encoder's forward pass, per input token; see `flops_per_token`."""
+    """Return floating-point operations of the encoder's forward pass per input token; see `flops_per_token`."""
     width, inner = config.hidden_size, config.intermediate_size
     up = inner * (2 if config.mlp == "glu" else 1)
     gates = width * config.num_heads if config.attention_gate else 0
     matrices = config.num_layers * 2 * (4 * width * width + width * up + inner * width + gates)
-    keys = [
-        _keys_per_query(config.half_window(i), sequence_length) for i in range(config.num_layers)
-    ]
+    half_windows = [config.half_window(layer) for layer in range(config.num_layers)]
+    keys = [_keys_per_query(half_window, sequence_length) for half_window in half_windows]
     body = matrices + 4 * width * sum(keys)
     if last_layer == "targets":
         late = config.late_layers

@@ -1,6 +1,6 @@
-"""A convolution over each token's neighbours, before a block.
+"""Convolution over each token's neighbours, before a block.
 
-Shapes: T tokens, D hidden size, N taps, X some tokens.
+Shapes: T tokens, D hidden size, N taps, X a subset of the tokens.
 """
 
 from typing import Any
@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 
 class Convolution(nn.Module):
-    """Adds to each token its neighbours, `radius` to each side in its sequence, times trained weights per channel; in
-    a `causal` pass only those before it.
+    """Depthwise convolution on the residual stream: neighbours times trained weights per channel, added to each token.
 
-    A depthwise convolution on the residual stream: what stands beside a token is there before attention has learned to
-    look for it (ConvBERT, Jiang et al. 2020; Primer, So et al. 2021, section 4; canon layers, Allen-Zhu 2025).
+    Each token receives `radius` neighbours to each side in its sequence, in a `causal` pass only those before it.
+    Neighbours are thus available before attention has learned to attend to them (ConvBERT, Jiang et al. 2020; Primer,
+    So et al. 2021, section 4; canon layers, Allen-Zhu 2025).
     """
 
     def __init__(self, radius: int, width: int) -> None:
@@ -23,7 +23,9 @@ class Convolution(nn.Module):
         self.taps = nn.Parameter(torch.empty(2 * radius, width))
 
     def forward(self, x_TD: Tensor, positions_T: Tensor, causal: bool) -> Tensor:
-        offsets = [*range(-self.radius, 0), *([] if causal else range(1, self.radius + 1))]
+        offsets = list(range(-self.radius, 0))
+        if not causal:
+            offsets += range(1, self.radius + 1)
         if not torch.compiler.is_compiling():
             convolved: Tensor = _Convolved.apply(x_TD, self.taps, positions_T, offsets)
             return convolved
@@ -35,8 +37,10 @@ class Convolution(nn.Module):
 
 
 class _Convolved(torch.autograd.Function):
-    """Eager execution's convolution: half as many passes over memory. It keeps its input alone, where autograd would
-    keep two more [T, D] for each tap."""
+    """The convolution of eager execution, with half as many passes over memory as separate operations.
+
+    It saves its input alone, where autograd would save two more [T, D] per tap.
+    """
 
     @staticmethod
     def forward(
@@ -46,8 +50,8 @@ class _Convolved(torch.autograd.Function):
         ctx.offsets = offsets
         out = x_TD.clone()
         for offset, tap_D in zip(offsets, taps_ND[: len(offsets)].to(x_TD.dtype), strict=True):
-            here, there, mask_X1 = _neighbours(positions_T, offset, x_TD.dtype)
-            out[here].addcmul_(x_TD[there] * mask_X1, tap_D)
+            target, source, mask_X1 = _neighbours(positions_T, offset, x_TD.dtype)
+            out[target].addcmul_(x_TD[source] * mask_X1, tap_D)
         return out
 
     @staticmethod
@@ -55,23 +59,20 @@ class _Convolved(torch.autograd.Function):
         x_TD, taps_ND, positions_T = ctx.saved_tensors
         d_x, d_taps = d_TD.clone(), torch.zeros_like(taps_ND)
         for tap, offset in enumerate(ctx.offsets):
-            here, there, mask_X1 = _neighbours(positions_T, offset, x_TD.dtype)
-            d_XD = d_TD[here] * mask_X1
-            d_x[there].addcmul_(d_XD, taps_ND[tap].to(d_x.dtype))
-            d_taps[tap] = d_XD.mul_(x_TD[there]).sum(0, dtype=taps_ND.dtype)
+            target, source, mask_X1 = _neighbours(positions_T, offset, x_TD.dtype)
+            d_XD = d_TD[target] * mask_X1
+            d_x[source].addcmul_(d_XD, taps_ND[tap].to(d_x.dtype))
+            d_taps[tap] = d_XD.mul_(x_TD[source]).sum(0, dtype=taps_ND.dtype)
         return d_x, d_taps, None, None
 
 
 def _neighbours(
     positions_T: Tensor, offset: int, dtype: torch.dtype
 ) -> tuple[slice, slice, Tensor]:
-    """Tokens, those `offset` places further on, and [X, 1]: 1 where both are of one sequence, else 0."""
+    """Return slices of target and source tokens, `offset` apart, and [X, 1]: 1 if both are in one sequence, else 0."""
     last = len(positions_T) - abs(offset)
-    places = slice(0, max(0, last)), slice(abs(offset), None)
-    here, there = places if offset > 0 else places[::-1]
-    is_neighbour_X = positions_T[there] == positions_T[here] + offset
-    return (
-        here,
-        there,
-        is_neighbour_X.to(dtype)[:, None],
-    )  # a number: a bool is slow to multiply with on a CPU
+    earlier, later = slice(0, max(0, last)), slice(abs(offset), None)
+    target, source = (earlier, later) if offset > 0 else (later, earlier)
+    is_neighbour_X = positions_T[source] == positions_T[target] + offset
+    # a number: multiplication with a bool is slow on a CPU
+    return target, source, is_neighbour_X.to(dtype)[:, None]

@@ -25,16 +25,16 @@ from .layers import (
     rope_tables,
 )
 
-Shared = dict[
-    int | None, tuple[Rope | None, Layout]
-]  # by half window: what all blocks with it share
-Values = tuple[Tensor, ...]  # what a block mixes into its own values, each [T, D] or [T, H, K]
+# half window -> rotary tables and attention layout of all blocks with that window
+Shared = dict[int | None, tuple[Rope | None, Layout]]
+# vectors that a block mixes into its values, each [T, D] or [T, H, K]
+Values = tuple[Tensor, ...]
 
 
 class Embeddings(nn.Module):
-    """Token, position and token-type vectors, summed, then norm and dropout.
+    """Sum of token, position and token-type vectors, then norm and dropout.
 
-    The vectors of another encoder's table of `tokens` are projected to this one's width.
+    If `tokens` is the token table of another encoder, its vectors are projected to this encoder's width.
     """
 
     def __init__(self, config: ModelConfig, tokens: nn.Embedding | None = None) -> None:
@@ -49,9 +49,8 @@ class Embeddings(nn.Module):
         )
         self.positions: nn.Module | None = None
         if config.positions == "learned":
-            self.positions = nn.Embedding(
-                config.max_length, width
-            )  # a trained vector each (Devlin et al. 2019)
+            # a trained vector per position (Devlin et al. 2019)
+            self.positions = nn.Embedding(config.max_length, width)
         elif config.positions == "scaled_sinusoidal":
             self.positions = ScaledSinusoid(config.max_length, width)
         self.token_types = nn.Embedding(config.token_types, width) if config.token_types else None
@@ -61,17 +60,15 @@ class Embeddings(nn.Module):
     def forward(self, ids_T: Tensor, positions_T: Tensor, token_types_T: Tensor | None) -> Tensor:
         hidden_TD = self.tokens(ids_T)
         if self.projection is not None:
-            hidden_TD = self.projection(hidden_TD).to(
-                hidden_TD.dtype
-            )  # autocast lowers products, not the stream
+            projected_TD = self.projection(hidden_TD)
+            hidden_TD = projected_TD.to(hidden_TD.dtype)  # autocast lowers products, not the stream
         if self.token_types is not None:
-            alone = (
-                self.token_types.num_embeddings == 1
-            )  # then it is the type of both texts of a pair
-            none = alone or token_types_T is None
-            hidden_TD = hidden_TD + (
-                self.token_types.weight[0] if none else self.token_types(token_types_T)
-            )
+            # A table of one row gives both texts of a pair the same type.
+            has_one_type = self.token_types.num_embeddings == 1
+            if has_one_type or token_types_T is None:
+                hidden_TD = hidden_TD + self.token_types.weight[0]
+            else:
+                hidden_TD = hidden_TD + self.token_types(token_types_T)
         if self.positions is not None:
             hidden_TD = hidden_TD + self.positions(positions_T)
         return self.dropout(self.norm(hidden_TD))
@@ -93,7 +90,7 @@ class Attention(nn.Module):
             nn.Linear(width, heads, bias=config.attention_bias) if config.attention_gate else None
         )
         self.value_scales = nn.Parameter(torch.empty(1 + sources)) if sources else None
-        self.hands_on_values = config.value_residual and layer == 0
+        self.returns_values = config.value_residual and layer == 0
 
     def forward(
         self,
@@ -103,57 +100,53 @@ class Attention(nn.Module):
         context_TD: Tensor | None,
         values: Values,
     ) -> tuple[Tensor, Values]:
-        """[T, D], or [M, D] of the layout's query subset, and the values [T, H, K] if later blocks want them.
+        """Return the output, [T, D] or [M, D] of the query subset, and the values [T, H, K] if later blocks use them.
 
-        With a context `x` holds the queries' states alone. `values` are mixed into the block's own.
+        With a context, `x_TD` holds the states of the queries alone. `values` are mixed into this block's values.
         """
         q, k, v = self._project(x_TD, layout, context_TD)
         if self.value_scales is not None:
-            own, *scales = self.value_scales
-            v = own * v
-            for scale, other in zip(scales, values, strict=True):
+            own_scale, *other_scales = self.value_scales
+            v = own_scale * v
+            for scale, other in zip(other_scales, values, strict=True):
                 v = v + scale * other.view_as(v)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)
         if rope is not None:
             cos, sin = rope
-            q, k = (
-                apply_rope(q, (layout.at_queries(cos), layout.at_queries(sin))),
-                apply_rope(k, rope),
-            )
-        mixed_THK = attention.attend(q, k, v, layout, self.dropout if self.training else 0.0)
+            q = apply_rope(q, (layout.at_queries(cos), layout.at_queries(sin)))
+            k = apply_rope(k, rope)
+        dropout = self.dropout if self.training else 0.0
+        mixed_THK = attention.attend(q, k, v, layout, dropout)
         if self.gate is not None:
-            gates_TH = self.gate(
-                x_TD if context_TD is not None else layout.at_queries(x_TD)
-            ).sigmoid()
-            mixed_THK = mixed_THK * gates_TH[:, :, None]
-        return self.out(mixed_THK.flatten(1)), (v,) if self.hands_on_values else ()
+            x_MD = x_TD if context_TD is not None else layout.at_queries(x_TD)
+            gates_MH = self.gate(x_MD).sigmoid()
+            mixed_THK = mixed_THK * gates_MH[:, :, None]
+        values_out = (v,) if self.returns_values else ()
+        return self.out(mixed_THK.flatten(1)), values_out
 
     def _project(
         self, x_TD: Tensor, layout: Layout, context_TD: Tensor | None
     ) -> tuple[Tensor, ...]:
-        """Queries of the query subset, keys and values of all tokens."""
+        """Return queries of the query subset, and keys and values of all tokens."""
         if layout.queries_M is None and context_TD is None:
             return self.qkv(x_TD).view(len(x_TD), 3, -1, self.head_size).unbind(1)
-        width = self.qkv.weight.shape[0] // 3  # of as many heads as the weight has
+        width = self.qkv.weight.shape[0] // 3  # a tensor-parallel rank has only some of the heads
         weight_q, weight_kv = self.qkv.weight.split([width, 2 * width])
-        bias_q, bias_kv = (
-            (None, None) if self.qkv.bias is None else self.qkv.bias.split([width, 2 * width])
-        )
-        x_MD, keys_TD = (
-            (layout.at_queries(x_TD), x_TD) if context_TD is None else (x_TD, context_TD)
-        )
+        bias_q = bias_kv = None
+        if self.qkv.bias is not None:
+            bias_q, bias_kv = self.qkv.bias.split([width, 2 * width])
+        x_MD, keys_TD = x_TD, context_TD
+        if keys_TD is None:
+            x_MD, keys_TD = layout.at_queries(x_TD), x_TD
         q_MD = F.linear(x_MD, weight_q, bias_q)
-        k, v = (
-            F.linear(keys_TD, weight_kv, bias_kv)
-            .view(len(keys_TD), 2, -1, self.head_size)
-            .unbind(1)
-        )
+        kv_TX = F.linear(keys_TD, weight_kv, bias_kv)
+        k, v = kv_TX.view(len(keys_TD), 2, -1, self.head_size).unbind(1)
         return q_MD.view(len(x_MD), -1, self.head_size), k, v
 
 
 class Block(nn.Module):
-    """Attention and MLP, each with a residual; the norm before each (`pre`) or after each sum (`post`)."""
+    """Attention and MLP with residuals, and a norm before each (`pre`) or after each sum (`post`)."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -172,17 +165,18 @@ class Block(nn.Module):
         context_TD: Tensor | None = None,
         values: Values = (),
     ) -> Tensor | Values:
-        """[T, D], or [M, D] of the layout's query subset: the other tokens then have no output at all.
+        """Return the hidden states [T, D], or [M, D] of the layout's query subset.
 
-        With `context_TD` keys and values are made from it, and `hidden` is of the query subset already. `values` are
-        mixed into the block's own; a first block whose values others want also returns them, [T, H, K].
+        With `context_TD` keys and values are computed from it, and `hidden_TD` holds the query subset already.
+        `values` are mixed into this block's values; a first block whose values are used later returns them too, [T,
+        H, K].
         """
-        kept, handed_on = self._attended(hidden_TD, rope, layout, context_TD, values)
+        residual_MD, values_out = self._attended(hidden_TD, rope, layout, context_TD, values)
         if self.pre:
-            out = residual_sum(kept, self.dropout(self.mlp(self.mlp_norm(kept))))
+            out = residual_sum(residual_MD, self.dropout(self.mlp(self.mlp_norm(residual_MD))))
         else:
-            out = self.mlp_norm(residual_sum(kept, self.dropout(self.mlp(kept))))
-        return (out, *handed_on) if handed_on else out
+            out = self.mlp_norm(residual_sum(residual_MD, self.dropout(self.mlp(residual_MD))))
+        return (out, *values_out) if values_out else out
 
     def _attended(
         self,
@@ -192,22 +186,25 @@ class Block(nn.Module):
         context_TD: Tensor | None,
         values: Values,
     ) -> tuple[Tensor, Values]:
-        """The stream after attention, and the values that it hands on."""
-        kept = layout.at_queries(hidden_TD) if context_TD is None else hidden_TD
+        """Return the residual stream after attention, and the values for later blocks."""
+        residual_MD = layout.at_queries(hidden_TD) if context_TD is None else hidden_TD
         if self.pre:
             context_TD = None if context_TD is None else self.attn_norm(context_TD)
-            found, handed_on = self.attn(
+            mixed_MD, values_out = self.attn(
                 self.attn_norm(hidden_TD), rope, layout, context_TD, values
             )
-            return _materialized_stream(residual_sum(kept, self.dropout(found))), handed_on
-        found, handed_on = self.attn(hidden_TD, rope, layout, context_TD, values)
-        return self.attn_norm(residual_sum(kept, self.dropout(found))), handed_on
+            return _materialized_stream(
+                residual_sum(residual_MD, self.dropout(mixed_MD))
+            ), values_out
+        mixed_MD, values_out = self.attn(hidden_TD, rope, layout, context_TD, values)
+        return self.attn_norm(residual_sum(residual_MD, self.dropout(mixed_MD))), values_out
 
 
 class Encoder(nn.Module):
-    """Token ids to hidden states. `kernel` names an attention kernel of `attention.KERNELS`, or is "auto".
+    """Transformer encoder from token ids to hidden states.
 
-    `tokens`: another encoder's table of token vectors, which this one shares; it is initialised already.
+    `kernel` names an attention kernel of `attention.KERNELS`, or is "auto". `tokens` is the token table of another
+    encoder to share; it is initialised already.
     """
 
     def __init__(
@@ -219,20 +216,15 @@ class Encoder(nn.Module):
         self.embeddings = Embeddings(config, tokens)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
         self.final_norm = make_norm(config, config.final_norm)
-        vocab, widths = (
-            self.embeddings.tokens.num_embeddings,
-            config.value_embeddings * config.hidden_size,
-        )
-        self.value_tokens = (
-            nn.Embedding(vocab, widths) if widths else None
-        )  # all tables side by side
+        vocab = self.embeddings.tokens.num_embeddings
+        widths = config.value_embeddings * config.hidden_size  # all tables side by side
+        self.value_tokens = nn.Embedding(vocab, widths) if widths else None
         self.convolutions = nn.ModuleList()
-        if radius := config.convolution:
-            from .convolution import Convolution  # only here: most runs have none
+        if config.convolution:
+            from .convolution import Convolution  # imported late: most runs have none
 
-            self.convolutions.extend(
-                Convolution(radius, config.hidden_size) for _ in range(config.num_convolutions)
-            )
+            for _ in range(config.num_convolutions):
+                self.convolutions.append(Convolution(config.convolution, config.hidden_size))
         self.skip_scales = nn.Parameter(torch.empty(config.num_skips)) if config.num_skips else None
         initialize(self, config, done=tokens)
 
@@ -244,17 +236,18 @@ class Encoder(nn.Module):
         token_types_T: Tensor | None = None,
         queries_M: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states [T, D]. Positions count from 0 within each sequence and stay below `config.max_length`.
+        """Return hidden states [T, D], or [M, D] of `queries_M`.
 
-        With `queries_M` (tokens, ascending, as many in each row) only theirs, [M, D], and the late layers compute no
-        others: of their 12 D^2 multiplications per token all but the 2 D^2 of keys and values are saved elsewhere.
+        Positions count from 0 within each sequence and stay below `config.max_length`. `queries_M` are ascending
+        tokens, with equally many in each row. The late layers then compute no other tokens: of 12 D^2 multiplications
+        per token they spend only the 2 D^2 of keys and values elsewhere.
         """
         hidden_TD = self.embeddings(ids_T, positions_T, token_types_T)
-        return self.final_norm(
-            self.through(range(len(self.blocks)), hidden_TD, ids_T, positions_T, packing, queries_M)
-        )
+        layers = range(len(self.blocks))
+        hidden = self.run_layers(layers, hidden_TD, ids_T, positions_T, packing, queries_M)
+        return self.final_norm(hidden)
 
-    def through(
+    def run_layers(
         self,
         layers: range,
         hidden: Tensor,
@@ -263,9 +256,10 @@ class Encoder(nn.Module):
         packing: Packing,
         queries_M: Tensor | None = None,
     ) -> Tensor:
-        """What these layers make of hidden states [T, D]; `queries_M` is for a stretch that ends with the last layer.
+        """Return the hidden states after these layers, from states [T, D] before them.
 
-        A stretch begins with nothing but the hidden states: no skip, value or context comes from a layer before it.
+        A range of layers starts from the hidden states alone: it gets no skip, value or context of layers before it.
+        `queries_M` may be given only for a range that ends with the last layer.
         """
         windows = {self.config.half_window(layer): None for layer in layers}  # in the layers' order
         shared = {window: self._shared(window, positions_T, packing, hidden) for window in windows}
@@ -288,12 +282,11 @@ class Encoder(nn.Module):
                 context_TD, skips = hidden, [layout.at_queries(skip) for skip in skips]
             table = self.config.value_table(layer)
             values = first_values if table is None else (embedded[table], *first_values)
-            out = self.blocks[layer](
-                hidden, rope, layout, context_TD if layer > first_late else None, values
-            )
-            hidden, first_values = (
-                (out[0], out[1:]) if isinstance(out, tuple) else (out, first_values)
-            )
+            context = context_TD if layer > first_late else None
+            hidden = self.blocks[layer](hidden, rope, layout, context, values)
+            if isinstance(hidden, tuple):
+                hidden, *rest = hidden
+                first_values = tuple(rest)
             if layer < self.config.num_skips:
                 skips.append(hidden)
         if queries_M is not None and layout.queries_M is None:
@@ -301,32 +294,32 @@ class Encoder(nn.Module):
         return hidden
 
     def _value_embeddings(self, ids_T: Tensor) -> Values:
-        """[T, D] of each table."""
+        """Return the value embeddings of the tokens, [T, D] per table."""
         if self.value_tokens is None:
             return ()
-        found_TX = self.value_tokens(ids_T).to(compute_dtype(self.value_tokens.weight))
-        return found_TX.chunk(self.config.value_embeddings, dim=-1)
+        embedded_TX = self.value_tokens(ids_T).to(compute_dtype(self.value_tokens.weight))
+        return embedded_TX.chunk(self.config.value_embeddings, dim=-1)
 
     def _restricted(self, shared: Shared, queries_M: Tensor | None, num_tokens: int) -> Shared:
-        """What the late layers share: of the query subset, where there is one and all of their kernels can do that."""
+        """Return the layouts of the late layers, restricted to the query subset if all of their kernels can do that."""
         if queries_M is None:
             return shared
-        layers = range(len(self.blocks))[-self.config.late_layers :]
-        windows = {
-            self.config.half_window(layer): shared[self.config.half_window(layer)]
-            for layer in layers
-        }
-        found = {
-            window: (rope, restricted)
-            for window, (rope, layout) in windows.items()
-            if (restricted := attention.restrict(layout, queries_M, num_tokens)) is not None
-        }
-        return found if len(found) == len(windows) else shared
+        restricted: Shared = {}
+        for layer in range(len(self.blocks))[-self.config.late_layers :]:
+            window = self.config.half_window(layer)
+            if window in restricted:
+                continue
+            rope, layout = shared[window]
+            at_queries = attention.restrict(layout, queries_M, num_tokens)
+            if at_queries is None:
+                return shared
+            restricted[window] = (rope, at_queries)
+        return restricted
 
     def _shared(
         self, window: int | None, positions_T: Tensor, packing: Packing, hidden_TD: Tensor
     ) -> tuple[Rope | None, Layout]:
-        """What all blocks with this window share: rotary tables and attention layout."""
+        """Return the rotary tables and the attention layout of all blocks with this window."""
         config = self.config
         rope = None
         if config.positions == "rope":
@@ -342,13 +335,13 @@ class Encoder(nn.Module):
 def _materialized_stream(hidden_TD: Tensor) -> Tensor:
     """Return `hidden_TD`, materialized where products are in 16 bits.
 
-    There it saves bytes in the dry run of a GPU's compiled code (docs/results/tricks.md). Elsewhere it was not tried.
+    There it saves bytes in the dry run of a GPU's compiled code (docs/results/tricks.md). Elsewhere it is unmeasured.
     """
     is_low = compute_dtype(hidden_TD).itemsize == 2
     return materialized(hidden_TD) if is_low else hidden_TD
 
 
 def compute_dtype(like: Tensor) -> torch.dtype:
-    """The type of matrix products with `like` here and now: autocast's where it is on, else the tensor's own."""
+    """Return the type of matrix products with `like`: autocast's where autocast is on, else the type of the tensor."""
     device = like.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else like.dtype

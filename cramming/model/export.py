@@ -1,11 +1,12 @@
-"""Model folders: what a finished run leaves behind, and what fine-tuning starts from.
+"""Model folders: the result of a finished run, and the start of fine-tuning.
 
-Where the architecture is one that `transformers` has (`stock.stock_family`), the folder loads there without code of
-ours; any other combination of choices gets `model_type: "cramming"` and a copy of the files of this package that
-compute it (`trust_remote_code=True`). Reading accepts both, and stock checkpoints of these families from elsewhere.
+Where `transformers` has the architecture (`stock.stock_family`), the folder loads there without code of this suite.
+Any other combination of choices gets `model_type: "cramming"` and a copy of the files of this package that compute it
+(`trust_remote_code=True`). Both can be read, and stock checkpoints of these families from elsewhere.
 """
 
 import dataclasses
+import itertools
 import json
 import pickle
 import re
@@ -27,19 +28,14 @@ from cramming.model.encoder import Encoder
 from cramming.model.heads import MaskedLM
 from cramming.model.stock import FAMILIES, Names, from_stock, stock_family, to_stock
 
-# What the tokenizers of this suite call them; the keys are those of transformers.
+# transformers' name of a special token -> its entry in the tokenizers of this suite
 SPECIAL_TOKENS = {
     f"{role}_token": f"[{role.upper()}]" for role in ("pad", "unk", "cls", "sep", "mask")
 }
-WEIGHT_FILES = (
-    "model.safetensors",
-    "pytorch_model.bin",
-)  # of which the first that is there is read
-OWN_FORMAT = 2
-OWN_NAMES = {
-    "decoder_weight": "decoder.weight",
-    "decoder_bias": "decoder.bias",
-}  # own parameter -> the adapter's
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # the first existing file is read
+CRAMMING_FORMAT = 2
+# parameter of this suite -> parameter of the adapter (hf_adapter.py)
+ADAPTER_NAMES = {"decoder_weight": "decoder.weight", "decoder_bias": "decoder.bias"}
 CODE = (  # files of this folder that `trust_remote_code` needs; config.json names the first
     "hf_adapter.py",
     "attention.py",
@@ -62,8 +58,8 @@ AUTO_CLASSES = {  # class of transformers -> class of hf_adapter.py
     "AutoModelForTokenClassification": "CrammingForTokenClassification",
     "AutoModelForQuestionAnswering": "CrammingForQuestionAnswering",
 }
-# How random weights are drawn, which no stock configuration says: fine-tuning from random weights must begin as the run
-# began. A folder without this key means the stock family's usual start.
+# Initialisation, which no stock configuration states: fine-tuning from random weights must start as the run started.
+# A folder without this key means the usual initialisation of the stock family.
 START, START_FIELDS = "cramming_start", ("init", "zero_residual", "attention_init")
 
 # Writing --------------------------------------------------------------------------------------------------------------
@@ -75,24 +71,20 @@ def save_pretrained(
     tokenizer_file: Path,
     special_tokens: Mapping[str, str] = SPECIAL_TOKENS,
 ) -> None:
-    """Write `folder` (replaced whole, never half-written): weights, configuration and tokenizer.
+    """Write weights, configuration and tokenizer to `folder`, which is replaced whole and never half-written.
 
-    An encoder alone is written as the class without a masked-LM head.
-    `special_tokens` maps transformers' names ("pad_token") to the tokenizer's entries. UserError when the tokenizer
-    does not fit the model or `folder` holds something other than a model.
+    An encoder alone is written as the class without a masked-LM head. `special_tokens` maps transformers' names
+    ("pad_token") to the tokenizer's entries. Raises UserError if the tokenizer does not fit the model or `folder`
+    holds something other than a model.
     """
-    if folder.exists() and not (folder / "config.json").is_file() and any(folder.iterdir()):
-        raise UserError(
-            f"{folder}: is there already and is not a model folder; choose another name"
-        )
+    is_model_folder = (folder / "config.json").is_file()
+    if folder.exists() and not is_model_folder and any(folder.iterdir()):
+        raise UserError(f"{folder}: exists and is not a model folder. Choose another name.")
     config = model.config
     ids = _special_ids(config, tokenizer_file, special_tokens)
-    # ModernBERT's forward has no token_type_ids at all
-    inputs = [
-        "input_ids",
-        *(["token_type_ids"] if config.token_types > 1 else []),
-        "attention_mask",
-    ]
+    inputs = ["input_ids", "attention_mask"]
+    if config.token_types > 1:  # the forward pass of ModernBERT has no argument token_type_ids
+        inputs.insert(1, "token_type_ids")
     tokenizer = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": config.max_length,
@@ -111,32 +103,32 @@ def save_pretrained(
         temporary.mkdir()
         for name, node in files.items():
             (temporary / name).write_text(json.dumps(node, indent=2, sort_keys=True) + "\n")
-        # not `save_file`, whose errors of the system are none, and whose file has a mode of its own
-        (temporary / "model.safetensors").write_bytes(
-            safetensors.torch.save(_stock_state(model), {"format": "pt"})
-        )
+        # not `save_file`, which raises no OSError on a full disk and ignores the umask
+        weights = safetensors.torch.save(_stock_state(model), {"format": "pt"})
+        (temporary / "model.safetensors").write_bytes(weights)
         shutil.copyfile(tokenizer_file, temporary / "tokenizer.json")
-        for name in CODE if stock_family(config) is None else ():
-            shutil.copyfile(Path(__file__).with_name(name), temporary / name)
+        if stock_family(config) is None:
+            for name in CODE:
+                shutil.copyfile(Path(__file__).with_name(name), temporary / name)
 
     overwrite_atomically(folder, write)
 
 
 def _config_node(config: ModelConfig, has_head: bool) -> dict[str, Any]:
+    """Return the model part of config.json, stock where transformers has the architecture."""
     name = stock_family(config)
     if name is None:
-        head, bare = AUTO_CLASSES["AutoModelForMaskedLM"], AUTO_CLASSES["AutoModel"]
-        own = {
+        auto_classes = dict(AUTO_CLASSES)
+        if not has_head:
+            del auto_classes["AutoModelForMaskedLM"]
+        architecture = auto_classes["AutoModelForMaskedLM" if has_head else "AutoModel"]
+        return {
             "model_type": "cramming",
-            "architectures": [head if has_head else bare],
-            "format": OWN_FORMAT,
+            "architectures": [architecture],
+            "format": CRAMMING_FORMAT,
+            "auto_map": {auto: f"hf_adapter.{name}" for auto, name in auto_classes.items()},
+            "model": dataclasses.asdict(config),
         }
-        auto_map = {
-            auto: f"hf_adapter.{name}"
-            for auto, name in AUTO_CLASSES.items()
-            if has_head or name != head
-        }
-        return own | {"auto_map": auto_map, "model": dataclasses.asdict(config)}
     family = FAMILIES[name]
     architecture = family.architecture if has_head else family.encoder
     start = {field: getattr(config, field) for field in START_FIELDS}
@@ -151,7 +143,7 @@ def _config_node(config: ModelConfig, has_head: bool) -> dict[str, Any]:
 def _special_ids(
     config: ModelConfig, tokenizer_file: Path, special_tokens: Mapping[str, str]
 ) -> dict[str, int]:
-    """The token ids that transformers' configurations carry."""
+    """Return the token ids that transformers' configurations contain."""
     try:
         tokenizer = Tokenizer.from_buffer(tokenizer_file.read_bytes())
     except Exception as error:  # the library raises bare Exception
@@ -159,49 +151,46 @@ def _special_ids(
             f"{tokenizer_file}: not a tokenizer.json ({str(error).splitlines()[0]})"
         ) from None
     entries = tokenizer.get_vocab_size()
-    found: dict[str, Any] = {
-        kind: tokenizer.token_to_id(token) for kind, token in special_tokens.items()
-    }
     if entries > (config.vocab_size or 0):
         raise UserError(
             f"{tokenizer_file}: {entries} entries do not fit the model's vocabulary of {config.vocab_size}"
         )
-    if missing := [kind for kind, index in found.items() if index is None]:
-        raise UserError(
-            f"{tokenizer_file}: has no entry {special_tokens[missing[0]]!r} ({missing[0]})"
-        )
-    ids = {"pad_token_id": found["pad_token"]}
+    token_ids: dict[str, Any] = {}
+    for kind, token in special_tokens.items():
+        token_ids[kind] = tokenizer.token_to_id(token)
+        if token_ids[kind] is None:
+            raise UserError(f"{tokenizer_file}: has no entry {token!r} ({kind})")
+    ids = {"pad_token_id": token_ids["pad_token"]}
     if stock_family(config) == "modernbert":
         roles = {"cls": "cls", "sep": "sep", "bos": "cls", "eos": "sep"}
-        ids |= {f"{name}_token_id": found[f"{role}_token"] for name, role in roles.items()}
+        ids |= {f"{name}_token_id": token_ids[f"{role}_token"] for name, role in roles.items()}
     return ids
 
 
 def _stock_state(model: MaskedLM | Encoder) -> dict[str, Tensor]:
+    """Return the weights under the names that they have in a model folder."""
     prefix = "" if isinstance(model, MaskedLM) else "encoder."
     state = {
         prefix + name: p.detach().to("cpu", torch.float32) for name, p in model.state_dict().items()
     }
-    names = _names(stock_family(model.config), model.config, state)
+    stored_names = _stored_names(stock_family(model.config), model.config, state)
     stock: dict[str, Tensor] = {}
-    for own, tensor in state.items():
-        stock |= {
-            name: part.contiguous() for name, part in zip(names[own], tensor.chunk(len(names[own])))
-        }
+    for parameter, tensor in state.items():
+        names = stored_names[parameter]
+        for name, part in zip(names, tensor.chunk(len(names))):
+            stock[name] = part.contiguous()
     return stock
 
 
-def _names(family: str | None, config: ModelConfig, own: Iterable[str]) -> Names:
-    """Own parameter -> names in the folder's weights."""
-    return (
-        FAMILIES[family].names(config)
-        if family
-        else {name: (OWN_NAMES.get(name, name),) for name in own}
-    )
+def _stored_names(family: str | None, config: ModelConfig, parameters: Iterable[str]) -> Names:
+    """Return the names in the folder's weights for each parameter."""
+    if family:
+        return FAMILIES[family].names(config)
+    return {name: (ADAPTER_NAMES.get(name, name),) for name in parameters}
 
 
 def file_hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file of a model folder, by name."""
+    """Return the SHA-256 of every file of a model folder, by name."""
     return {file.name: file_sha256(file) for file in sorted(folder.iterdir()) if file.is_file()}
 
 
@@ -211,47 +200,54 @@ def file_hashes(folder: Path) -> dict[str, str]:
 def load_encoder_config(
     folder: Path, dropout: float | None = None, attention_dropout: float | None = None
 ) -> ModelConfig:
-    """The configuration of a model folder, own or stock; the two rates, when given, replace the folder's."""
+    """Return the configuration of a model folder, in the format of this suite or stock.
+
+    The two rates, unless None, replace the folder's.
+    """
     node, where = _read_config(folder), f"{folder}/config.json"
     family = node.get("model_type")
-    rates = {"dropout": dropout, "attention_dropout": attention_dropout}
-    given = {name: rate for name, rate in rates.items() if rate is not None}
+    rates: dict[str, float] = {}
+    if dropout is not None:
+        rates["dropout"] = dropout
+    if attention_dropout is not None:
+        rates["attention_dropout"] = attention_dropout
     if family == "cramming":
-        if node.get("format") != OWN_FORMAT:
+        if node.get("format") != CRAMMING_FORMAT:
             raise UserError(
-                f"{where}: format {node.get('format')} is not {OWN_FORMAT}; use the suite that wrote it"
+                f"{where}: format {node.get('format')} is not {CRAMMING_FORMAT}. Use the version that wrote it."
             )
-        return build(ModelConfig, {**node.get("model", {}), **given}, where)
+        return build(ModelConfig, {**node.get("model", {}), **rates}, where)
     if family not in FAMILIES:
         known = ", ".join(["cramming", *FAMILIES])
-        raise UserError(
-            f"{where}: model_type {family!r} is not one that this suite's model covers ({known})"
-        )
+        raise UserError(f"{where}: unsupported model_type {family!r}. Use one of {known}.")
     if dropout is not None:
         node |= {"embedding_dropout": dropout, "mlp_dropout": dropout}
     start = {field: value for field, value in node.get(START, {}).items() if field in START_FIELDS}
-    return build(ModelConfig, from_stock(node, FAMILIES[family], where) | start | given, where)
+    return build(ModelConfig, from_stock(node, FAMILIES[family], where) | start | rates, where)
 
 
 def load_masked_lm(
     folder: Path, dropout: float | None = None, attention_dropout: float | None = None
 ) -> MaskedLM:
-    """A masked language model from an own folder or a stock one; UserError if its weights lack the head."""
+    """Return the masked language model of a folder; raise UserError if its weights lack the head."""
     lacks_head = f"{folder}: an encoder without a masked-LM head (architectures in config.json)"
-    require(not _is_bare(folder), f"{lacks_head}; take a model of objective=mlm")
+    require(not _is_bare(folder), f"{lacks_head}. Use a model of objective=mlm.")
     config = load_encoder_config(folder, dropout, attention_dropout)
     model = MaskedLM(config)
-    model.load_state_dict(_own_state(folder, config, model.state_dict()))
+    model.load_state_dict(_load_state(folder, config, model.state_dict()))
     return model
 
 
 def load_exported(folder: Path) -> MaskedLM | Encoder:
-    """What `save_pretrained` was given: a masked language model, or an encoder that never had its head."""
+    """Return the model that `save_pretrained` wrote: a masked language model, or an encoder without a head."""
     return load_encoder(folder) if _is_bare(folder) else load_masked_lm(folder)
 
 
 def _is_bare(folder: Path) -> bool:
-    """Whether the folder says that its encoder has no head; tied to its embeddings a head may have no weight."""
+    """Return whether the folder's configuration names a class without a head.
+
+    Weights cannot tell: a head that is tied to the embeddings may have none.
+    """
     bare = {AUTO_CLASSES["AutoModel"], *(family.encoder for family in FAMILIES.values())}
     return bool(bare & {*(_read_config(folder).get("architectures") or ())})
 
@@ -262,10 +258,13 @@ def load_encoder(
     dropout: float | None = None,
     attention_dropout: float | None = None,
 ) -> Encoder:
-    """The encoder alone: for fine-tuning, also from checkpoints without a masked-LM head (`BertModel` and the like)."""
+    """Return the encoder alone, for fine-tuning.
+
+    The folder may be a checkpoint without a masked-LM head (`BertModel` and the like).
+    """
     config = load_encoder_config(folder, dropout, attention_dropout)
     encoder = Encoder(config, kernel)
-    state = _own_state(
+    state = _load_state(
         folder, config, {f"encoder.{name}": p for name, p in encoder.state_dict().items()}
     )
     encoder.load_state_dict(
@@ -274,41 +273,42 @@ def load_encoder(
     return encoder
 
 
-def _own_state(
+def _load_state(
     folder: Path, config: ModelConfig, wanted: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """The parameters that are wanted, in these shapes, from whatever names the folder's weights have."""
+    """Return the wanted parameters, in their shapes, from the folder's weights, whatever their names there."""
     model_type = _read_config(folder)["model_type"]
     family = None if model_type == "cramming" else model_type
     weights = [folder / name for name in WEIGHT_FILES if (folder / name).is_file()]
-    require(weights, f"{folder}: no weights; expected {' or '.join(WEIGHT_FILES)}")
-    found = _with_prefix(
-        read_weights(weights[0]), FAMILIES[family].prefix if family else "encoder."
-    )
-    names = _names(family, config, wanted)
-    if missing := [name for own in wanted for name in names[own] if name not in found]:
-        raise UserError(f"{folder}: its weights lack {missing[0]}")
-    ignored = (
-        FAMILIES[family].ignored if family else r"(?!encoder\.blocks\.)"
-    )  # of an own folder only layers count
-    known = {name for stock in names.values() for name in stock}
-    if unexpected := [name for name in found if name not in known and not re.match(ignored, name)]:
+    require(weights, f"{folder}: no weights. Expected {' or '.join(WEIGHT_FILES)}.")
+    prefix = FAMILIES[family].prefix if family else "encoder."
+    stored = _with_prefix(read_weights(weights[0]), prefix)
+    stored_names = _stored_names(family, config, wanted)
+    state = {}
+    for parameter, tensor in wanted.items():
+        names = stored_names[parameter]
+        for name, part in zip(names, tensor.chunk(len(names))):
+            require(name in stored, f"{folder}: its weights lack {name}")
+            shapes = f"{list(stored[name].shape)}, config.json makes it {list(part.shape)}"
+            has_shape = stored[name].shape == part.shape
+            require(has_shape, f"{folder}: weight {name} has the shape {shapes}")
+        state[parameter] = torch.cat([stored[name] for name in names]).to(torch.float32)
+    # In a folder of this suite every layer must be described, other weights may be superfluous.
+    ignored = FAMILIES[family].ignored if family else r"(?!encoder\.blocks\.)"
+    known = set(itertools.chain.from_iterable(stored_names.values()))
+    unexpected = [name for name in stored.keys() - known if not re.match(ignored, name)]
+    if unexpected:
         raise UserError(
-            f"{folder}: unexpected weight {unexpected[0]}; config.json describes no such part"
+            f"{folder}: unexpected weight {min(unexpected)}. config.json describes no such part."
         )
-    for own, tensor in wanted.items():
-        for name, part in zip(names[own], tensor.chunk(len(names[own]))):
-            shapes = f"{list(found[name].shape)}, config.json makes it {list(part.shape)}"
-            require(
-                found[name].shape == part.shape, f"{folder}: weight {name} has the shape {shapes}"
-            )
-    return {
-        own: torch.cat([found[name] for name in names[own]]).to(torch.float32) for own in wanted
-    }
+    return state
 
 
 def _with_prefix(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Masked-LM names: a bare encoder's get their prefix, TensorFlow-era norms their present names."""
+    """Return the weights under their masked-LM names.
+
+    A bare encoder's names get the prefix, norms of TensorFlow-era checkpoints their present names.
+    """
     bare = not any(name.startswith(prefix) for name in weights)
     renamed = {}
     for name, tensor in weights.items():
@@ -321,7 +321,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     path = Path(folder) / "config.json"
     require(
         path.is_file(),
-        f"{folder}: no config.json; expected a model folder, such as runs/<name>/final",
+        f"{folder}: no config.json. Expected a model folder, such as runs/<name>/final.",
     )
     try:
         return dict(json.loads(path.read_text()))
@@ -330,7 +330,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_weights(file: Path) -> dict[str, Tensor]:
-    """The tensors of a weight file, of safetensors or of torch; UserError where it cannot be read."""
+    """Return the tensors of a weight file of safetensors or torch; raise UserError if it cannot be read."""
     try:
         if file.suffix == ".safetensors":
             return safetensors.torch.load_file(file)

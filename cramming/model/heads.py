@@ -1,7 +1,7 @@
-"""What stands on the encoder in pretraining: the masked-language-model head with its loss.
+"""Masked-language-model head with its loss.
 
 Only target positions go through the vocabulary projection, and its logits never exist as a whole:
-`linear_cross_entropy` walks over the targets in chunks and forms gradients from each chunk's logits at once (as
+`linear_cross_entropy` processes the targets in chunks and computes gradients from each chunk's logits at once (as
 Liger-Kernel does; Hsu et al. 2024). Shapes: T tokens, M targets, D hidden size, V vocabulary.
 """
 
@@ -17,43 +17,47 @@ from .encoder import Encoder, compute_dtype
 from .init import initialize
 from .layers import ACTIVATIONS, make_norm
 
-# Logits at a time. Few rows make slow matrix products, and each chunk reads and writes all of the weight gradient: on a
-# CPU 2^22 takes 1.2 times as long as 2^24 (docs/log.md). A chunk needs 8 bytes an element in 16 bits, 2 GiB at 2^28: a
-# card of 40 GB or more can spare that. `memory.loss_chunk` sets another number.
+# Logits that exist at a time. Matrix products with few rows are slow, and each chunk reads and writes all of the weight
+# gradient: on a CPU 2^22 takes 1.2 times as long as 2^24 (docs/log.md). A chunk needs 8 bytes per element in 16 bits,
+# 2 GiB at 2^28, which a card of 40 GB or more can spare. `memory.loss_chunk` sets another number.
 CHUNK_ELEMENTS = {"cpu": 2**24, "cuda": 2**26, "large cuda": 2**28}
-LARGE_CARD_BYTES = 38 * 2**30  # sold as 40 GB
-FP16_SUM = 6e4  # below 65504, its largest number, by what partial sums may be rounded up
+LARGE_CARD_BYTES = 38 * 2**30  # cards sold as 40 GB report a little less
+FP16_SUM = 6e4  # below the largest fp16 number, 65504, with room for rounding of partial sums
 
 
-@torch.compiler.assume_constant_result  # a property of the device: asked while compiling, not traced
+@torch.compiler.assume_constant_result  # a property of the device: read while compiling, not traced
 def chunk_elements(device: torch.device) -> int:
-    """How many logits exist at a time on this device."""
+    """Return the number of logits that exist at a time on this device."""
     if device.type != "cuda":
         return CHUNK_ELEMENTS["cpu"]
     share = torch.cuda.get_per_process_memory_fraction(device)
-    return CHUNK_ELEMENTS[
-        cuda_chunks(share * torch.cuda.get_device_properties(device).total_memory)
-    ]
+    memory_bytes = share * torch.cuda.get_device_properties(device).total_memory
+    return CHUNK_ELEMENTS[cuda_chunks(memory_bytes)]
 
 
 def cuda_chunks(memory_bytes: float) -> str:
-    """Which row of `CHUNK_ELEMENTS` a GPU of so much memory has."""
+    """Return the key of `CHUNK_ELEMENTS` for a GPU with this much memory."""
     return "large cuda" if memory_bytes >= LARGE_CARD_BYTES else "cuda"
 
 
 class Vocabulary:
-    """The entries that a decoder's rows stand for: all of them here, in order. A part of a vocabulary that is cut
-    (cramming/experimental/tensor.py) begins at `first` and gives what all parts together come to."""
+    """Entries that the rows of a decoder stand for; here all entries, in order.
+
+    A subclass for one part of a divided vocabulary (cramming/experimental/tensor.py) begins at `first` and combines the
+    results of all parts.
+    """
 
     first = 0
 
-    def joined(self, top: Tensor, lse: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of each target over the whole vocabulary, [M, 1]: the largest logit, log sum exp, and the target's own logit,
-        which is 0 where this part does not have it."""
+    def combine(self, top: Tensor, lse: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the largest logit, the log-sum-exp and the target's logit over the whole vocabulary, each [M, 1].
+
+        `wanted` is 0 where the target is not in this part.
+        """
         return top, lse, wanted
 
     def sum(self, partial: Tensor) -> Tensor:
-        """The sum over all parts."""
+        """Return the sum over all parts."""
         return partial
 
 
@@ -61,7 +65,7 @@ WHOLE = Vocabulary()
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """See `linear_cross_entropy`. The gradients are made in the forward pass; backward only scales them."""
+    """Autograd function of `linear_cross_entropy`: forward computes the gradients, and backward scales them."""
 
     @staticmethod
     def forward(
@@ -107,9 +111,10 @@ def _sums(
     softcap: float | None = None,
     vocabulary: Vocabulary = WHOLE,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss and hits over all chunks, and each target's loss; gradients go to `grads`, where any are wanted.
+    """Return loss and hits over all chunks, and the loss of each target; add gradients to `grads` if given.
 
-    Not summed in place: torch 2.11 compiles a function that returns such a sum to one whose gradients are zero.
+    The loss is not summed in place: torch 2.11 compiles a function that returns such a sum to code with zero
+    gradients.
     """
     loss = hidden.new_zeros((), dtype=torch.float32)
     hits, losses = targets_M.new_zeros(()), [loss.new_zeros(0)]
@@ -119,38 +124,38 @@ def _sums(
         logits = capped(F.linear(h, weight, bias), softcap)
         probabilities = logits.softmax(-1, dtype=torch.float32)
         counted, index = (target >= 0)[:, None], (target - vocabulary.first)[:, None]
-        here = (index >= 0) & (index < weight.shape[0])  # the target is one of these rows
+        is_in_part = (index >= 0) & (index < weight.shape[0])
         index = index.clamp(0, weight.shape[0] - 1)
-        # The largest entries by `amax`: `argmax` takes 6 times as long in fp32 and 10 in bf16 on a CPU (docs/log.md).
+        # `amax`, because `argmax` takes 6 times as long in fp32 and 10 times in bf16 on a CPU (docs/log.md)
         top = logits.amax(-1, keepdim=True)
-        # log sum exp by way of the likeliest entry, whose probability is at least 1 / V and so cannot underflow
-        own_lse = top.float() - probabilities.amax(-1, keepdim=True).log()
-        top, lse, wanted = vocabulary.joined(top, own_lse, logits.gather(1, index).where(here, 0))
+        # log-sum-exp from the likeliest entry, whose probability is at least 1 / V and so cannot underflow
+        part_lse = top.float() - probabilities.amax(-1, keepdim=True).log()
+        top, lse, wanted = vocabulary.combine(
+            top, part_lse, logits.gather(1, index).where(is_in_part, 0)
+        )
         losses.append(((lse - wanted.float()) * counted).squeeze(1))
         loss = loss + losses[-1].sum()
         hits = hits + ((wanted == top) & counted).sum()
         if grads is not None:
-            slope = None if softcap is None else 1 - (logits / softcap).square()  # of the cap
-            grads.add(
-                first, h, probabilities.mul_(counted * (own_lse - lse).exp()), index, here, slope
-            )
+            cap_slope = None if softcap is None else 1 - (logits / softcap).square()
+            probabilities.mul_(counted * (part_lse - lse).exp())
+            grads.add(first, h, probabilities, index, is_in_part, cap_slope)
     return loss, hits, torch.cat(losses)
 
 
 class _Gradients:
-    """Sums of gradients over chunks, in fp32 whatever the products' type.
+    """Sums of gradients over chunks, in fp32 whatever the type of the products.
 
-    In fp16 most probabilities are subnormal: they are raised by 2^6 before the products and the sums lowered again. A
-    sum over many rows could then pass what fp16 holds: `_within_fp16` lowers what goes into it.
+    In fp16 most probabilities are subnormal: they are multiplied by 2^6 before the products, and the sums are divided
+    by it afterwards. A sum over many rows could then exceed the range of fp16: `_within_fp16` scales its input down.
     """
 
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         self.low_weight = weight
         self.raised = 64.0 if weight.dtype == torch.float16 else 1.0
         self.hidden = torch.empty_like(hidden, dtype=torch.float32)
-        self.weight: Tensor | None = (
-            None  # the largest of all: begun by the first chunk's product, not by zeros
-        )
+        # The largest gradient starts as the first chunk's product, which saves filling it with zeros.
+        self.weight: Tensor | None = None
         self.bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
 
     def add(
@@ -159,14 +164,17 @@ class _Gradients:
         h: Tensor,
         probabilities: Tensor,
         index: Tensor,
-        here: Tensor,
-        slope: Tensor | None,
+        is_in_part: Tensor,
+        cap_slope: Tensor | None,
     ) -> None:
-        """Gradients of one chunk's summed loss. Uses `probabilities` up, which are 0 where no target counts: d logits =
-        probabilities - one-hot targets."""
-        d_logits = probabilities.scatter_add_(1, index, -here.float())
-        if slope is not None:
-            d_logits.mul_(slope)
+        """Add the gradients of one chunk's summed loss.
+
+        d logits = probabilities - one-hot targets. `probabilities` must be 0 in rows that do not count, and is
+        overwritten.
+        """
+        d_logits = probabilities.scatter_add_(1, index, -is_in_part.float())
+        if cap_slope is not None:
+            d_logits.mul_(cap_slope)
         if self.bias is not None:
             self.bias += d_logits.sum(0)
         low = (d_logits * self.raised if self.raised != 1.0 else d_logits).to(h.dtype)
@@ -174,11 +182,10 @@ class _Gradients:
         if low.dtype == torch.float16:
             share = _within_fp16(low, h)
             added = low.t() @ (h * share)
-            self.weight = (
-                added.float().div_(share)
-                if self.weight is None
-                else self.weight.addcdiv_(added, share)
-            )
+            if self.weight is None:
+                self.weight = added.float().div_(share)
+            else:
+                self.weight = self.weight.addcdiv_(added, share)
         elif self.weight is None:
             self.weight = (low.t() @ h).float()
         elif low.dtype == torch.float32:
@@ -187,7 +194,7 @@ class _Gradients:
             self.weight += low.t() @ h
 
     def finish(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Of hidden states, weight and bias; zeros where there was no target at all."""
+        """Return the gradients of hidden states, weight and bias; all are zero if there were no targets."""
         if self.weight is None:
             self.weight = torch.zeros_like(self.low_weight, dtype=torch.float32)
         if self.raised != 1.0:
@@ -197,11 +204,11 @@ class _Gradients:
 
 
 def _within_fp16(low_MV: Tensor, hidden_MD: Tensor) -> Tensor:
-    """A power of two, at most 1: times that, no entry of `low.T @ hidden` passes fp16's largest number, 65504.
+    """Return a power of two, at most 1, that keeps `low.T @ hidden` times it below the fp16 maximum, 65504.
 
-    An entry is at most the largest sum of a column of |low| times the largest |hidden|. 350 rows of one target, raised
-    by 64, with hidden states of 3 pass it, and no loss scale would help, as it is applied later. NaN where an input is:
-    the step is then skipped.
+    An entry is at most the largest column sum of |low| times the largest |hidden|. 350 rows of one target, multiplied
+    by 64, with hidden states of 3 exceed the maximum; a loss scale is applied later and cannot help. NaN inputs give
+    NaN, and the step is then skipped.
     """
     columns_V = torch.linalg.vector_norm(low_MV, 1, dim=0, dtype=torch.float32)
     bound = columns_V.max() * hidden_MD.abs().max().float()
@@ -209,8 +216,13 @@ def _within_fp16(low_MV: Tensor, hidden_MD: Tensor) -> Tensor:
 
 
 def capped(logits: Tensor, softcap: float | None) -> Tensor:
-    """`softcap * tanh(logits / softcap)` in fp32 (Gemma Team 2024, Gemma 2, section 2); None: logits as they are."""
-    return logits if softcap is None else softcap * (logits.float() / softcap).tanh()
+    """Return `softcap * tanh(logits / softcap)` in fp32, or the unchanged logits if `softcap` is None.
+
+    Gemma 2 (Gemma Team 2024, section 2).
+    """
+    if softcap is None:
+        return logits
+    return softcap * (logits.float() / softcap).tanh()
 
 
 def linear_cross_entropy(
@@ -223,15 +235,15 @@ def linear_cross_entropy(
     softcap: float | None = None,
     vocabulary: Vocabulary = WHOLE,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sum over targets that are not negative of the cross entropy of `hidden @ weight.T + bias`, hits, and the terms.
+    """Return the summed cross entropy of `hidden @ weight.T + bias` over non-negative targets, the hits, and each term.
 
-    `softcap` bounds the logits (see `capped`). Products run in `dtype`, softmax and sums in fp32. Returns an fp32
-    scalar; an int64 scalar: targets whose logit is the largest, or one of several that are, as happens in 16 bits; and
-    the sum's terms, fp32 [M] without a gradient, 0 for a negative target.
-    Only `chunk` logits exist at a time (None: what suits the device). The backward pass can run once; under `no_grad`
-    nothing is made for it. `vocabulary`: the entries that the rows of `weight` are.
+    The sum is an fp32 scalar. Hits, an int64 scalar, are the targets with the largest logit; in 16 bits several
+    logits may share it. The terms are fp32 [M] without a gradient, 0 for a negative target. `softcap` bounds the
+    logits (see `capped`). Products run in `dtype`, softmax and sums in fp32. Only `chunk` logits exist at a time
+    (None: by device). The backward pass can run once; under `no_grad` no gradients are computed. `vocabulary`: the
+    entries that the rows of `weight` stand for.
     """
-    if not torch.is_grad_enabled():  # `needs_input_grad` would say yes here too
+    if not torch.is_grad_enabled():  # `needs_input_grad` is true here too
         bias = None if bias_V is None else bias_V.to(dtype)
         return _sums(
             hidden_MD.to(dtype),
@@ -250,9 +262,9 @@ def linear_cross_entropy(
 
 
 class PretrainedModel(nn.Module):
-    """An encoder and what stands on it in pretraining.
+    """Encoder with a head for pretraining.
 
-    A forward pass gives the loss (fp32 scalar) and hits (scalar), both as sums over the batch's targets.
+    A forward pass returns the loss (fp32 scalar) and hits (scalar), both as sums over the batch's targets.
     """
 
     config: ModelConfig
@@ -260,21 +272,21 @@ class PretrainedModel(nn.Module):
 
     @property
     def encoders(self) -> list[Encoder]:
-        """All that are computed: that of a generator too."""
+        """All encoders of the model, including that of a generator."""
         return [module for module in self.modules() if isinstance(module, Encoder)]
 
-    def also(self) -> str:
-        """What a line about the model says besides the encoder."""
+    def describe_generator(self) -> str:
+        """Return a description of the generator for the line about the model, or "" for a model without one."""
         return ""
 
 
 class MaskedLM(PretrainedModel):
-    """Encoder and masked-language-model head. A tied decoder is the embedding itself: no second name for it exists.
+    """Encoder and masked-language-model head. A tied decoder is the embedding itself, without a second name.
 
-    `last_layer` says for which tokens the late layers (`config.late_layers`, usually one) are computed: all of them, or
-    the targets, which is all that the loss needs (same numbers, less work). `loss_chunk`: how many logits exist at a
-    time, None for what suits the device. `tokens`: another encoder's token table, of any width, to share and decode by.
-    `gives_losses`: a forward pass also gives the loss of each target, fp32 [M].
+    `last_layer` selects the tokens for which the late layers (`config.late_layers`, usually 1) are computed: all of
+    them, or the targets, which suffice for the loss (same numbers, less work). `loss_chunk` is the number of logits
+    that exist at a time, None to choose it by device. `tokens` is the token table of another encoder, of any width,
+    to share and decode with. With `gives_losses` a forward pass also returns the loss of each target, fp32 [M].
     """
 
     def __init__(
@@ -306,29 +318,27 @@ class MaskedLM(PretrainedModel):
         target_positions_M: Tensor,
         target_ids_M: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Summed loss over the targets that are not -100 (fp32 scalar), and how many are hit (int64 scalar).
+        """Return the summed loss over targets that are not -100 (fp32 scalar) and the number of hits (int64 scalar).
 
-        Targets ascend, and each row of the packing has as many (padded with -100 where it has fewer).
+        Targets ascend, and each row of the packing has equally many (padded with -100).
         """
-        found = self.loss(
-            self.at_targets(ids_T, positions_T, packing, target_positions_M), target_ids_M
-        )
-        return found if self.gives_losses else found[:2]
+        hidden_MD = self.at_targets(ids_T, positions_T, packing, target_positions_M)
+        loss, hits, losses_M = self.loss(hidden_MD, target_ids_M)
+        return (loss, hits, losses_M) if self.gives_losses else (loss, hits)
 
     def at_targets(
         self, ids_T: Tensor, positions_T: Tensor, packing: Packing, target_positions_M: Tensor
     ) -> Tensor:
-        """What the decoder multiplies, [M, D]."""
+        """Return the input of the decoder at the targets, [M, D]."""
         if self.last_layer == "targets":
             hidden_MD = self.encoder(ids_T, positions_T, packing, queries_M=target_positions_M)
         else:
-            hidden_MD = self.encoder(ids_T, positions_T, packing).index_select(
-                0, target_positions_M
-            )
+            hidden_TD = self.encoder(ids_T, positions_T, packing)
+            hidden_MD = hidden_TD.index_select(0, target_positions_M)
         return self.transform(hidden_MD)
 
     def loss(self, hidden_MD: Tensor, target_ids_M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Summed loss, hits and losses of what `at_targets` found."""
+        """Return summed loss, hits and losses of the decoder inputs that `at_targets` returns."""
         weight = self.decoder()
         return linear_cross_entropy(
             hidden_MD,
@@ -344,25 +354,21 @@ class MaskedLM(PretrainedModel):
     def logits(
         self, ids_T: Tensor, positions_T: Tensor, packing: Packing, target_positions_M: Tensor
     ) -> Tensor:
-        """Scores over the vocabulary at any tokens, [M, V]."""
-        hidden_MD = self.transform(
-            self.encoder(ids_T, positions_T, packing).index_select(0, target_positions_M)
-        )
-        return capped(
-            F.linear(hidden_MD, self.decoder(), self.decoder_bias), self.config.logit_softcap
-        )
+        """Return scores over the vocabulary at any tokens, [M, V]."""
+        hidden_TD = self.encoder(ids_T, positions_T, packing)
+        hidden_MD = self.transform(hidden_TD.index_select(0, target_positions_M))
+        logits_MV = F.linear(hidden_MD, self.decoder(), self.decoder_bias)
+        return capped(logits_MV, self.config.logit_softcap)
 
     def decoder(self) -> Tensor:
-        """The matrix [V, D] that states are multiplied with."""
-        return (
-            self.encoder.embeddings.tokens.weight
-            if self.decoder_weight is None
-            else self.decoder_weight
-        )
+        """Return the decoder matrix [V, D]."""
+        if self.decoder_weight is None:
+            return self.encoder.embeddings.tokens.weight
+        return self.decoder_weight
 
 
 class HeadTransform(nn.Module):
-    """Dense, activation, norm: what BERT and ModernBERT put before the decoder, whose width is `width` or D."""
+    """Dense layer, activation and norm before the decoder, as in BERT and ModernBERT; the output has `width` or D."""
 
     def __init__(self, config: ModelConfig, width: int | None = None) -> None:
         super().__init__()
@@ -377,11 +383,9 @@ class HeadTransform(nn.Module):
 
 
 def make_transform(config: ModelConfig, width: int, must_project: bool = False) -> nn.Module:
-    """What the configuration has between the encoder's states and a decoder of this width."""
+    """Return the layers between the encoder's states and a decoder of this width."""
     if config.head_transform:
         return HeadTransform(config, width)
-    return (
-        nn.Linear(config.hidden_size, width, bias=config.head_bias)
-        if must_project
-        else nn.Identity()
-    )
+    if must_project:
+        return nn.Linear(config.hidden_size, width, bias=config.head_bias)
+    return nn.Identity()

@@ -1,8 +1,9 @@
-"""This suite's model in Hugging Face transformers: what `from_pretrained(folder, trust_remote_code=True)` runs.
+"""The suite's model as a transformers class, for `from_pretrained(folder, trust_remote_code=True)`.
 
-The files beside this one are the suite's own; torch and transformers are all that they need. The padded batch [B, L] of
-transformers becomes packed tokens [T] without padding, which the suite's encoder takes. Hidden states of padding are 0.
-Attention is the suite's too, whatever `attn_implementation` says. Shapes: B rows, L places in a row, T tokens, D width.
+The files beside this one are copies of the suite's; they need torch and transformers only. The padded batch [B, L] of
+transformers is turned into packed tokens [T] without padding for the encoder. Hidden states of padding are 0.
+Attention is the suite's, whatever `attn_implementation` says. Shapes: B rows, L positions in a row, T tokens, D
+width.
 """
 
 from contextlib import ExitStack
@@ -19,7 +20,7 @@ from transformers.modeling_outputs import (
     TokenClassifierOutput,
 )
 
-# transformers finds needed files by such lines, and transformers 4 by those of this file alone: hence the unused ones.
+# transformers collects files by relative imports, transformers 4 by those of this file alone: hence the unused imports.
 from .attention import attend  # noqa: F401
 from .attention_kernels import KERNELS  # noqa: F401
 from .classifier import POOLINGS
@@ -34,14 +35,14 @@ from .packing import Packing
 
 
 def _choice(name: str) -> Any:
-    """An attribute of the configuration that is kept in its `model`, under our name."""
+    """Return a property that reads and writes a key of the configuration's `model` dict."""
     return property(
         lambda self: self.model.get(name), lambda self, value: self.model.update({name: value})
     )
 
 
 class CrammingConfig(PretrainedConfig):
-    """`model` holds the fields of `ModelConfig`; the usual names read and write there too."""
+    """Configuration with the fields of `ModelConfig` in `model`; transformers' usual names read and write there too."""
 
     model_type = "cramming"
     vocab_size = _choice("vocab_size")
@@ -69,7 +70,7 @@ class CrammingConfig(PretrainedConfig):
         )
 
 
-# What a model gives, the encoder's first: sentence-transformers (6.2) takes the first class that `forward` names for a
+# The encoder's output is first: sentence-transformers (6.2) treats the first class in the annotation of `forward` as a
 # dataclass, which ModelOutput is not.
 Output: TypeAlias = (
     BaseModelOutput
@@ -90,7 +91,10 @@ NOT_TAKEN = (
 
 
 class CrammingPreTrainedModel(PreTrainedModel):
-    """The encoder. A head adds `_build`, its layers, and `_head`: from hidden states and labels to the output."""
+    """Encoder.
+
+    A subclass with a head overrides `_build`, its layers, and `_head`: hidden states and labels to the output.
+    """
 
     config_class = CrammingConfig
     accepts_loss_kwargs = False
@@ -114,7 +118,7 @@ class CrammingPreTrainedModel(PreTrainedModel):
         self.encoder.embeddings.tokens = value
 
     def resize_token_embeddings(self, *arguments: Any, **settings: Any) -> nn.Embedding:
-        """The tables of value embeddings, which transformers does not know, keep as many rows as the input's."""
+        """Resize the input embeddings and the tables of value embeddings, which transformers does not know."""
         embeddings = super().resize_token_embeddings(*arguments, **settings)
         if self.encoder.value_tokens is not None:
             resized = self._get_resized_embeddings(
@@ -131,7 +135,10 @@ class CrammingPreTrainedModel(PreTrainedModel):
         labels: Tensor | None = None,
         **others: Any,  # what callers pass to any model, such as output_hidden_states=True
     ) -> Output | tuple[Any, ...]:
-        """`attention_mask` [B, L] is 1 for tokens and 0 for padding, which may be on either side."""
+        """Return the model's output.
+
+        `attention_mask` [B, L] is 1 for tokens and 0 for padding, which may be on either side.
+        """
         return self._run(input_ids, attention_mask, token_type_ids, labels, **others)
 
     def _run(
@@ -144,38 +151,35 @@ class CrammingPreTrainedModel(PreTrainedModel):
         return_dict: bool | None = None,
         **others: Any,
     ) -> Output | tuple[Any, ...]:
-        """`hidden_states`, where asked for: what goes into each block, and the last hidden state. ValueError for an
-        argument that would change the result and is not known here.
+        """Return the output, with `hidden_states` if wanted: the input of each block, and the last hidden state.
+
+        Raises ValueError for an unknown argument that would change the result.
         """
         for name in NOT_TAKEN:
             if others.get(name) is not None and others[name] is not False:
                 raise ValueError(
-                    f"{name}: this model does not take it; give input_ids and attention_mask alone"
+                    f"{name}: this model does not take it. Pass input_ids and attention_mask alone."
                 )
-        mask_BL = (
-            torch.ones_like(input_ids).bool() if attention_mask is None else attention_mask.bool()
-        )
-        places_L = torch.arange(input_ids.shape[1], device=input_ids.device)
-        positions_BL = places_L - mask_BL.int().argmax(
-            dim=1, keepdim=True
-        )  # counted from each row's first token
+        if attention_mask is None:
+            attention_mask = torch.ones_like(input_ids)
+        mask_BL = attention_mask.bool()
+        columns_L = torch.arange(input_ids.shape[1], device=input_ids.device)
+        first_columns_B1 = mask_BL.int().argmax(dim=1, keepdim=True)
+        positions_T = (columns_L - first_columns_B1)[mask_BL]
         types_T = None if token_type_ids is None else token_type_ids[mask_BL]
-        wanted = (
-            self.config.output_hidden_states
-            if output_hidden_states is None
-            else output_hidden_states
-        )
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
         states: list[Tensor] = []
         with ExitStack() as hooks:
-            for block in self.encoder.blocks if wanted else ():
-                hooks.enter_context(
-                    block.register_forward_pre_hook(lambda _, inputs: states.append(inputs[0]))
-                )
-            hidden_TD = self.encoder(
-                input_ids[mask_BL], positions_BL[mask_BL], _packing(mask_BL), types_T
-            )
+            if output_hidden_states:
+                for block in self.encoder.blocks:
+                    hook = block.register_forward_pre_hook(
+                        lambda _, inputs: states.append(inputs[0])
+                    )
+                    hooks.enter_context(hook)
+            hidden_TD = self.encoder(input_ids[mask_BL], positions_T, _packing(mask_BL), types_T)
         output = self._head(hidden_TD, mask_BL, targets)
-        if wanted:
+        if output_hidden_states:
             output["hidden_states"] = tuple(_padded(x_TD, mask_BL) for x_TD in (*states, hidden_TD))
         return output.to_tuple() if return_dict is False else output
 
@@ -188,7 +192,7 @@ def _bounds(mask_BL: Tensor) -> Tensor:
 
 
 def _packing(mask_BL: Tensor) -> Packing:
-    """Rows without padding are rows; others are ragged."""
+    """Return the packing of the tokens: equal rows where nothing is padded, else ragged sequences."""
     length = mask_BL.shape[1]
     if mask_BL.all():
         return Packing(_bounds(mask_BL), length, length)
@@ -202,7 +206,7 @@ def _padded(x_TX: Tensor, mask_BL: Tensor) -> Tensor:
 
 
 class CrammingModel(CrammingPreTrainedModel):
-    """Token ids to hidden states."""
+    """Encoder from token ids to hidden states."""
 
 
 class CrammingForMaskedLM(CrammingPreTrainedModel):
@@ -227,14 +231,11 @@ class CrammingForMaskedLM(CrammingPreTrainedModel):
         self.decoder = new_embeddings
 
     def _head(self, hidden_TD: Tensor, mask_BL: Tensor, targets: Any) -> Output:
-        logits = _padded(
-            capped(self.decoder(self.transform(hidden_TD)), self.choices.logit_softcap), mask_BL
-        )
-        loss = (
-            None
-            if targets is None
-            else self.loss_function(logits, targets, vocab_size=logits.shape[-1])
-        )
+        logits_TV = self.decoder(self.transform(hidden_TD))
+        logits = _padded(capped(logits_TV, self.choices.logit_softcap), mask_BL)
+        loss = None
+        if targets is not None:
+            loss = self.loss_function(logits, targets, vocab_size=logits.shape[-1])
         return MaskedLMOutput(loss=loss, logits=logits)
 
 
@@ -253,16 +254,14 @@ class CrammingForSequenceClassification(CrammingPreTrainedModel):
         pooling = POOLINGS[self.config.classifier_pooling]
         pooled_BD = self.pooler(pooling(hidden_TD, _bounds(mask_BL))).tanh()
         logits = self.classifier(self.dropout(pooled_BD))
-        loss = (
-            None
-            if targets is None
-            else self.loss_function(labels=targets, pooled_logits=logits, config=self.config)
-        )
+        loss = None
+        if targets is not None:
+            loss = self.loss_function(labels=targets, pooled_logits=logits, config=self.config)
         return SequenceClassifierOutput(loss=loss, logits=logits)
 
 
 class CrammingForTokenClassification(CrammingPreTrainedModel):
-    """`num_labels` scores for every token; `labels` are -100 where a token has none."""
+    """Encoder and `num_labels` scores for every token; `labels` are -100 where a token has none."""
 
     def _build(self, config: CrammingConfig) -> None:
         self.dropout = nn.Dropout(config.classifier_dropout)
@@ -275,12 +274,12 @@ class CrammingForTokenClassification(CrammingPreTrainedModel):
 
 
 class CrammingForQuestionAnswering(CrammingPreTrainedModel):
-    """Scores of every token as the answer's first and as its last."""
+    """Encoder and scores of every token as the first and as the last of the answer."""
 
     def _build(self, config: CrammingConfig) -> None:
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
 
-    def forward(  # type: ignore[override]  # transformers' Trainer reads from the names what labels there are
+    def forward(  # type: ignore[override]  # transformers' Trainer takes the names of labels from this signature
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
@@ -289,12 +288,10 @@ class CrammingForQuestionAnswering(CrammingPreTrainedModel):
         end_positions: Tensor | None = None,
         **others: Any,
     ) -> Output | tuple[Any, ...]:
-        """A loss where both positions are given, each [B]."""
-        answers = (
-            None
-            if start_positions is None or end_positions is None
-            else (start_positions, end_positions)
-        )
+        """Return the output, with a loss if both positions are given, each [B]."""
+        answers = None
+        if start_positions is not None and end_positions is not None:
+            answers = (start_positions, end_positions)
         return self._run(input_ids, attention_mask, token_type_ids, answers, **others)
 
     def _head(self, hidden_TD: Tensor, mask_BL: Tensor, targets: Any) -> Output:

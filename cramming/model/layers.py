@@ -1,7 +1,8 @@
-"""Norms, activations, dropout, MLP and position encodings. Shapes: T tokens, D hidden size, H heads, K head size.
+"""Norms, activations, dropout, MLP and position encodings.
 
-Position encodings are computed from the token positions in each forward pass (microseconds), not kept in buffers:
-there is nothing to move, resize, or lose on the meta device.
+Position encodings are computed from the token positions in each forward pass (microseconds), not stored in buffers,
+which would have to be moved and resized, and would be lost on the meta device. Shapes: T tokens, D hidden size, F
+intermediate size, H heads, K head size.
 """
 
 from collections.abc import Callable
@@ -30,19 +31,19 @@ Rope = tuple[Tensor, Tensor]
 
 
 def make_norm(config: ModelConfig, present: bool = True, width: int | None = None) -> nn.Module:
-    """The configured norm over D, or another `width`; the identity where the configuration has none."""
+    """Return the configured norm over D, or over another `width`; the identity if `present` is false."""
     return NORMS[config.norm](config, width or config.hidden_size) if present else nn.Identity()
 
 
 class RMSNorm(nn.RMSNorm):
-    """torch's, in fp32, as autocast has it on a GPU; given two types on a CPU torch warns, and computes the same."""
+    """RMS norm in fp32, as autocast runs it on a GPU; with two types on a CPU torch warns and computes the same."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.to(self.weight.dtype))
 
 
 class MLP(nn.Module):
-    """D -> F -> D; with `glu` the first matrix makes activation and gate in one product (Shazeer 2020)."""
+    """Two-layer perceptron D -> F -> D; with `glu` the first matrix computes activation and gate (Shazeer 2020)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -63,26 +64,28 @@ class MLP(nn.Module):
 
 
 class Dropout(nn.Dropout):
-    """torch's, but on a CPU four numbers of 16 bits are taken from each one drawn: in half of the time. There the
-    rate is rounded to a multiple of 2^-16."""
+    """Dropout that on a CPU uses each random number of 64 bits for four elements, in half the time of torch's.
+
+    The rate is then rounded to a multiple of 2^-16.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         dropped = round(self.p * 2**16)
-        by_four = (
-            x.device.type == "cpu" and 0 < dropped < 2**16 and not torch.compiler.is_compiling()
-        )
-        if not self.training or not by_four:
+        is_eager_cpu = x.device.type == "cpu" and not torch.compiler.is_compiling()
+        if not self.training or not is_eager_cpu or not 0 < dropped < 2**16:
             return super().forward(x)
         drawn = torch.empty(-(-x.numel() // 4), dtype=torch.int64, device=x.device)
         drawn = drawn.random_(-(2**63), None).view(torch.int16)
-        kept = (drawn[: x.numel()] >= dropped - 2**15).view(x.shape)
-        return x * kept.to(x.dtype).mul_(2**16 / (2**16 - dropped))
+        is_retained = (drawn[: x.numel()] >= dropped - 2**15).view(x.shape)
+        return x * is_retained.to(x.dtype).mul_(2**16 / (2**16 - dropped))
 
 
 def residual_sum(stream: Tensor, branch: Tensor) -> Tensor:
     """Return `stream + branch`. Compiled, a branch of 16 bits is added in at least fp32, which gives the same number.
 
-    Inductor otherwise joins product and sum to one `addmm`, for which cuBLAS copies the whole stream first.
+    In compiled code 16-bit tensors are added in fp32 and rounded, which gives the same number.
+
+    Inductor would otherwise fuse product and sum to one `addmm`, for which cuBLAS first copies the whole stream.
     """
     if not torch.compiler.is_dynamo_compiling() or branch.dtype.itemsize != 2:
         return stream + branch
@@ -94,8 +97,8 @@ def residual_sum(stream: Tensor, branch: Tensor) -> Tensor:
 def materialized(x: Tensor) -> Tensor:
     """Return `x`. Compiled code writes it to memory here, and the backward pass reads it from there.
 
-    Of a residual stream it would otherwise write some of the sums, compute those between from their terms anew in each
-    kernel, and keep norms' outputs for the backward pass.
+    Inductor would otherwise write only some sums of a residual stream, recompute those between from their terms in
+    each kernel, and save the outputs of norms for the backward pass.
     """
     if torch.compiler.is_dynamo_compiling() and _can_materialize():
         written: Tensor = _Materialized.apply(x)
@@ -103,16 +106,18 @@ def materialized(x: Tensor) -> Tensor:
     return x
 
 
-@torch.compiler.assume_constant_result  # a property of the installed torch: asked while compiling, not traced
+@torch.compiler.assume_constant_result  # a property of the installed torch: read while compiling, not traced
 def _can_materialize() -> bool:
-    import torch._inductor.inductor_prims  # makes the operation; brings the compiler along
+    import torch._inductor.inductor_prims  # registers the operation; loads the compiler
 
     return hasattr(torch.ops.prims, "inductor_force_stride_order")
 
 
 class _Materialized(torch.autograd.Function):
-    """The identity, by an operation that inductor neither fuses nor computes twice; to strides that `x` has already it
-    copies nothing."""
+    """Identity, as an operation that inductor neither fuses nor computes twice.
+
+    With the strides that `x` has already, the operation copies nothing.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -125,7 +130,7 @@ class _Materialized(torch.autograd.Function):
 
 
 class ScaledSinusoid(nn.Module):
-    """The sinusoids of Vaswani et al. (2017, section 3.5) times one trained scalar (Hua et al. 2022, FLASH)."""
+    """Sinusoids of Vaswani et al. (2017, section 3.5) times one trained scalar (Hua et al. 2022, FLASH)."""
 
     def __init__(self, max_length: int, width: int) -> None:
         super().__init__()
@@ -133,22 +138,22 @@ class ScaledSinusoid(nn.Module):
         self.scale = nn.Parameter(torch.empty(1))
 
     def forward(self, positions_T: Tensor) -> Tensor:
-        places = torch.arange(self.max_length, device=positions_T.device)
-        cos, sin = angle_tables(places, self.width, 10_000.0)
+        all_positions = torch.arange(self.max_length, device=positions_T.device)
+        cos, sin = angle_tables(all_positions, self.width, 10_000.0)
         table = torch.stack((sin, cos), dim=-1).flatten(1)
         return (self.scale * table).to(self.scale.dtype).index_select(0, positions_T)
 
 
 def rotary_frequencies(width: int, theta: float, device: torch.device) -> Tensor:
-    """Radians per token, fp32 [width / 2], of pairs of dimensions; falling."""
+    """Return the angular frequency of each pair of dimensions in radians per token, fp32 [width / 2], descending."""
     return 1.0 / theta ** (torch.arange(0, width, 2, device=device, dtype=torch.float32) / width)
 
 
 def angle_tables(positions_T: Tensor, width: int, theta: float) -> tuple[Tensor, Tensor]:
     """Return cosines and sines of the angles of each position, two fp32 [T, width / 2].
 
-    To the compiler they are one operation without a formula. It would otherwise compute both anew for every head of
-    every layer, forward and backward. `torch.export` does without dynamo and sees the formula.
+    The compiler treats both as one opaque operation. It would otherwise compute them anew for every head of every
+    layer, forward and backward. `torch.export` does not use dynamo and traces the formula.
     """
     if torch.compiler.is_dynamo_compiling():
         tables: tuple[Tensor, Tensor] = torch.ops.cramming.angle_tables(positions_T, width, theta)
@@ -173,9 +178,9 @@ torch.library.custom_op("cramming::angle_tables", _angle_tables, mutates_args=()
 
 
 def rope_tables(positions_T: Tensor, head_size: int, theta: float) -> Rope:
-    """Cosines and signed sines of rotary positions (Su et al. 2021), two fp32 [T, 1, K], in the half-split layout.
+    """Return cosines and signed sines of rotary positions (Su et al. 2021), two fp32 [T, 1, K], in half-split layout.
 
-    Rotation of (x1, x2) halves is (x1 cos - x2 sin, x2 cos + x1 sin): the minus lives in the table.
+    The rotation of halves (x1, x2) is (x1 cos - x2 sin, x2 cos + x1 sin); the minus sign is part of the table.
     """
     cos, sin = angle_tables(positions_T, head_size, theta)
     return torch.cat((cos, cos), dim=-1)[:, None], torch.cat((-sin, sin), dim=-1)[:, None]
@@ -191,7 +196,7 @@ def apply_rope(x_THK: Tensor, rope: Rope) -> Tensor:
 
 
 class _Rotation(torch.autograd.Function):
-    """Eager execution's rotation: two passes over memory each way, where separate operations take four."""
+    """The rotation of eager execution: two passes over memory each way, where separate operations take four."""
 
     @staticmethod
     def forward(ctx: Any, x_THK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

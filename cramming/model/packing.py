@@ -1,4 +1,4 @@
-"""Which tokens form a sequence, and what attention derives from that once per forward pass; shared by all kernels."""
+"""Bounds of the sequences in a batch, and the layout that attention derives from them once per forward pass."""
 
 from typing import Any, NamedTuple
 
@@ -7,15 +7,15 @@ from torch import Tensor
 
 
 class Packing(NamedTuple):
-    """Where each sequence of a batch begins and ends.
+    """Bounds of the sequences of a batch.
 
     `bounds_S` (int32, one more than sequences) holds 0, the end of each sequence, and T; it may end in repeats of T
     (empty sequences), so that its size never changes. `row_length` is L when the sequences are exactly the rows 0, L,
     2L ... T, else None. `max_length` is a bound on the longest sequence. `aligned_length` may be set when ragged
-    sequences never cross a multiple of it: documents packed into rows. `causal`: no token sees one after it.
+    sequences never cross a multiple of it: documents packed into rows. `causal`: no token sees a later one.
 
-    A GPU is waited for where its numbers are read. Who knows them may say so: `lengths`, those between the bounds, and
-    `one_query_each`, that a query subset has exactly one token of each sequence.
+    To read numbers of the GPU the host must wait for it. Callers who know them can pass `lengths`, the lengths
+    between the bounds, and `one_query_each`: a query subset has exactly one token of each sequence.
     """
 
     bounds_S: Tensor
@@ -32,12 +32,12 @@ class Packing(NamedTuple):
         return self.row_length or self.aligned_length
 
     def is_cut_by(self, half_window: int | None) -> bool:
-        """Whether a window of so many tokens to each side hides anything."""
+        """Return whether a window of so many tokens to each side hides any token."""
         return half_window is not None and half_window < self.max_length - 1
 
 
 class Layout(NamedTuple):
-    """What the layers of one window size need to know of a batch. `groups` are [rows, length] blocks of equal rows.
+    """Attention layout of a batch for the layers of one window size; `groups` are [rows, length] blocks of equal rows.
 
     With a query subset only the M tokens `queries_M` get an output; keys and values are those of all T tokens.
     """
@@ -47,21 +47,19 @@ class Layout(NamedTuple):
     half_window: int | None
     groups: tuple[tuple[int, int], ...] = ()
     masks: tuple[Tensor | None, ...] = ()
-    gather_P: Tensor | None = None  # token of each padded place
-    scatter_T: Tensor | None = None  # padded place of each token
+    gather_P: Tensor | None = None  # token of each padded position
+    scatter_T: Tensor | None = None  # padded position of each token
     queries_M: Tensor | None = None  # the query subset, ascending; None: all tokens
     query_bounds_S: Tensor | None = None  # bounds of the sequences within the subset, for varlen
-    query_gather_M: Tensor | None = (
-        None  # query of each row of the groups, where every sequence has one
-    )
-    block_mask: Any = None  # of FlexAttention
+    query_gather_M: Tensor | None = None  # query of each row, where every sequence has one query
+    block_mask: Any = None  # `BlockMask` of FlexAttention
 
     def at_queries(self, x_TX: Tensor) -> Tensor:
-        """The rows of `x_TX` that belong to the query subset."""
+        """Return the rows of `x_TX` that belong to the query subset."""
         return x_TX if self.queries_M is None else x_TX.index_select(0, self.queries_M)
 
 
 def sequence_ids(bounds_S: Tensor, num_tokens: int) -> Tensor:
-    """For each token the index of its sequence, int64 [T]."""
+    """Return the index of each token's sequence, int64 [T]."""
     tokens_T = torch.arange(num_tokens, device=bounds_S.device, dtype=bounds_S.dtype)
     return torch.searchsorted(bounds_S, tokens_T, right=True) - 1

@@ -1,8 +1,8 @@
-"""The residual stream in 16 bits: what flows from block to block, and what norms hand on.
+"""The residual stream in 16 bits: hidden states between blocks, and the outputs of norms.
 
-Autocast lowers matrix products only. Here the encoder's first sum is lowered, so that all later ones are, and each norm
-computes in fp32 and returns what it was given. Weights, their gradients, and the norms within the embeddings and of
-queries and keys stay fp32. Shapes: T tokens, D hidden size.
+Autocast lowers matrix products only. Here the encoder's first sum is lowered, and with it all later ones, and each
+norm computes in fp32 and returns the type of its input. Weights, their gradients, and the norms within the embeddings
+and of queries and keys stay fp32. Shapes: T tokens, D hidden size.
 """
 
 from collections.abc import Callable
@@ -27,21 +27,21 @@ NORMALIZE: dict[type[nn.Module], Normalize] = {
 
 
 def lower(encoder: Encoder, dtype: torch.dtype) -> None:
-    """Let the residual stream of `encoder` be of this type; parameters and their names stay what they are."""
+    """Set the type of the residual stream of `encoder`; parameters and their names do not change."""
     encoder.embeddings.register_forward_hook(
         lambda module, arguments, hidden_TD: hidden_TD.to(dtype)
     )
-    blocks = [cast(Block, block) for block in encoder.blocks]
-    for norm in (
-        encoder.final_norm,
-        *(norm for block in blocks for norm in (block.attn_norm, block.mlp_norm)),
-    ):
+    norms = [encoder.final_norm]
+    for module in encoder.blocks:
+        block = cast(Block, module)
+        norms += (block.attn_norm, block.mlp_norm)
+    for norm in norms:
         if not isinstance(norm, nn.Identity):
             norm.forward = partial(_normed, norm)
 
 
 def _normed(norm: nn.Module, x_TD: Tensor) -> Tensor:
-    """The norm, computed in fp32, of the type of `x_TD`."""
+    """Return the norm of `x_TD`, computed in fp32, in the type of `x_TD`."""
     normalize, eps, weights = NORMALIZE[type(norm)], norm.eps, tuple(norm.parameters())
     if torch.compiler.is_compiling():
         return normalize(x_TD.float(), eps, *weights).to(x_TD.dtype)
@@ -50,7 +50,7 @@ def _normed(norm: nn.Module, x_TD: Tensor) -> Tensor:
 
 
 class _Normed(torch.autograd.Function):
-    """Eager execution's: keeps the 16 bits it was given, where autograd would keep their copy in fp32."""
+    """The norm of eager execution, which saves the 16-bit input, where autograd would save a copy in fp32."""
 
     @staticmethod
     def forward(
@@ -62,7 +62,7 @@ class _Normed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_TD: Tensor) -> tuple[Tensor | None, ...]:
-        # Once: a checkpoint hands out what it has made again a single time.
+        # Read `saved_tensors` once: activation checkpointing returns recomputed tensors a single time.
         x, *weights = [tensor.detach().float().requires_grad_() for tensor in ctx.saved_tensors]
         with torch.enable_grad():
             normed = ctx.normalize(x, ctx.eps, *weights)

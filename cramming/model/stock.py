@@ -1,8 +1,8 @@
-"""The architectures that `transformers` has, as points of this suite's model.
+"""Architectures of `transformers` as configurations of this suite's model.
 
-For each: which choices the stock class fixes, and two tables that serve both directions, of settings and of parameters;
-several stock parameters for one of ours mean that the stock matrices are stacked (BERT's query, key and value). What
-a stock configuration can say and this model cannot compute is refused by name, never dropped.
+A `Family` holds the choices that the stock class fixes, and two tables for both directions, of settings and of
+parameters. Several stock parameters for one of this suite mean that the stock matrices are stacked (BERT's query, key
+and value). Stock settings that this model cannot compute are refused by name, never dropped.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from cramming.config import UserError
 from cramming.model.config import ModelConfig
 
-HF_ACTIVATIONS = {  # as transformers spells them -> ours; the first spelling of each is the one written
+HF_ACTIVATIONS = {  # name in transformers -> name here; the first name of each is the one written
     "gelu": "gelu",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
@@ -20,7 +20,7 @@ HF_ACTIVATIONS = {  # as transformers spells them -> ours; the first spelling of
     "silu": "silu",
     "swish": "silu",
 }
-SIZES = {  # stock setting -> ours, in every family; a configuration must have them
+SIZES = {  # stock setting -> field of ModelConfig; every configuration must have them
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
     "num_hidden_layers": "num_layers",
@@ -28,44 +28,43 @@ SIZES = {  # stock setting -> ours, in every family; a configuration must have t
     "intermediate_size": "intermediate_size",
 }
 
-Names = dict[
-    str, tuple[str, ...]
-]  # own parameter -> stock parameters, stacked along the first axis
+# parameter here -> stock parameters, stacked along the first axis
+Names = dict[str, tuple[str, ...]]
 Node = dict[str, Any]  # a stock configuration
 
 
 class Family(NamedTuple):
-    """A stock architecture: its classes, its fixed choices, and the translations."""
+    """Stock architecture: its classes, its fixed choices, and the translations."""
 
     architecture: str
     encoder: str  # the class without a masked-LM head
     fixed: dict[str, Any]  # fields of ModelConfig that the stock class fixes
-    settings: dict[
-        str, tuple[str, Any]
-    ]  # stock setting -> field of ModelConfig, and the stock class's default
-    only: dict[str, Any]  # settings of which this suite's model has this one value
-    written: Callable[[ModelConfig], Node]  # further settings that follow from ours
-    read: Callable[
-        [Node], Node
-    ]  # further fields that follow from stock settings; refuses what has no counterpart
+    # stock setting -> field of ModelConfig, and the default of the stock class
+    settings: dict[str, tuple[str, Any]]
+    only: dict[str, Any]  # stock settings for which this suite's model supports this value alone
+    written: Callable[[ModelConfig], Node]  # further stock settings, from a ModelConfig
+    # further fields of ModelConfig, from stock settings; raises ValueError for unsupported values
+    read: Callable[[Node], Node]
     names: Callable[[ModelConfig], Names]
-    prefix: str  # of the bare encoder's parameters inside the masked-LM class
+    prefix: str  # prefix of the bare encoder's parameters inside the masked-LM class
     ignored: str  # regular expression of other parameters that a checkpoint may hold
 
 
 def to_stock(config: ModelConfig, family: Family) -> Node:
-    """The stock configuration."""
+    """Return the stock configuration of a ModelConfig."""
     node = {key: getattr(config, field) for key, field in SIZES.items()}
     node |= {key: getattr(config, field) for key, (field, _) in family.settings.items()}
-    for key in (key for key, (field, _) in family.settings.items() if field == "activation"):
-        node[key] = next(stock for stock, own in HF_ACTIVATIONS.items() if own == config.activation)
+    names = [stock for stock, name in HF_ACTIVATIONS.items() if name == config.activation]
+    for key, (field, _) in family.settings.items():
+        if field == "activation":
+            node[key] = names[0]
     return node | {"tie_word_embeddings": config.tie_embeddings} | family.written(config)
 
 
 def from_stock(node: Node, family: Family, where: str) -> Node:
-    """The fields of ModelConfig; UserError, which begins with `where`, for what it cannot express."""
+    """Return the fields of ModelConfig; raise UserError, prefixed by `where`, for unsupported settings."""
     rows = [(key, (field, None)) for key, field in SIZES.items()] + list(family.settings.items())
-    found: Node = {}
+    fields: Node = {}
     try:
         for key, value in family.only.items():
             if node.get(key, value) != value:
@@ -73,11 +72,11 @@ def from_stock(node: Node, family: Family, where: str) -> Node:
         for key, (field, default) in rows:
             value = node[key] if key in SIZES else node.get(key, default)
             value = HF_ACTIVATIONS[value] if field == "activation" else value
-            if found.setdefault(field, value) != value:
+            if fields.setdefault(field, value) != value:
                 raise ValueError(
-                    f"{key}={value!r}: this suite's model has one {field}, here {found[field]!r}"
+                    f"{key}={value!r}: this suite's model has one {field}, here {fields[field]!r}"
                 )
-        return family.fixed | found | family.read(node)
+        return family.fixed | fields | family.read(node)
     except KeyError as error:
         raise UserError(
             f"{where}: {key}={node.get(key)!r} is missing or not supported ({error})"
@@ -89,18 +88,16 @@ def from_stock(node: Node, family: Family, where: str) -> Node:
 def _parameters(
     modules: Mapping[str, tuple[str, ...]], layers: int, per_layer: Mapping[str, tuple[str, ...]]
 ) -> Names:
-    """Weights and biases of modules; `{i}` in the names of `per_layer` is the layer."""
+    """Return the names of weights and biases of modules; `{i}` in the names of `per_layer` is the layer."""
     expanded = dict(modules)
     for i in range(layers):
-        expanded |= {
-            own.format(i=i): tuple(name.format(i=i) for name in names)
-            for own, names in per_layer.items()
-        }
-    return {
-        f"{own}.{kind}": tuple(f"{name}.{kind}" for name in names)
-        for own, names in expanded.items()
-        for kind in ("weight", "bias")
-    }
+        for module, stock_modules in per_layer.items():
+            expanded[module.format(i=i)] = tuple(name.format(i=i) for name in stock_modules)
+    names: Names = {}
+    for module, stock_modules in expanded.items():
+        for kind in ("weight", "bias"):
+            names[f"{module}.{kind}"] = tuple(f"{name}.{kind}" for name in stock_modules)
+    return names
 
 
 # BERT -----------------------------------------------------------------------------------------------------------------
@@ -144,19 +141,23 @@ _MODERN_LAYER = {
 
 
 def _modern_written(config: ModelConfig) -> Node:
-    """transformers 5 reads `layer_types` and `rope_parameters`, 4 the three settings after them."""
+    """Return the stock settings of layer types and rotary angles.
+
+    transformers 5 reads `layer_types` and `rope_parameters`, transformers 4 the three settings after them.
+    """
     every = config.global_every if config.local_window is not None else 1
     thetas = {
         "full_attention": config.rope_theta_global,
         "sliding_attention": config.rope_theta_local,
     }
+    layer_types = ["sliding_attention"] * config.num_layers
+    for layer in range(0, config.num_layers, every):
+        layer_types[layer] = "full_attention"
     return {
         "classifier_dropout": 0.0,
         "classifier_pooling": "mean",
         "local_attention": config.local_window or 128,
-        "layer_types": [
-            "sliding_attention" if i % every else "full_attention" for i in range(config.num_layers)
-        ],
+        "layer_types": layer_types,
         "rope_parameters": {
             kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()
         },
@@ -170,27 +171,31 @@ def _modern_written(config: ModelConfig) -> Node:
 def _modern_read(node: Node) -> Node:
     layers = node["num_hidden_layers"]
     every, rope = node.get("global_attn_every_n_layers", 3), node.get("rope_parameters") or {}
-    if kinds := node.get("layer_types"):
-        places = [i for i, kind in enumerate(kinds) if kind == "full_attention"]
-        every = places[1] if len(places) > 1 else layers
-        if places != list(range(0, layers, every)):
+    kinds = node.get("layer_types")
+    if kinds:
+        global_layers = [layer for layer, kind in enumerate(kinds) if kind == "full_attention"]
+        every = global_layers[1] if len(global_layers) > 1 else layers
+        if global_layers != list(range(0, layers, every)):
             raise ValueError(
-                f"layer_types has its global layers at {places}; only every n-th is supported, from 0 on"
+                f"layer_types has its global layers at {global_layers}. Only every n-th is supported, from 0 on."
             )
     fields = {
         "local_window": node.get("local_attention", 128),
         "global_every": every,
         "init": "depth_scaled",
     }
-    old = {
+    kinds_of_layers = {
         "global": ("full_attention", 160_000.0),
         "local": ("sliding_attention", 10_000.0),
-    }  # transformers 4: a key each
-    for name, (kind, default) in old.items():
-        given = {"rope_theta": node.get(f"{name}_rope_theta", default), **(rope.get(kind) or {})}
-        if given.get("rope_type", "default") != "default" or node.get("rope_scaling"):
-            raise ValueError(f"rope_parameters: only rope_type 'default' is supported, not {given}")
-        fields[f"rope_theta_{name}"] = float(given["rope_theta"])
+    }
+    for name, (kind, default) in kinds_of_layers.items():
+        theta = node.get(f"{name}_rope_theta", default)  # the key of transformers 4
+        parameters = {"rope_theta": theta, **(rope.get(kind) or {})}
+        if parameters.get("rope_type", "default") != "default" or node.get("rope_scaling"):
+            raise ValueError(
+                f"rope_parameters: only rope_type 'default' is supported, not {parameters}"
+            )
+        fields[f"rope_theta_{name}"] = float(parameters["rope_theta"])
     return {"tie_embeddings": node.get("tie_word_embeddings", True), **fields}
 
 
@@ -270,7 +275,7 @@ FAMILIES: dict[str, Family] = {
             "mlp_bias": ("mlp_bias", False),
             "classifier_bias": ("head_bias", False),
             "decoder_bias": ("decoder_bias", True),
-            # the nearest that the stock class has: it drops inside the MLP, this model after it; equal when evaluating
+            # The stock class drops inside the MLP, this model after it: the nearest setting, equal in evaluation.
             "embedding_dropout": ("dropout", 0.0),
             "mlp_dropout": ("dropout", 0.0),
             "attention_dropout": ("attention_dropout", 0.0),
@@ -291,8 +296,12 @@ FAMILIES: dict[str, Family] = {
 
 
 def stock_family(config: ModelConfig) -> str | None:
-    """The transformers model type that computes exactly this configuration, or None."""
+    """Return the transformers model type that computes exactly this configuration, or None."""
     for name, family in FAMILIES.items():
-        if all(getattr(config, field) == value for field, value in family.fixed.items()):
-            return name if name != "bert" or config.token_types > 0 else None
+        is_fixed = (getattr(config, field) == value for field, value in family.fixed.items())
+        if not all(is_fixed):
+            continue
+        if name == "bert" and config.token_types == 0:  # BertModel always has a token-type table
+            return None
+        return name
     return None

@@ -1,6 +1,6 @@
-"""Cautious weight decay (Chen et al. 2025, arXiv 2510.12402): a weight decays only where the update shrinks it as well.
+"""Cautious weight decay (Chen et al. 2025, arXiv 2510.12402): decay only weights that the update shrinks too.
 
-Plain decoupled decay pulls every weight to zero, against the gradient where that wants a larger weight; so it moves the
+Plain decoupled decay pulls every weight to zero, even where the gradient asks for a larger weight, and so moves the
 minimum. Here a weight w with update u (w becomes w - lr u) decays only where u w >= 0.
 """
 
@@ -16,9 +16,8 @@ class CautiousAdamW(torch.optim.AdamW):
 
     def __init__(self, parameters: Any, **settings: Any) -> None:
         super().__init__(parameters, fused=True, **settings)
-        self._step_supports_amp_scaling = (
-            False  # the scaler skips a step itself, or the decay would be done
-        )
+        # The loss scaler then skips an overflowing step as a whole; otherwise its decay would still be applied.
+        self._step_supports_amp_scaling = False
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -37,16 +36,16 @@ class CautiousAdamW(torch.optim.AdamW):
     def _decay(self, group: dict[str, Any]) -> None:
         scale = getattr(self, "grad_scale", None)
         for p in group["params"]:
-            if p.grad is not None:
-                gradient = p.grad if scale is None else p.grad / scale
-                moment = self.state[p].get("exp_avg")
-                direction = (
-                    gradient if moment is None else moment.lerp(gradient, 1 - group["betas"][0])
-                )
-                p.addcmul_(p, agreement(p, direction), value=-group["lr"] * group["weight_decay"])
+            if p.grad is None:
+                continue
+            direction = p.grad if scale is None else p.grad / scale
+            moment = self.state[p].get("exp_avg")
+            if moment is not None:
+                direction = moment.lerp(direction, 1 - group["betas"][0])
+            p.addcmul_(p, agreement(p, direction), value=-group["lr"] * group["weight_decay"])
 
 
 def agreement(weight: Tensor, update: Tensor) -> Tensor:
-    """1 where the update moves the weight towards zero, or not at all, else 0."""
+    """Return 1 where the update moves the weight towards zero, or not at all, else 0."""
     product = weight * update
     return (product >= 0).to(product.dtype)  # not `ge_`, which torch 2.11 lacks for DTensors

@@ -1,7 +1,7 @@
-"""LAMB and LARS: the step of each matrix is scaled to the size of the matrix itself, so that very large batches train.
+"""LAMB and LARS: steps scaled by the norm of each matrix, so that training with large batches works.
 
-Both treat tensors in lists (`torch._foreach_*`), one launch for all of a kind. As in the authors' code, vectors (the
-group `no_decay`) take part without the scaling.
+Both update tensors in lists (`torch._foreach_*`), with one launch for all of a kind. As in the authors' code, vectors
+(the group `no_decay`) are updated without the scaling.
 """
 
 from collections.abc import Callable, Iterable
@@ -10,16 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LARS_TRUST = (
-    1e-3  # eta of You et al. 2017, section 4: how far a layer may move, as a share of its norm
-)
+# eta of You et al. 2017, section 4: the step of a layer as a share of its norm
+LARS_TRUST = 1e-3
 
 
 class _Layerwise(torch.optim.Optimizer):
-    """What both share: state made on first use, one pass per group."""
+    """Base class of both: state is created on first use, and each group is updated at once."""
 
     moments: tuple[str, ...]
-    _update: Callable[..., None]  # (group, parameters, gradients, states): changes them in place
+    _update: Callable[..., None]  # (group, parameters, gradients, states): updates in place
 
     def __init__(self, groups: Iterable[dict[str, Any]], lr: float, **defaults: Any) -> None:
         super().__init__(groups, {"lr": lr, **defaults})
@@ -32,9 +31,8 @@ class _Layerwise(torch.optim.Optimizer):
             parameters = [p for p in group["params"] if p.grad is not None]
             for p in parameters:
                 if not self.state[p]:
-                    self.state[p] = {name: torch.zeros_like(p) for name in self.moments} | {
-                        "step": torch.tensor(0.0)
-                    }
+                    self.state[p] = {name: torch.zeros_like(p) for name in self.moments}
+                    self.state[p]["step"] = torch.tensor(0.0)
                 self.state[p]["step"] += 1
             if parameters:
                 states = [self.state[p] for p in parameters]
@@ -42,7 +40,7 @@ class _Layerwise(torch.optim.Optimizer):
 
 
 class Lamb(_Layerwise):
-    """You et al. 2020 (arXiv 1904.00962), algorithm 2: Adam's direction, scaled by |w| / |direction| per matrix."""
+    """LAMB (You et al. 2020, arXiv 1904.00962, algorithm 2): Adam's direction times |w| / |direction| per matrix."""
 
     moments = ("exp_avg", "exp_avg_sq")
 
@@ -50,7 +48,7 @@ class Lamb(_Layerwise):
         self, group: dict[str, Any], parameters: list[Tensor], gradients: Any, states: Any
     ) -> None:
         first, second = ([state[name] for state in states] for name in self.moments)
-        steps = [int(state["step"]) for state in states]  # kept on the host, each parameter its own
+        steps = [int(state["step"]) for state in states]  # on the host; may differ by parameter
         beta1, beta2 = group["betas"]
         torch._foreach_lerp_(first, gradients, 1 - beta1)
         torch._foreach_mul_(second, beta2)
@@ -68,7 +66,10 @@ class Lamb(_Layerwise):
 
 
 class Lars(_Layerwise):
-    """You et al. 2017 (arXiv 1708.03888), algorithm 1: momentum SGD; a matrix's rate is eta |w| / (|g| + wd |w|)."""
+    """LARS (You et al. 2017, arXiv 1708.03888, algorithm 1): momentum SGD with a rate per matrix.
+
+    The rate is eta |w| / (|g| + wd |w|).
+    """
 
     moments = ("momentum_buffer",)
 
@@ -88,6 +89,6 @@ class Lars(_Layerwise):
 
 
 def _ratio(size: Tensor, move: Tensor) -> Tensor:
-    """size / move, or 1 where either is 0; stays on the device."""
+    """Return size / move, or 1 where either is 0, without waiting for the device."""
     usable = (size > 0) & (move > 0)
     return torch.where(usable, size / torch.where(usable, move, 1.0), 1.0)

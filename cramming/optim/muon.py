@@ -1,12 +1,12 @@
-"""Muon and NorMuon for the weight matrices of blocks and head, AdamW for all else, in one optimizer.
+"""Muon and NorMuon for the weight matrices of blocks and head, AdamW for all other parameters, in one optimizer.
 
-Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) replaces the momentum of a matrix by the nearest orthogonal
-matrix, so that every direction moves alike. NorMuon (Li et al. 2025, arXiv 2510.05491, algorithm 1) then gives every
-neuron the same step size by a second moment per row. An update has a root mean square of 0.2, as AdamW's have late
-in a run, so that one learning rate can serve both (Liu et al. 2025, arXiv 2502.16982, section 2.2).
+Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) replaces the momentum of a matrix by the nearest
+orthogonal matrix, so that all directions move equally far. NorMuon (Li et al. 2025, arXiv 2510.05491, algorithm 1)
+then gives every neuron the same step size by a second moment per row. An update has a root mean square of 0.2, as
+AdamW's have late in a run, so that one learning rate serves both (Liu et al. 2025, arXiv 2502.16982, section 2.2).
 
 A parameter may hold several matrices: queries, keys and values; the halves of a gated layer. Each is orthogonalized
-alone, and those of one shape together, in batched products. Shapes: N matrices, R rows, C columns.
+alone; those of equal shape are stacked into batched products. Shapes: N matrices, R rows, C columns.
 """
 
 import math
@@ -25,10 +25,10 @@ from cramming.model.layers import MLP
 from cramming.optim.cautious import CautiousAdamW, agreement
 
 UPDATE_RMS = 0.2
-MARGIN = 1.01  # the authors', for rounding in 16 bits
-# Polar Express (Amsel et al. 2025, arXiv 2505.16932, algorithm 1). A row is u, a, b, c: of all a x + b x^3 + c x^5 it
-# brings singular values up to u, and above the lower bound known by then, nearest to 1. All five bring what lies from
-# 0.001 to 1 to 0.876 .. 1.124; the last four begin at 0.0042, the last three at 0.017.
+MARGIN = 1.01  # the authors' margin for rounding in 16 bits
+# Polar Express (Amsel et al. 2025, arXiv 2505.16932, algorithm 1). A row is u, a, b, c: among all a x + b x^3 + c x^5
+# the polynomial that brings singular values up to u, and above the lower bound of that iteration, nearest to 1. All
+# five together map 0.001 .. 1 to 0.876 .. 1.124; the last four start from 0.0042, the last three from 0.017.
 POLAR_EXPRESS = [
     (u, a / MARGIN, b / MARGIN**3, c / MARGIN**5)
     for u, a, b, c in (
@@ -42,7 +42,7 @@ POLAR_EXPRESS = [
 
 
 def matrices(model: nn.Module) -> Iterator[tuple[Tensor, int]]:
-    """The weight matrices of blocks and head, and of how many matrices each is made."""
+    """Yield each weight parameter of blocks and head, and the number of matrices that it holds."""
     for module in model.modules():
         if isinstance(module, Attention):
             yield from ((module.qkv.weight, 3), (module.out.weight, 1))
@@ -57,23 +57,31 @@ def matrices(model: nn.Module) -> Iterator[tuple[Tensor, int]]:
 def with_matrices(
     groups: Iterable[dict[str, Any]], model: nn.Module, weight_decay: float
 ) -> list[dict[str, Any]]:
-    """The groups, and before them one of the matrices alone; its `parts` say of how many each parameter is made."""
+    """Return the parameter groups, preceded by a group of the matrices.
+
+    Its entry `parts` is the number of matrices in each of its parameters.
+    """
     parts = {p: count for p, count in matrices(model) if p.requires_grad}
-    own = {
-        "name": "matrices",
-        "params": list(parts),
-        "parts": list(parts.values()),
-        "weight_decay": weight_decay,
-    }
-    rest = [{**group, "params": [p for p in group["params"] if p not in parts]} for group in groups]
-    return [group for group in (own, *rest) if group["params"]]
+    result = [
+        {
+            "name": "matrices",
+            "params": list(parts),
+            "parts": list(parts.values()),
+            "weight_decay": weight_decay,
+        }
+    ]
+    for group in groups:
+        others = [p for p in group["params"] if p not in parts]
+        result.append({**group, "params": others})
+    return [group for group in result if group["params"]]
 
 
 def orthogonalize(matrices_NRC: Tensor, iterations: int) -> Tensor:
-    """U V^T of each U S V^T, nearly: by the last `iterations` polynomials; in bf16 on a GPU, where that is fast.
+    """Return approximately U V^T for each matrix U S V^T.
 
-    Singular values are divided by a bound of the largest first: (sum of s^4)^(1/4), from a Gram matrix that is needed
-    anyway. The usual (sum of s^2)^(1/2) leaves them up to R^(1/4) times smaller, which costs most of an iteration.
+    The last `iterations` polynomials are applied, on a GPU in bf16, which is faster. Singular values are first
+    divided by a bound of the largest: (sum of s^4)^(1/4), from a Gram matrix that is needed anyway. The usual bound
+    (sum of s^2)^(1/2) leaves them up to R^(1/4) times smaller, which costs most of an iteration.
     """
     is_tall = matrices_NRC.shape[1] > matrices_NRC.shape[2]
     x = matrices_NRC.mT if is_tall else matrices_NRC  # the smaller Gram matrix
@@ -90,16 +98,16 @@ def orthogonalize(matrices_NRC: Tensor, iterations: int) -> Tensor:
 
 
 def _norm(x_NRC: Tensor) -> Tensor:
-    """Of each matrix, [N, 1, 1], never 0."""
+    """Return the Frobenius norm of each matrix, [N, 1, 1], never 0."""
     return torch.linalg.vector_norm(x_NRC, dim=(1, 2), keepdim=True).clamp(min=1e-30)
 
 
-_Alike = tuple[int, int, torch.device]  # rows, columns, and where they are
+_Shape = tuple[int, int, torch.device]  # rows, columns, device
 
 
 @dataclass
 class _Batch:
-    """Matrices that are alike: views of parameters, of directions to orthogonalize, of NorMuon's moments of rows."""
+    """Matrices of equal shape: views of parameters, of directions to orthogonalize, and of NorMuon's row moments."""
 
     weights: list[Tensor] = field(default_factory=list)
     directions: list[Tensor] = field(default_factory=list)
@@ -107,10 +115,10 @@ class _Batch:
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon for groups that say of how many matrices each parameter is made (`parts`), AdamW for the others.
+    """Muon for groups with `parts`, the number of matrices in each parameter, and AdamW for the other groups.
 
-    `row_beta` is the decay of NorMuon's second moments; None is plain Muon. `rest_lr`: AdamW's learning rate as a share
-    of Muon's. `cautious_weight_decay`: as in cautious.py, on both sides.
+    `row_beta` is the decay of NorMuon's second moments, or None for plain Muon. `rest_lr` is AdamW's learning rate as
+    a share of Muon's. `cautious_weight_decay` applies the decay of cautious.py to both.
     """
 
     def __init__(
@@ -146,11 +154,8 @@ class Muon(torch.optim.Optimizer):
                 self._update(group, scale)
 
     def _update(self, group: dict[str, Any], scale: Tensor | None) -> None:
-        pairs = [
-            (p, parts)
-            for p, parts in zip(group["params"], group["parts"], strict=True)
-            if p.grad is not None
-        ]
+        pairs = list(zip(group["params"], group["parts"], strict=True))
+        pairs = [(p, parts) for p, parts in pairs if p.grad is not None]
         lr, decay = group["lr"], group["weight_decay"]
         batches = self._batches(pairs, scale)
         if not self.cautious:
@@ -158,9 +163,8 @@ class Muon(torch.optim.Optimizer):
         for (rows, columns, _), batch in batches.items():
             update = orthogonalize(torch.stack(batch.directions), self.iterations)
             if self.row_beta is None:
-                update.mul_(
-                    UPDATE_RMS * math.sqrt(max(rows, columns))
-                )  # an orthogonal matrix has 1 / this root
+                # the root mean square of an orthogonal matrix is 1 / sqrt(max(rows, columns))
+                update.mul_(UPDATE_RMS * math.sqrt(max(rows, columns)))
             else:
                 update = _divide_by_moments(update, batch.row_moments, self.row_beta)
                 update.mul_(UPDATE_RMS * math.sqrt(rows * columns) / _norm(update))
@@ -171,8 +175,11 @@ class Muon(torch.optim.Optimizer):
 
     def _batches(
         self, pairs: list[tuple[Tensor, int]], scale: Tensor | None
-    ) -> dict[_Alike, _Batch]:
-        """All matrices, with Nesterov's momentum: what the buffer would be after the same gradient again."""
+    ) -> dict[_Shape, _Batch]:
+        """Return all matrices, batched by shape, with Nesterov momentum.
+
+        The direction is the momentum buffer as it would be after the same gradient a second time.
+        """
         gradients: Any = [p.grad for p, _ in pairs]
         if scale is not None:
             gradients = torch._foreach_div(gradients, scale)
@@ -180,7 +187,7 @@ class Muon(torch.optim.Optimizer):
         buffers = [state["momentum_buffer"] for state in states]
         torch._foreach_lerp_(buffers, gradients, 1 - self.momentum)
         directions: Any = torch._foreach_lerp(gradients, buffers, self.momentum)
-        batches: dict[_Alike, _Batch] = defaultdict(_Batch)
+        batches: dict[_Shape, _Batch] = defaultdict(_Batch)
         for (p, parts), direction, state in zip(pairs, directions, states):
             batch = batches[p.shape[0] // parts, p.shape[1], p.device]
             batch.weights += p.chunk(parts)
@@ -199,7 +206,10 @@ class Muon(torch.optim.Optimizer):
 
 
 def _divide_by_moments(update_NRC: Tensor, moments: list[Tensor], beta: float) -> Tensor:
-    """Each row by the root of its second moment, which takes in this update first; the norm is set later."""
+    """Return the update with each row divided by the root of its second moment, after adding this update to the moment.
+
+    The caller sets the norm of the result.
+    """
     moment_NR1 = torch.stack(moments).lerp_(update_NRC.square().mean(-1, keepdim=True), 1 - beta)
     torch._foreach_copy_(moments, moment_NR1.unbind())
     return update_NRC / moment_NR1.sqrt().add_(1e-8)

@@ -1,9 +1,8 @@
-"""What is applied to a model from outside, in two functions and one order.
+"""Changes of a model from outside, in a fixed order, so that model code stays plain mathematics.
 
-`place` puts the weights where they live; `apply`, before an optimizer holds them, cuts matrices (tensor parallel) and
-layers (pipeline), then changes how the blocks are executed: weights fetched from the host, activation checkpointing
-around that, activation offload around that, then compile; last come the copies or shards of data parallel. Model code
-stays plain mathematics; this is the only place that changes how it is executed.
+`move_weights` puts the weights on the device. `apply`, before an optimizer holds them, cuts matrices (tensor parallel)
+and layers (pipeline), then changes how the blocks are executed: weights fetched from the host, activation checkpointing
+around that, activation offload around that, then compile; last come the copies or shards of data parallel.
 """
 
 from functools import partial
@@ -63,7 +62,9 @@ class MemoryConfig(Section):
         return self
 
 
-def place(model: PretrainedModel, config: MemoryConfig, device: torch.device) -> PretrainedModel:
+def move_weights(
+    model: PretrainedModel, config: MemoryConfig, device: torch.device
+) -> PretrainedModel:
     """Move the weights to `device`; with `offload_weights` those of the blocks stay on the host, pinned."""
     if not config.offload_weights:
         return model.to(device)
@@ -132,22 +133,22 @@ def _compile_parts(model: PretrainedModel, arguments: dict[str, Any]) -> None:
 
 
 def _wrap_blocks(encoder: Encoder, config: MemoryConfig) -> None:
-    # Only here: most runs keep all on the device.
+    # imported late: most runs keep everything on the device
     from cramming.parallel.offload import Activations, CopyStream, host_weights
 
     blocks = list(encoder.blocks)
     copy_stream = CopyStream(encoder.embeddings.tokens.weight.device)
     activations = Activations(copy_stream, len(blocks)) if config.offload_activations else None
     fetched = host_weights(blocks, copy_stream) if config.offload_weights else None
-    kept = _PRODUCTS if encoder.config.attention_dropout else _PRODUCTS | _ATTENTION
-    selective: dict[str, Any] = {"context_fn": partial(_selective_contexts, kept)}
+    saved = _PRODUCTS if encoder.config.attention_dropout else _PRODUCTS | _ATTENTION
+    selective: dict[str, Any] = {"context_fn": partial(_selective_contexts, saved)}
     for index, block in enumerate(blocks):
         forward = block.forward
-        again = bool(config.checkpoint_every) and index % config.checkpoint_every == 0
+        is_recomputed = bool(config.checkpoint_every) and index % config.checkpoint_every == 0
         if fetched:
             rest = activations.pack if activations else lambda tensor: tensor
-            forward = fetched[index].wrap(forward, None if again else rest)
-        if again:
+            forward = fetched[index].wrap(forward, None if is_recomputed else rest)
+        if is_recomputed:
             context = selective if config.checkpoint == "selective" else {}
             forward = partial(checkpoint, forward, use_reentrant=False, **context)
         if activations:
@@ -155,11 +156,10 @@ def _wrap_blocks(encoder: Encoder, config: MemoryConfig) -> None:
         block.forward = forward
 
 
-# Random operations must run again as they ran, or the restored generator gives the next one other numbers; so attention
-# with dropout is not kept. Names, because some exist only on some devices and versions.
-_PRODUCTS = frozenset(
-    {"aten::mm", "aten::addmm", "aten::_scaled_mm"}
-)  # not bmm: those are attention's, L^2 numbers
+# Operations whose results are saved. Random operations must be repeated, or the restored generator gives the next one
+# other numbers, so the result of attention with dropout is not saved. They are listed by name because some exist only
+# on some devices and versions. bmm is missing: it is attention's, with L^2 numbers.
+_PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::_scaled_mm"})
 _ATTENTION = frozenset(
     {
         "aten::_scaled_dot_product_flash_attention_for_cpu",
@@ -173,9 +173,9 @@ _ATTENTION = frozenset(
 )
 
 
-def _selective_contexts(kept: frozenset[str]) -> tuple[Any, Any]:
+def _selective_contexts(saved: frozenset[str]) -> tuple[Any, Any]:
     def keep_expensive(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         name = operation.name().removesuffix(".default")
-        return CheckpointPolicy.MUST_SAVE if name in kept else CheckpointPolicy.PREFER_RECOMPUTE
+        return CheckpointPolicy.MUST_SAVE if name in saved else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(keep_expensive)

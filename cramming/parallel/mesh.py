@@ -26,15 +26,16 @@ from cramming.config import Choice, Count, Section, UserError, require
 
 T = TypeVar("T")
 JOIN_SECONDS = 1800  # wait for the other processes to join
-REPLY_TIMEOUT = timedelta(
-    hours=2
-)  # rank 0 alone hashes the corpus and writes; the others wait for it
+# The other ranks wait while rank 0 hashes the corpus and writes files.
+REPLY_TIMEOUT = timedelta(hours=2)
 
 
 class ParallelConfig(Section):
-    """Sizes of the mesh: replicas or shards of the data (`dp`; null: what the number of processes leaves), parts of
-    each matrix (`tp`), stages of layers (`pp`). `sequence`: what is between the matrices is cut by tokens over `tp`.
-    `backend: auto` is nccl on GPUs and gloo on CPUs."""
+    """Sizes of the mesh: data parallel (`dp`), parts of each matrix (`tp`), stages of layers (`pp`).
+
+    With `dp: null` it follows from the number of processes. `sequence` cuts the activations between the matrices by
+    tokens over `tp`. `backend: auto` is nccl on GPUs and gloo on CPUs.
+    """
 
     name: str
     dp: Count | None
@@ -57,19 +58,19 @@ class ParallelConfig(Section):
 
 
 class CompressionConfig(Section):
-    """What is sent of the gradients in place of themselves (cramming/experimental/compression.py)."""
+    """Compression of the gradients that processes exchange (cramming/experimental/compression.py)."""
 
     name: str
 
 
 class PowerSgdConfig(CompressionConfig):
-    """Of each matrix two thin ones, of this `rank`."""
+    """PowerSGD: two factors of this `rank` in place of each matrix."""
 
     rank: Count
 
 
 class TopKConfig(CompressionConfig):
-    """The largest entries, `density` of all."""
+    """Top-k: the entries of largest magnitude, a share `density` of all."""
 
     density: Annotated[float, Field(gt=0, le=1)]
 
@@ -85,27 +86,30 @@ COMPRESSIONS: dict[str, type[CompressionConfig]] = {
 
 
 class ReplicaConfig(ParallelConfig):
-    """Every process has the whole model; gradients are summed while the backward pass goes on (DDP)."""
+    """Replicas of the whole model; gradients are summed during the backward pass (DDP)."""
 
     compression: Annotated[CompressionConfig, Choice(COMPRESSIONS)]
 
 
 class ShardConfig(ParallelConfig):
-    """Processes share the optimizer's state (zero1), also gradients (zero2), also parameters (zero3). `shards`: so
-    many, next to each other, share one copy of them (hybrid sharding, HSDP); null: all along `dp`."""
+    """Sharding of the optimizer's state (zero1), of gradients too (zero2), and of parameters too (zero3).
+
+    `shards` neighbouring processes share one copy (hybrid sharding, HSDP); null stands for all along `dp`.
+    """
 
     shards: Count | None
 
 
 class PipelineConfig(ParallelConfig):
-    """Processes share the layers, `pp` stages of them, or two in each with the schedules that interleave; whole
-    pipelines are copied along `dp`. `schedule`: the order of the micro-batches
-    (cramming/experimental/stages.py)."""
+    """Pipeline of `pp` processes with one stage of layers each, or two with interleaved schedules.
+
+    Pipelines are replicated along `dp`. `schedule` is the order of the micro-batches (cramming/experimental/stages.py).
+    """
 
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"]
 
 
-# The choices of `parallel`, each with settings of its own.
+# Choices of `parallel` with their settings.
 STRATEGIES: dict[str, type[ParallelConfig]] = {
     "ddp": ReplicaConfig,
     "zero1": ShardConfig,
@@ -159,7 +163,7 @@ class Mesh:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, the one that reads the clock and writes files."""
+        """True on rank 0, which reads the clock and writes files."""
         return self.rank == 0
 
     def sums(self, *values: float) -> list[float]:
@@ -226,14 +230,14 @@ def launched_processes() -> int:
 
 
 def data_size(config: ParallelConfig, world_size: int) -> int:
-    """Return over how many processes a step's samples are split; UserError where the mesh is not all processes."""
+    """Return over how many processes a step's samples are split; raise UserError unless the mesh has all processes."""
     parts = config.tp * config.pp
     replicas = config.dp or max(1, world_size // parts)
     if replicas * parts != world_size:
         raise UserError(
             f"parallel.dp={config.dp or 'null'} parallel.tp={config.tp} parallel.pp={config.pp}: a mesh of {replicas} x"
-            f" {config.tp} x {config.pp} = {replicas * parts} processes, and there are {world_size}; start as many with"
-            f" torchrun --nproc-per-node {replicas * parts} -m cramming ..., or change a size"
+            f" {config.tp} x {config.pp} = {replicas * parts} processes, and there are {world_size}. Start as many"
+            f" with torchrun --nproc-per-node {replicas * parts} -m cramming ..., or change a size."
         )
     if isinstance(config, ShardConfig) and config.shards and replicas % config.shards:
         raise UserError(
@@ -248,7 +252,7 @@ def _local_gpu() -> torch.device:
     visible = torch.cuda.device_count()
     require(
         local < visible,
-        f"torchrun: more processes than {visible} visible GPUs; lower --nproc-per-node",
+        f"torchrun: more processes than {visible} visible GPUs. Lower --nproc-per-node.",
     )
     return torch.device("cuda", local)
 
@@ -296,7 +300,7 @@ def _name_group(store: Any, rank: int, size: int, name: str) -> str:
         require(
             time.monotonic() < deadline,
             f"torchrun: of {size} processes those of rank {', '.join(map(str, sorted(waiting)))} did not answer within"
-            f" {JOIN_SECONDS // 60} minutes; see why they ended, and start all of them again",
+            f" {JOIN_SECONDS // 60} minutes. See why they ended, and start all of them again.",
         )
         time.sleep(0.01)
     return name

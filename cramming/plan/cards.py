@@ -40,17 +40,17 @@ class Card(NamedTuple):
 
     @property
     def has_bf16(self) -> bool:
-        """Whether it multiplies bf16 (and TF32) in hardware: Ampere and later."""
+        """True if the card multiplies bf16 (and TF32) in hardware: Ampere and later."""
         return self.capability >= (8, 0)
 
     @property
     def needs_cuda_12(self) -> bool:
-        """Whether torch has kernels for it only in builds for CUDA 12.6 (cu126): before Turing, from torch 2.11 on."""
+        """True if torch 2.11 and later has kernels for the card only in builds for CUDA 12.6: before Turing."""
         return self.capability < OLDEST_IN_CUDA_13
 
     @property
     def is_amd(self) -> bool:
-        """Whether the maker is AMD and not NVIDIA."""
+        """True if the maker is AMD and not NVIDIA."""
         return self.name.startswith("MI")
 
     @property

@@ -71,23 +71,23 @@ def main(
         smallest = min(options, key=lambda option: option.peak_bytes)
         raise UserError(
             f"--memory-gb={target.memory_bytes / GIB:.3g}: nothing fits. The least that was tried"
-            f" ({overrides(smallest, config)}) needs {smallest.peak_bytes / GIB:.3g} GiB of tensors; take a smaller"
+            f" ({overrides(smallest, config)}) needs {smallest.peak_bytes / GIB:.3g} GiB of tensors. Take a smaller"
             " model or vocabulary, a shorter train.sequence_length, or an optimizer with less state."
         )
 
 
 def description(config: Config, target: Target) -> Iterator[str]:
     """Yield lines about the configuration, the device, and what the numbers rest on."""
-    train, place = config.train, target.place
+    train, hardware = config.train, target.hardware
     yield (
         f"model: {config.parameters.total / 1e6:.1f}M parameters, vocabulary {config.model.vocab_size};"
         f" step: {train.batch_size} sequences of {train.sequence_length}, {config.targets_per_row} targets each;"
-        f" {config.optim.name}, {place.mode}"
+        f" {config.optim.name}, {hardware.mode}"
     )
     usable_gib = target.usable_bytes / GIB
-    yield f"device: {place.name}, {target.memory_bytes / GIB:.3g} GiB, about {usable_gib:.3g} for tensors"
+    yield f"device: {hardware.name}, {target.memory_bytes / GIB:.3g} GiB, about {usable_gib:.3g} for tensors"
     yield f"speed: {target.speed.basis}"
-    for warning in (tiny_defaults(config), slow_products(place.mode, place.kind)):
+    for warning in (tiny_defaults(config), slow_products(hardware.mode, hardware.kind)):
         if warning:
             yield warning
     yield from (note for applies, note in _notes(config, target) if applies)
@@ -126,25 +126,25 @@ def show_options(config: Config, options: list[Option], best: Option | None) -> 
 def cost_lines(
     config: Config, target: Target, option: Option, price_per_hour: float | None
 ) -> Iterator[str]:
-    """Yield the costs of the whole budget: disk, time, the corpus that has each token once, electricity, money."""
+    """Yield the costs of the whole budget: disk, time, a corpus without repeated tokens, electricity, money."""
     state_bytes = option.peak_by_category["weights"] + option.peak_by_category["optimizer"]
-    kept = len(config.checkpoint.keep_at)
-    total = format_count((kept + KEEP) * state_bytes, "B")
-    yield f"checkpoints: {total} of disk, {kept} kept for `cramming replay` and the newest {KEEP}"
+    num_kept = len(config.checkpoint.keep_at)
+    total = format_count((num_kept + KEEP) * state_bytes, "B")
+    yield f"checkpoints: {total} of disk, {num_kept} kept for `cramming replay` and the newest {KEEP}"
 
     slow, fast = option.tokens_per_second
-    fewest, most = option.tokens_in_budget
-    hours = most / fast / 3600, fewest / slow / 3600
-    yield f"training: {_span((fewest, most))} tokens in {_span(hours)} hours"
+    min_tokens, max_tokens = option.tokens_in_budget
+    hours = max_tokens / fast / 3600, min_tokens / slow / 3600
+    yield f"training: {_span((min_tokens, max_tokens))} tokens in {_span(hours)} hours"
 
     token_bytes = 2 if (config.model.vocab_size or 0) <= 2**16 else 4
-    disk = format_count((token_bytes + INDEX_BYTES_PER_TOKEN) * most, "B")
+    disk = format_count((token_bytes + INDEX_BYTES_PER_TOKEN) * max_tokens, "B")
     yield (
-        f"preparing {_shown(most)} tokens: {disk} of disk in addition to the text and"
-        f" {most / TOKENS_PER_CORE_HOUR:.2g} core hours, by measurements on Wikipedia with all filters"
+        f"preparing {_shown(max_tokens)} tokens: {disk} of disk in addition to the text and"
+        f" {max_tokens / TOKENS_PER_CORE_HOUR:.2g} core hours, by measurements on Wikipedia with all filters"
         " (benchmarks/results/preparation_*)"
     )
-    card = cards.find(target.place.name)
+    card = cards.find(target.hardware.name)
     if card:
         kwh = _span(hours, POWER_SHARE * card.watts / 1000)
         yield f"electricity: {kwh} kWh, {POWER_SHARE:.0%} (assumed) of {card.watts} W; the card alone"
@@ -153,9 +153,9 @@ def cost_lines(
 
 
 def _span(ends: Range, factor: float = 1.0) -> str:
-    """Return both ends times `factor` as text, or one where they read the same."""
-    least, most = (_shown(factor * end) for end in ends)
-    return least if least == most else f"{least} to {most}"
+    """Return both ends times `factor` as text, once if they read the same."""
+    low, high = (_shown(factor * end) for end in ends)
+    return low if low == high else f"{low} to {high}"
 
 
 def _shown(value: float) -> str:
@@ -164,9 +164,9 @@ def _shown(value: float) -> str:
 
 def _notes(config: Config, target: Target) -> Iterator[tuple[bool, str]]:
     """Yield what may apply to a plan, with whether it does."""
-    place, memory = target.place, config.memory
+    hardware, memory = target.hardware, config.memory
     yield (
-        place.kind == "cuda" and not place.has_flash and config.attention.kernel != "padded",
+        hardware.kind == "cuda" and not hardware.has_flash and config.attention.kernel != "padded",
         "attention: FlashAttention needs compute capability 8.0 (Ampere): here it is SDPA, which for windows and"
         " packed documents computes all pairs of a row, with masks in memory",
     )
@@ -174,7 +174,7 @@ def _notes(config: Config, target: Target) -> Iterator[tuple[bool, str]]:
         memory.offload_activations or memory.offload_weights or memory.offload_optimizer,
         "offloading: speed does not include the copies, and activations are counted as if they stayed on the device",
     )
-    yield place.mode == "fp8", "fp8: both memory and speed are those of bf16"
+    yield hardware.mode == "fp8", "fp8: both memory and speed are those of bf16"
     yield (
         config.runtime.compile != "off",
         "compile: memory is that of eager execution, which needs more",

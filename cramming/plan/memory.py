@@ -37,7 +37,7 @@ CATEGORIES = {
 CPU = torch.device("cpu")  # stands in for a GPU, too: fake CUDA tensors need a CUDA build of torch
 # Larger micro-batches are no faster: by the dry run (BERT-base, H200) a token of 65,536 costs 9 % less than one of
 # 8,192, and one of 262,144 less than 1 % less than that.
-ENOUGH_TOKENS, MOST_TOKENS = 8_192, 131_072
+ENOUGH_TOKENS, MAX_TOKENS = 8_192, 131_072
 FIRST_TOKENS = 16_384  # of the first size that is tried: what 11 GB hold of BERT-base
 # Of a CPU's free memory: with `runtime.keep_heap` freed memory stays in the process and is not always of use again. The
 # peak resident set was 1.1 to 2.3 times the predicted peak (benchmarks/results/memory_cpu_2026-11-21.md).
@@ -52,11 +52,11 @@ class Simulation:
     `memory_bytes` of a GPU decides how many logits exist at a time.
     """
 
-    def __init__(self, config: Config, place: Hardware, memory_bytes: float = 0.0) -> None:
-        self.config, self.place = config, place
-        self._is_gpu = place.kind == "cuda"
-        self._is_flash = is_flash(config, place)
-        self._executed = executed_config(config, place, memory_bytes)
+    def __init__(self, config: Config, hardware: Hardware, memory_bytes: float = 0.0) -> None:
+        self.config, self.hardware = config, hardware
+        self._is_gpu = hardware.kind == "cuda"
+        self._is_flash = is_flash(config, hardware)
+        self._executed = executed_config(config, hardware, memory_bytes)
         self._fake_mode = FakeTensorMode()
         with self._without_data(truth=False):  # no random number is out of bounds
             model = build_model(self._executed)
@@ -126,17 +126,17 @@ class Simulation:
             parameter.grad = torch.empty_like(parameter)
 
 
-def executed_config(config: Config, place: Hardware, memory_bytes: float) -> Config:
+def executed_config(config: Config, hardware: Hardware, memory_bytes: float) -> Config:
     """Return what the simulation executes: `config` uncompiled, on one CPU, with nothing offloaded.
 
     fp8 runs as bf16, whose tensors it keeps. FlashAttention on a GPU runs as SDPA over whole rows, as it makes no mask.
     """
-    mode, attention, model, train = place.mode, config.attention, config.model, config.train
+    mode, attention, model, train = hardware.mode, config.attention, config.model, config.train
     precision = config.precision.replace(
         mode="bf16" if mode == "fp8" else mode,
         emulate_fp8=False,
         fp8_scaling="tensorwise",
-        residual=resolve_residual(config.precision.residual, mode, place.kind),
+        residual=resolve_residual(config.precision.residual, mode, hardware.kind),
     )
     memory = config.memory.replace(
         activation_budget=None,
@@ -144,13 +144,16 @@ def executed_config(config: Config, place: Hardware, memory_bytes: float) -> Con
         offload_weights=False,
         offload_optimizer=False,
     )
-    if place.kind == "cuda":
+    if hardware.kind == "cuda":
         chunk = memory.loss_chunk or CHUNK_ELEMENTS[cuda_chunks(memory_bytes)]
         memory = memory.replace(loss_chunk=chunk)
-    if is_flash(config, place):
+    if is_flash(config, hardware):
         model = replace(model, local_window=None, global_every=1)
         train = train.replace(packing="rows")
-    if attention.kernel in ("varlen", "flex") or (attention.kernel, place.kind) == ("auto", "cuda"):
+    if attention.kernel in ("varlen", "flex") or (attention.kernel, hardware.kind) == (
+        "auto",
+        "cuda",
+    ):
         attention = attention.replace(kernel="sdpa")
     return config.replace(
         model=model,
@@ -163,12 +166,14 @@ def executed_config(config: Config, place: Hardware, memory_bytes: float) -> Con
     )
 
 
-def is_flash(config: Config, place: Hardware) -> bool:
+def is_flash(config: Config, hardware: Hardware) -> bool:
     """Return whether attention on this GPU makes no mask and keeps no scores."""
     kernel = config.attention.kernel
-    has_flash = place.has_flash and place.mode != "fp32" and config.model.attention_dropout == 0.0
+    has_flash = (
+        hardware.has_flash and hardware.mode != "fp32" and config.model.attention_dropout == 0.0
+    )
     by_flash = has_flash and kernel in ("auto", "varlen")
-    return place.kind == "cuda" and (by_flash or kernel == "flex")
+    return hardware.kind == "cuda" and (by_flash or kernel == "flex")
 
 
 def batch_without_data(config: Config, rows: int) -> Batch:
@@ -215,20 +220,20 @@ def largest_fitting(sizes: list[int], fits: Callable[[int], bool], start: int) -
 
 
 def micro_batch_sizes(sequences: int, length: int) -> list[int]:
-    """Return the micro-batches to choose from, ascending: powers of two that divide `sequences`, and all of them.
+    """Return the candidate micro-batches, ascending: powers of two that divide `sequences`, and `sequences` itself.
 
-    None but a single row has more than `MOST_TOKENS` tokens in rows of `length`.
+    None has more than `MAX_TOKENS` tokens in rows of `length`, apart from a single row.
     """
     powers = [2**k for k in range(sequences.bit_length()) if sequences % 2**k == 0]
     sizes = powers if powers[-1] == sequences else [*powers, sequences]
-    most = max(1, MOST_TOKENS // length)
-    return [size for size in sizes if size <= most]
+    max_rows = max(1, MAX_TOKENS // length)
+    return [size for size in sizes if size <= max_rows]
 
 
 class _Answers(TorchDispatchMode):
-    """Answers to reads of a number from a tensor that has none: `truth` for booleans, else zero.
+    """Mode that answers reads of a number from a fake tensor: `truth` for booleans, else zero.
 
-    Three of four operations ask a fake tensor for its device, which is answered before other modes see it.
+    Three of four operations read the device of a fake tensor, which is answered before other modes see it.
     """
 
     def __init__(self, truth: bool) -> None:

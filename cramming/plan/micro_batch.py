@@ -108,7 +108,7 @@ def try_step(engine: Engine, batches: list[Batch]) -> None:
     Uncompiled passes need no less memory, and no time to compile each size. The engine stays unchanged.
     """
     alone = copy.copy(engine)
-    alone.mesh, alone.spread = Mesh.solo(engine.device), None
+    alone.mesh, alone.strategy = Mesh.solo(engine.device), None
     gpus = [engine.device] if engine.device.type == "cuda" else []
     with torch.random.fork_rng(devices=gpus), uncompiled(engine.model):
         alone.discard(alone.forward_backward(batches))

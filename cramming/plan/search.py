@@ -50,14 +50,14 @@ Range = tuple[float, float]
 class Target:
     """Device that is planned for."""
 
-    place: Hardware
+    hardware: Hardware
     memory_bytes: float
     speed: Speed
 
     @property
     def usable_bytes(self) -> float:
         """Bytes that the tensors of a step may take."""
-        kind = self.place.kind
+        kind = self.hardware.kind
         return (self.memory_bytes - CONTEXT_BYTES[kind]) * SHARE[kind]
 
 
@@ -84,32 +84,32 @@ def planned_config(settings: dict[str, Any]) -> Config:
 def find_target(config: Config, device: str, memory_gb: float | None = None) -> Target:
     """Return this machine's device (`device` is auto, cpu or cuda) or a card of the table by name.
 
-    `memory_gb` is in GiB; None: what the device has for programs.
+    `memory_gb` is in GiB; None stands for the memory that the device has for programs.
     """
     if device in ("auto", "cpu", "cuda"):
         target = _local_target(devices.select(device), config)
     else:
         target = _card_target(find_card(device), config)
     fewest_processes = config.parallel.tp * config.parallel.pp
-    place = replace(target.place, processes=fewest_processes)
+    hardware = replace(target.hardware, processes=fewest_processes)
     memory_bytes = memory_gb * GIB if memory_gb else target.memory_bytes
-    return replace(target, place=place, memory_bytes=memory_bytes)
+    return replace(target, hardware=hardware, memory_bytes=memory_bytes)
 
 
 def explore(config: Config, target: Target) -> Iterator[Option]:
-    """Yield the largest fitting micro-batch of each checkpointing, the smallest where none fits.
+    """Yield for each checkpointing the largest micro-batch that fits, or the smallest if none fits.
 
-    After one that fits with `ENOUGH_TOKENS` no other is tried, but for the configured one. A configured micro-batch is
-    an option of its own. UserError where `pretrain` would refuse the configuration.
+    After an option that fits with `ENOUGH_TOKENS` only the configured one is tried. A configured micro-batch is a
+    separate option. Raises UserError if `pretrain` would refuse the configuration.
     """
     train = config.train
-    check(config, target.place)
-    most = ramp_step(train.batch_ramp, train.batch_size)
-    sizes = micro_batch_sizes(most, train.sequence_length)
+    check(config, target.hardware)
+    max_rows = ramp_step(train.batch_ramp, train.batch_size)
+    sizes = micro_batch_sizes(max_rows, train.sequence_length)
     first = FIRST_TOKENS // train.sequence_length
     enough = min(ENOUGH_TOKENS // train.sequence_length, sizes[-1])
     is_done = False
-    for memory in variants(config, target.place):
+    for memory in variants(config, target.hardware):
         is_configured = memory == config.memory
         if is_done and not is_configured:
             continue
@@ -131,13 +131,13 @@ def choose(options: list[Option], sequence_length: int) -> Option | None:
     return max((option for option in options if option.fits), key=rank, default=None)
 
 
-def variants(config: Config, place: Hardware) -> list[MemoryConfig]:
+def variants(config: Config, hardware: Hardware) -> list[MemoryConfig]:
     """Return the configured section `memory` and each other checkpointing on top of it, least arithmetic first."""
     distinct = {config.memory: None}
     for every, kind in CHECKPOINTING:
         memory = config.memory.replace(checkpoint_every=every, checkpoint=kind)
         with suppress(UserError):  # what `pretrain` would refuse
-            check(config.replace(memory=memory), place)
+            check(config.replace(memory=memory), hardware)
             distinct[memory] = None
     return sorted(distinct, key=lambda memory: (forward_passes(memory), memory.checkpoint_every))
 
@@ -213,7 +213,7 @@ def _simulated_options(
 ) -> Callable[[int], Option]:
     """Return the function from a micro-batch to its option, which simulates each size once."""
     planned = config.replace(memory=memory)
-    simulation = Simulation(planned, target.place, target.memory_bytes)
+    simulation = Simulation(planned, target.hardware, target.memory_bytes)
     return functools.cache(functools.partial(option_of, config, target, simulation))
 
 
@@ -223,26 +223,28 @@ def _fits(option: Callable[[int], Option]) -> Callable[[int], bool]:
 
 def _local_target(here: torch.device, config: Config) -> Target:
     attention_kernels(config, here)  # refuses what `pretrain` would
-    place = replace(Hardware.here(config, here), trains=False)
+    hardware = replace(Hardware.here(config, here), trains=False)
     device = devices.describe(here)
     memory_bytes = device.memory_bytes if here.type == "cuda" else devices.available_bytes()
     model, tf32 = config.model, config.precision.tf32
-    speed = measured_speed(here, place.mode, tf32, model.hidden_size, model.intermediate_size)
-    return Target(place, memory_bytes, speed)
+    speed = measured_speed(here, hardware.mode, tf32, model.hidden_size, model.intermediate_size)
+    return Target(hardware, memory_bytes, speed)
 
 
 def _card_target(card: cards.Card, config: Config) -> Target:
     mode = config.precision.mode
     if mode == "auto":
         mode = "bf16" if card.has_bf16 else "fp16"
-    place = Hardware("cuda", card.name, mode, card.capability)
-    runs_flash = place.has_flash and mode != "fp32"
+    hardware = Hardware("cuda", card.name, mode, card.capability)
+    runs_flash = hardware.has_flash and mode != "fp32"
     require(
         config.attention.kernel != "varlen" or runs_flash,
         f"attention.kernel=varlen: {card.name} in {mode} has no FlashAttention, which needs compute capability 8.0"
         " (Ampere) and 16 bits. Set it to auto.",
     )
-    return Target(place, card.memory_bytes, speed_by_data_sheet(card, mode, config.precision.tf32))
+    return Target(
+        hardware, card.memory_bytes, speed_by_data_sheet(card, mode, config.precision.tf32)
+    )
 
 
 def _tokens_per_flop(config: Config) -> float:

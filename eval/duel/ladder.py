@@ -1,4 +1,4 @@
-"""What the log of duels says: one duel in a sentence, all duels as a table, a picture and JSON."""
+"""Output of duels: one duel as a sentence, all duels as a table, a picture and JSON."""
 
 import json
 import math
@@ -39,30 +39,30 @@ MEASURES = {
 
 
 def numbers(state: Look, first_look: int) -> str:
-    """The test's state in words."""
+    """Return the state of the test in words."""
     if state.pairs < first_look:
         return f"mean difference {state.mean:+.4f}; the test begins with {first_look} pairs"
-    more = (
-        "" if state.pairs_needed is None else f", such an effect takes {state.pairs_needed} pairs"
-    )
+    more = ""
+    if state.pairs_needed is not None:
+        more = f", such an effect takes {state.pairs_needed} pairs"
     return f"mean difference {state.mean:+.4f} {interval_text(state.low, state.high)}, p {p_text(state.p)}{more}"
 
 
 def p_text(p: float | None) -> str:
-    """The p-value; those below a thousandth are not told apart (sequential_test.py)."""
+    """Return the p-value as text; values below a thousandth are not resolved (sequential_test.py)."""
     if p is None:
         return "–"
     return "<=0.001" if p <= 0.001 else f"{p:.2g}"
 
 
 def interval_text(low: float | None, high: float | None) -> str:
-    """An interval; dashes where there is none: after too few pairs, or where the differences have no spread."""
+    """Return an interval as text, with dashes for missing ends: too few pairs, or differences without variance."""
     ends = ("–" if end is None or not math.isfinite(end) else f"{end:+.4f}" for end in (low, high))
     return f"[{', '.join(ends)}]"
 
 
 def summary(duel: Duel) -> dict[str, Any]:
-    """A duel for programs; numbers are those of its last look, `verdict` is null while it is fought."""
+    """Return a duel as JSON values; numbers are those of the last look, `verdict` is None while it runs."""
     terms = duel.terms.model_dump()
     decision = duel.decision.model_dump() if duel.decision else {}
     scores = duel.score_differences()
@@ -86,23 +86,22 @@ def summary(duel: Duel) -> dict[str, Any]:
 
 
 def reaches_base_at(duel: Duel) -> float | None:
-    """The share of the candidate's budget after which its validations were as low as the base's at its end.
+    """Return the share of the candidate's budget after which its validation loss was as low as the base's final one.
 
-    The median over pairs whose base has a loss; by straight lines between validations. None where it did not get there
-    in most pairs. Before its last part a run's rate has not decayed, so this says less than a duel with a smaller
-    budget for the candidate.
+    It is the median over pairs whose base has a loss, by linear interpolation between validations, and None if the
+    candidate did not reach that loss in most pairs. Until the end of a run the learning rate has not decayed, so this
+    says less than a duel with a smaller budget for the candidate.
     """
     if duel.terms.measure != "loss":
         return None
     ends = [(pair.candidate.curve, pair.base.loss) for pair in duel.pairs]
-    found = [_share(curve, target) for curve, target in ends if target is not None]
-    middle = statistics.median(found) if found else math.inf
+    shares = [_share(curve, target) for curve, target in ends if target is not None]
+    middle = statistics.median(shares) if shares else math.inf
     return middle if middle <= 1 else None
 
 
 def seconds_and_losses(duel: Duel) -> list[Pair]:
-    """Each pair's validations over the seconds that the run had spent, as if its speed had been one."""
-
+    """Return each pair's validations by spent seconds, with progress taken as proportional to time."""
     return [Pair(_points(pair.base), _points(pair.candidate)) for pair in duel.pairs]
 
 
@@ -112,21 +111,19 @@ def _points(side: SideResult) -> list[tuple[float, float]]:
 
 
 def _share(curve: Sequence[tuple[float, float | None]], target: float) -> float:
-    before = (0.0, float("inf"))
+    before = (0.0, math.inf)
     for progress, loss in curve:
         if loss is not None and loss <= target:
             start, first = before
-            return (
-                progress
-                if first == float("inf")
-                else start + (progress - start) * (first - target) / (first - loss)
-            )
-        before = (progress, float("inf") if loss is None else loss)
+            if first == math.inf:
+                return progress
+            return start + (progress - start) * (first - target) / (first - loss)
+        before = (progress, math.inf if loss is None else loss)
     return math.inf
 
 
 def sentence(duel: Duel) -> str:
-    """The verdict in words, with what it rests on."""
+    """Return the verdict in words, with pairs, budget and scores."""
     terms, decision = duel.terms, duel.decision
     assert decision is not None
     name = f"{label(duel)} against {base_label(duel)}"
@@ -139,7 +136,7 @@ def sentence(duel: Duel) -> str:
     ]
     share = reaches_base_at(duel)
     if share is not None:
-        parts.append(f"it is where the base ends after {share:.0%} of its budget")
+        parts.append(f"it reaches the base's final loss after {share:.0%} of its budget")
     scores = duel.score_differences()
     if terms.measure != "score" and scores:
         spread = ""
@@ -167,30 +164,32 @@ def _decision_words(duel: Duel, decision: Decision) -> str:
 
 
 def label(duel: Duel) -> str:
-    """What only the candidate has of what was typed."""
+    """Return the overrides that only the candidate has."""
     return _only(duel.terms.candidate, duel.terms.base) or "without what the base sets"
 
 
 def base_label(duel: Duel) -> str:
-    """What the base has that the candidate lacks, or its settings as they were typed."""
+    """Return the overrides that only the base has."""
     return _only(duel.terms.base, duel.terms.candidate) or "the same without it"
 
 
 def _only(side: SideTerms, other: SideTerms) -> str:
-    own = [word for word in side.overrides if word not in other.overrides]
-    named = [word for word in own if not word.startswith("budget.")]  # which `budget_text` says
-    return " ".join(
-        named or [word for word in own if not word.endswith("=null")]
-    )  # the units that a limit replaced
+    differing = [word for word in side.overrides if word not in other.overrides]
+    # `budget_text` shows the budget
+    without_budget = [word for word in differing if not word.startswith("budget.")]
+    if without_budget:
+        return " ".join(without_budget)
+    # a limit sets the other units to null
+    return " ".join(word for word in differing if not word.endswith("=null"))
 
 
 def budget_text(duel: Duel) -> str:
-    """Both budgets where they differ."""
-    found = [
-        " ".join(_limit(unit, value) for unit, value in budget.items())
-        for budget in duel.terms.budgets
-    ]
-    return found[0] if found[0] == found[1] else f"{found[0]} against the candidate's {found[1]}"
+    """Return the budget as text, or both if they differ."""
+    texts = []
+    for budget in duel.terms.budgets:
+        texts.append(" ".join(_limit(unit, value) for unit, value in budget.items()))
+    base, candidate = texts
+    return base if base == candidate else f"{base} against the candidate's {candidate}"
 
 
 def _limit(unit: str, value: float) -> str:
@@ -212,42 +211,42 @@ def show(log: DuelLog, as_json: bool) -> None:
         return
     if not duels:
         say(
-            f"{log.path}: no duel yet; cramming duel --base '...' --candidate '...' budget.minutes=5"
+            f"{log.path}: no duel yet. Start one: cramming duel --base '...' --candidate '...' budget.minutes=5"
         )
         return
     show_table(f"{log.path}: {counted(len(duels), 'duel')}", HEADERS, [row(duel) for duel in duels])
     wins = sum(duel.decision is not None and duel.decision.verdict == "win" for duel in duels)
     say(
-        f"error budget spent: {spent:.2f} false verdicts by differences expected at most over"
-        f" {counted(len(duels), 'duel')}, of which {wins} won; a single win is believed at its own error only if it was"
-        " the only candidate"
+        f"error budget spent: at most {spent:.2f} false verdicts expected over {counted(len(duels), 'duel')}, of which"
+        f" {wins} won. A win has the error of a single duel only if it was the only candidate."
     )
     if pictures:
         say(f"pictures: {log.path.with_name('ladder.svg')}, and each duel's <id>/curves.svg")
 
 
 def draw(log: DuelLog, duels: Sequence[Duel]) -> list[Path]:
-    """The pictures of those duels that losses decide, which alone have one unit: intervals, then curves."""
+    """Draw the duels that losses decide, which have one unit: intervals, then curves; return the files."""
     by_loss = [duel for duel in duels if duel.terms.measure == "loss"]
     written: list[Path] = []
-    lines = [line for duel in by_loss if (line := interval(duel)) is not None]
-    if figure := intervals(lines, "candidate minus base, pinned validation loss (nats)"):
+    lines = [line for line in map(interval, by_loss) if line is not None]
+    figure = intervals(lines, "candidate minus base, pinned validation loss (nats)")
+    if figure:
         written.append(log.path.with_name("ladder.svg"))
         write_atomically(written[-1], svg(figure, "ladder"))
     for duel in by_loss:
-        if figure := against_seconds(
-            seconds_and_losses(duel), f"{label(duel)} against {base_label(duel)}"
-        ):
+        title = f"{label(duel)} against {base_label(duel)}"
+        figure = against_seconds(seconds_and_losses(duel), title)
+        if figure:
             written.append(log.path.parent / duel.id / "curves.svg")
             write_atomically(written[-1], svg(figure, duel.id))
     return written
 
 
 def row(duel: Duel) -> list[str]:
-    """A line of the ladder; dashes for a duel that is not over."""
+    """Return a line of the ladder, with dashes for a duel that is not over."""
     decision = duel.decision
     numbers_text = ["–", "–", "–"]
-    ending = "still fought"
+    ending = "running"
     if decision is not None:
         ending = f"{decision.verdict} ({decision.why})" if decision.why else decision.verdict
     if decision is not None and decision.mean is not None:
@@ -274,7 +273,7 @@ def row(duel: Duel) -> list[str]:
 
 
 def interval(duel: Duel) -> Interval | None:
-    """The line of the picture for a duel with a verdict; None where it has no interval."""
+    """Return the line of the picture for a duel with a verdict, or None without an interval."""
     decision = duel.decision
     if decision is None or decision.verdict == "void":
         return None

@@ -1,9 +1,9 @@
-"""`cramming duel --base '...' --candidate '...'`: is the candidate's recipe better than the base's, under one budget?
+"""The verb `duel`: a sequential comparison of two recipes under one budget.
 
-Pairs of runs with one seed, data order and validation each; after each pair a sequential test (sequential_test.py) says
-whether that is enough. The pinned validation loss decides, or bits per byte where the sides have different tokenizers;
-where a side's objective has no such loss, the mean score over the tasks of `eval` does.
-Everything that was fought is in `duels.jsonl` (duel_log.py), and `cramming ladder` shows it.
+Both runs of a pair have one seed, data order and validation; after each pair a sequential test (sequential_test.py)
+decides whether more are needed. The measure is the pinned validation loss, or bits per byte if the tokenizers differ,
+or the mean score over the tasks of `eval` if an objective has no such loss. Results are in `duels.jsonl`
+(duel_log.py); `cramming ladder` shows them.
 """
 
 import json
@@ -44,7 +44,7 @@ from eval.duel.sequential_test import RULE
 from eval.duel.sides import Side
 from eval.recipe import Recipe, compared, recipe
 
-# What takes time of the budget, and is to take it from both sides alike.
+# Settings that cost time of the budget, and must be equal for both sides.
 ON_THE_CLOCK = (
     ("train", "validations"),
     ("train", "validation_tokens"),
@@ -124,7 +124,7 @@ def main(recipe: dict[str, Any], invocation: Invocation, **options: Any) -> None
 
 
 def read_opponents(config: DuelConfig, overrides: Sequence[str]) -> Opponents:
-    """Return both sides' settings: the shared overrides, and over those the side's own."""
+    """Return the settings of both sides: the shared overrides, and then those of the side."""
     shared = [word for word in overrides if name_of(word) != "seed"]
     opponents = [
         _opponent("base", shared, config.base),
@@ -139,67 +139,67 @@ def read_opponents(config: DuelConfig, overrides: Sequence[str]) -> Opponents:
 
 def _opponent(name: str, shared: Sequence[str], text: str) -> Opponent:
     try:
-        own = shlex.split(text)
+        words = shlex.split(text)
     except ValueError as error:  # quotes that do not close
         raise UserError(f"--{name}={text}: {error}") from None
     try:
         # Limits with the units that they replace.
-        limits = [word for word in with_implied(own) if word.startswith("budget.")]
-        typed = {name_of(word) for word in (*own, *limits)}
-        forbidden = [word for word in own if name_of(word) == "seed"]
+        limits = [word for word in with_implied(words) if word.startswith("budget.")]
+        typed = {name_of(word) for word in (*words, *limits)}
+        forbidden = [word for word in words if name_of(word) == "seed"]
         require(not forbidden, f"{' '.join(forbidden)} is for the whole duel. Write it outside.")
-        overrides = [word for word in shared if name_of(word) not in typed] + own
+        overrides = [word for word in shared if name_of(word) not in typed] + words
         return Opponent(overrides, compose(overrides))
     except UserError as error:
         raise UserError(f"--{name}: {error}") from None
 
 
 def where(device: DeviceKind) -> tuple[list[int], str]:
-    """Return the cores of base and candidate, none where they train one after the other, and the device's name."""
+    """Return the cores of base and candidate, none if they train one after the other, and the device's name."""
     from cramming.device import describe, select
 
     described = describe(select(device))
     cores: list[int] = []
-    if hasattr(os, "sched_getaffinity"):  # else none can be given
+    if hasattr(os, "sched_getaffinity"):  # otherwise processes cannot be pinned
         cores = sorted(os.sched_getaffinity(0))
     return cores[:2] if described.kind == "cpu" and len(cores) > 1 else [], described.name
 
 
 def on_the_clock(opponents: Opponents, cores: Sequence[int]) -> Opponents:
-    """The same with the CPU's clock where both train at once; UserError unless the budgets may be compared."""
+    """Return the opponents, with the CPU clock if both train at once; raise UserError if budgets do not compare."""
     if cores:
-        opponents = [
-            Opponent(
-                [*overrides, "budget.clock=cpu"],
-                {**side, "budget": {**side["budget"], "clock": "cpu"}},
-            )
-            for overrides, side in opponents
-        ]
-    found = [side.settings for side in opponents]
-    steps = (
-        found[0]["budget"]["steps"] is not None
-    )  # which are equal work only if they have as many tokens
-    for section, name in (*ON_THE_CLOCK, *OF_A_STEP) if steps else ON_THE_CLOCK:
-        values = [side[section][name] for side in found]
+        opponents = [_on_the_cpu_clock(side) for side in opponents]
+    settings = [side.settings for side in opponents]
+    names = list(ON_THE_CLOCK)
+    if settings[0]["budget"]["steps"] is not None:  # equal work only with equally many tokens
+        names += OF_A_STEP
+    for section, name in names:
+        base_value, candidate_value = (side[section][name] for side in settings)
         require(
-            values[0] == values[1],
-            f"{section}.{name}: {values[0]} and {values[1]}; it is to be one for both sides",
+            base_value == candidate_value,
+            f"{section}.{name}: {base_value} and {candidate_value} differ. Set one value for both sides.",
         )
-    base, candidate = (limits_of(side["budget"]) for side in found)
-    said = [
-        " ".join(f"{unit}={value:.4g}" for unit, value in limits.items())
-        for limits in (base, candidate)
-    ]
+    base, candidate = (limits_of(side["budget"]) for side in settings)
+    have_one_unit = base.keys() == candidate.keys()
     require(
-        base.keys() == candidate.keys() and all(candidate[unit] <= base[unit] for unit in base),
-        f"duel: the base has budget.{said[0]} and the candidate budget.{said[1]}; give the candidate no more than the"
-        " base, in one unit",
+        have_one_unit and all(candidate[unit] <= limit for unit, limit in base.items()),
+        f"duel: the base has budget.{_limits_text(base)} and the candidate budget.{_limits_text(candidate)}. Give the"
+        " candidate at most the budget of the base, in the same unit.",
     )
     return opponents
 
 
+def _on_the_cpu_clock(side: Opponent) -> Opponent:
+    settings = side.settings | {"budget": {**side.settings["budget"], "clock": "cpu"}}
+    return Opponent([*side.overrides, "budget.clock=cpu"], settings)
+
+
+def _limits_text(limits: Mapping[Any, float]) -> str:
+    return " ".join(f"{unit}={value:.4g}" for unit, value in limits.items())
+
+
 def check_sides(opponents: Opponents, config: DuelConfig, invocation: Invocation) -> None:
-    """UserError for what a verb would refuse of a side. Its run is a new one: that of the default name is no side's."""
+    """Raise UserError for settings of a side that a verb would refuse for a new run."""
     for name, side in zip(("base", "candidate"), opponents):
         try:
             for verb in ("pretrain", "glue") if config.glue else ("pretrain",):
@@ -209,25 +209,25 @@ def check_sides(opponents: Opponents, config: DuelConfig, invocation: Invocation
 
 
 def needs_scores(opponents: Opponents, glue: bool) -> bool:
-    """Whether a side's objective has no pinned loss, so that scores decide; UserError unless they can."""
+    """Return whether a side's objective has no pinned loss, so that scores decide; raise UserError if they cannot."""
     names = [side.settings["objective"]["name"] for side in opponents]
-    blind = [name for name in names if not OBJECTIVES[name].has_masked_lm]
-    if not blind:
+    without_loss = [name for name in names if not OBJECTIVES[name].has_masked_lm]
+    if not without_loss:
         return False
     require(
         glue,
-        f"duel: objective={blind[0]} has no masked-LM loss to compare, so scores decide. Add --glue.",
+        f"duel: objective={without_loss[0]} has no masked-LM loss to compare, so scores decide. Add --glue.",
     )
     first, second = (side.settings["eval"] for side in opponents)
     require(
         first == second,
-        "duel: scores decide, and the sides are fine-tuned otherwise; set eval for both",
+        "duel: scores decide, but the sides are fine-tuned with different settings. Set eval for both.",
     )
     return True
 
 
 def prepare(opponents: Opponents, invocation: Invocation, quietly: bool) -> None:
-    """Prepare both corpora, unless they are there; with `quietly`, what is said about it goes to stderr."""
+    """Prepare the corpora that do not exist; with `quietly`, the messages go to stderr."""
     for overrides, side in opponents:
         if not (corpus_folder(side, invocation.corpora) / MANIFEST).exists():
             words = replace(invocation, overrides=tuple(overrides)).arguments(*OPTIONS["prepare"])
@@ -237,9 +237,9 @@ def prepare(opponents: Opponents, invocation: Invocation, quietly: bool) -> None
 def measure_of(
     both: Sequence[Mapping[str, Any]], corpora: Sequence[Path]
 ) -> Literal["loss", "bits_per_byte"]:
-    """Return what decides: the pinned loss with one tokenizer, else bits per byte.
+    """Return the measure that decides: the pinned loss with one tokenizer, else bits per byte.
 
-    UserError unless the text is the same.
+    Raises UserError if the validation texts differ.
     """
     first, second = (
         Manifest.load(_validation_folder(side, corpus) / MANIFEST)
@@ -248,13 +248,13 @@ def measure_of(
     same_tokenizer = first.tokenizer.sha256 == second.tokenizer.sha256
     require(
         first.tokenizer.lowercase == second.tokenizer.lowercase,
-        "duel: one side's tokenizer keeps upper case and the other's does not, so they predict different text; set"
-        " tokenizer.lowercase for both",
+        "duel: one side's tokenizer keeps upper case and the other's does not, so they predict different text. Set"
+        " tokenizer.lowercase for both.",
     )
     texts = [_text_of(manifest, same_tokenizer) for manifest in (first, second)]
     require(
         texts[0] == texts[1],
-        "duel: the sides are validated on different text; set train.validation_corpus for both (one tokenizer)",
+        "duel: the sides are validated on different text. Set train.validation_corpus for both (one tokenizer).",
     )
     return "loss" if same_tokenizer else "bits_per_byte"
 
@@ -265,18 +265,14 @@ def _validation_folder(side: Mapping[str, Any], corpus: Path) -> Path:
 
 
 def _text_of(manifest: Manifest, same_tokenizer: bool) -> Any:
-    """The held-out tokens; or, where they cannot be the same, from which text and how documents were chosen."""
+    """Return a key of the held-out text: its tokens, or with two tokenizers the sources and choice of documents."""
     if same_tokenizer:
         return [shard.sha256 for shard in manifest.splits["validation"]]
-    files = [
-        {key: value for key, value in source.items() if key != "mtime_ns"}
-        for source in manifest.sources
-    ]
-    return (
-        files,
-        manifest.settings.get("data"),
-        [shard.documents for shard in manifest.splits["validation"]],
-    )
+    files = []
+    for source in manifest.sources:
+        files.append({key: value for key, value in source.items() if key != "mtime_ns"})
+    documents = [shard.documents for shard in manifest.splits["validation"]]
+    return files, manifest.settings.get("data"), documents
 
 
 def check_seeds(
@@ -286,10 +282,9 @@ def check_seeds(
     device: str,
     seeds: Sequence[int],
 ) -> None:
-    """Raise UserError where the same two recipes have met with one of these seeds.
+    """Raise UserError if the same two recipes have met with one of these seeds.
 
-    Another number of pairs or first look for numbers that have been seen would be chosen by them, and the ladder's sum
-    of errors would not hold.
+    A rule for known results could be chosen to suit them, and the ladder's sum of errors would not hold.
     """
     known = log.configurations()
     now = list(map(_recipe, settings, corpora))
@@ -307,7 +302,7 @@ def check_seeds(
             how = "under another rule or fine-tuning"
         raise UserError(
             f"duel: the same sides met in duel {duel.id} with {words}, {how}."
-            f" Take others, seed={met.stop}, or that duel's own settings to see it."
+            f" Set seed={met.stop}, or repeat the settings of that duel to see its result."
         )
 
 
@@ -323,7 +318,7 @@ def begin(
     rule: Mapping[str, Any],
     device: str,
 ) -> None:
-    """Append the events of a new duel; `rule`: what settles its verdict, with measure, first seed and corpora."""
+    """Append the events of a new duel; `rule` has the settings of the test, with measure, first seed and corpora."""
     for sha256, side in zip(hashes, opponents, strict=True):
         if sha256 not in log.configurations():
             log.append(Configuration(hash=sha256, settings=compared(side.settings)))
@@ -346,7 +341,7 @@ def begin(
 
 
 def code() -> dict[str, Any]:
-    """The commit that the sides run, and the hash of what differs from it."""
+    """Return the commit that the sides run, and the hash of uncommitted changes."""
     state = git_state()
     return {key: state[key] for key in ("commit", "dirty", "diff_sha256")}
 
@@ -360,15 +355,15 @@ def fight(
     invocation: Invocation,
     seed: int,
 ) -> None:
-    """Pair after pair until the test has its verdict; one that is there already is shown."""
+    """Run pairs until the test has a verdict, and print it; an existing verdict is printed at once."""
     duel = log.duels()[duel_id]
     for count in range(1, len(duel.pairs) + 1):
         say_pair(duel, count)
     while not decide(log, duel):  # a kill may have come between a pair and its verdict
         require(
             duel.terms.code == code(),
-            f"duel {duel_id}: began with commit {duel.terms.code['commit']} and other code is here now; check that"
-            " out to go on, or begin another duel with seed=<another>",
+            f"duel {duel_id}: began with commit {duel.terms.code['commit']}, but the code differs now. Check that"
+            " commit out to continue, or begin another duel with seed=<another>.",
         )
         log.append(PairStart(id=duel_id, seed=seed + len(duel.pairs)))
         fight_pair(log, duel_id, cores, opponents, config, invocation, seed + len(duel.pairs))
@@ -384,7 +379,7 @@ def fight(
 
 
 def decide(log: DuelLog, duel: Duel) -> bool:
-    """Return whether the duel has its verdict, which is appended once its pairs give one."""
+    """Return whether the duel has a verdict; append one to the log if its pairs decide it."""
     if duel.decision is not None:
         return True
     why = failure(duel)
@@ -407,17 +402,17 @@ def fight_pair(
     invocation: Invocation,
     seed: int,
 ) -> None:
-    """Train, and perhaps score, both sides with this seed; then log what they gave."""
+    """Train both sides with this seed, score them if configured, and log the result."""
     base, candidate = (
         Side(
             replace(
                 invocation,
                 name=f"{side}-{seed}",
                 runs=config.duels / duel_id,
-                overrides=(*own.overrides, f"seed={seed}"),
+                overrides=(*opponent.overrides, f"seed={seed}"),
             )
         )
-        for side, own in zip(("base", "candidate"), opponents, strict=True)
+        for side, opponent in zip(("base", "candidate"), opponents, strict=True)
     )
     turned = seed % 2 == 1  # the other core, or the other order
     order = [candidate, base] if turned else [base, candidate]

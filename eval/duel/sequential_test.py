@@ -1,11 +1,11 @@
 """The test that decides a duel: repeated confidence intervals for the mean of paired differences.
 
 After each pair an interval `mean ± c_k * sd / sqrt(k)` is drawn. With probability 1 - error all intervals of a duel
-hold the true mean at once, so a duel may stop at any of them, for a win, a loss or an equivalence (Jennison and
-Turnbull 1989). The share of the error that a look may spend is set beforehand (Lan and DeMets 1983; the power family of
-Kim and DeMets 1987). For normal differences the t-statistics of all looks have one joint distribution, whatever the
-spread: c_k are its quantiles, found by simulation with a fixed seed. Differences that are far from normal (two values,
-one long tail) are decided wrongly more often after few pairs: docs/log.md, 2026-11-23. A later first look helps.
+contain the true mean, so a duel may stop at any of them, for a win, a loss or an equivalence (Jennison and Turnbull
+1989). The share of the error that a look may spend is set beforehand (Lan and DeMets 1983; the power family of Kim and
+DeMets 1987). For normal differences the t-statistics of all looks have one joint distribution, whatever the standard
+deviation: c_k are its quantiles, simulated with a fixed seed. Differences that are far from normal (two values, one
+long tail) are decided wrongly more often after few pairs: docs/log.md, 2026-11-23. A later first look helps.
 """
 
 import functools
@@ -19,18 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 Verdict = Literal["win", "loss", "equivalent", "undecided"]
-RULE = (
-    "pairs",
-    "error",
-    "delta",
-    "first_look",
-)  # what of a test is settled by the one who calls the duel
-FEWEST = 3  # pairs before a first look: two say next to nothing about the spread
-SPENDING_POWER = (
-    1.5  # 1 stops large effects a little earlier, 2 finds small ones a little more often
-)
+RULE = ("pairs", "error", "delta", "first_look")  # settings of a test that the caller chooses
+MIN_PAIRS = 3  # pairs before a first look: two tell next to nothing about the standard deviation
+# 1 stops large effects a little earlier, 2 detects small ones a little more often
+SPENDING_POWER = 1.5
 PATHS = 200_000  # simulated duels
-ROUNDING = 1e-9  # nats, bits or points: numbers that are closer than that agree
+ROUNDING = 1e-9  # nats, bits or points: closer numbers are equal
 SMALLEST_P = 1e-3  # below it too few simulated paths are left to count
 POWER = 0.9  # of predictions
 
@@ -39,11 +33,12 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Look:
-    """What `pairs` differences say: candidate minus base, so that a negative mean is a win where lower is better.
+    """State of a duel after `pairs` differences, candidate minus base: a negative mean is a win if lower is better.
 
-    `low` and `high` bound the repeated confidence interval; `p` is the smallest error at which the duel would have been
-    decided by now; `pairs_needed` says after how many pairs in all it ends with a probability of 0.9 if the effect is
-    the one seen so far (an approximation above the planned number; None where no effect is seen); `over`: it ends here.
+    `low` and `high` bound the repeated confidence interval. `p` is the smallest error at which the duel would have been
+    decided by now. `pairs_needed` is the total number of pairs with which the duel is decided with a probability of
+    0.9, if the effect is the present one (approximate above the planned number, None without an effect). `over` is true
+    if the duel ends here.
     """
 
     pairs: int
@@ -59,20 +54,20 @@ class Look:
 
 @dataclass(frozen=True)
 class SequentialTest:
-    """The rule of one duel, set before its first pair.
+    """Rule of one duel, set before its first pair.
 
-    `pairs`: at most so many; `error`: probability of any wrong verdict by the differences; `delta`: the equivalence
-    margin, in the differences' unit; `first_look`: no verdict before so many pairs.
+    `pairs` is the maximum, `error` the probability of any wrong verdict, `delta` the equivalence margin in the unit of
+    the differences. There is no verdict before `first_look` pairs.
     """
 
     pairs: int
     error: float
     delta: float
-    first_look: int = FEWEST
+    first_look: int = MIN_PAIRS
     higher_is_better: bool = False
 
     def look(self, differences: Sequence[float]) -> Look:
-        """The state of the duel after these differences."""
+        """Return the state of the duel after these differences."""
         count = len(differences)
         mean, sd = statistics.fmean(differences) if count else 0.0, _sd(differences)
         low, high = self.interval(differences)
@@ -82,21 +77,21 @@ class SequentialTest:
         return Look(count, mean, sd, low, high, self.p_value(differences), verdict, needed, over)
 
     def interval(self, differences: Sequence[float]) -> tuple[float, float]:
-        """The repeated confidence interval of the mean after these differences; infinite before the first look.
+        """Return the repeated confidence interval of the mean after these differences.
 
-        Infinite, too, without any spread: scores are coarse, and three that agree say nothing about the next.
+        It is infinite before the first look, and without any variance: scores are coarse, and three equal ones say
+        nothing about the next.
         """
         count, sd = len(differences), _sd(differences)
         if count < self.first_look or not sd:
             return -math.inf, math.inf
-        half = (
-            boundaries(self.pairs, self.error, self.first_look)[count - 1] * sd / math.sqrt(count)
-        )
+        boundary = boundaries(self.pairs, self.error, self.first_look)[count - 1]
+        half = boundary * sd / math.sqrt(count)
         mean = statistics.fmean(differences)
         return mean - half, mean + half
 
     def verdict(self, low: float, high: float) -> Verdict:
-        """What an interval says."""
+        """Return the verdict of an interval."""
         if high < 0:
             return "loss" if self.higher_is_better else "win"
         if low > 0:
@@ -104,8 +99,10 @@ class SequentialTest:
         return "equivalent" if -self.delta <= low and high <= self.delta else "undecided"
 
     def p_value(self, differences: Sequence[float]) -> float:
-        """The smallest error at which a look up to now would have excluded 0, to 2 %; `SMALLEST_P` stands for all
-        below. Never above the test's own error where a look has excluded 0 at that."""
+        """Return the smallest error at which a look up to now would have excluded 0, to 2 %.
+
+        The minimum is `SMALLEST_P`. The value is at most the test's error if a look has excluded 0 with it.
+        """
 
         def excludes_zero(error: float) -> bool:
             test = replace(self, error=error)
@@ -126,55 +123,52 @@ class SequentialTest:
         return high
 
     def pairs_needed(self, effect: float) -> int | None:
-        """After how many pairs a true mean of `effect` standard deviations is found with a probability of `POWER`.
+        """Return the pairs after which a mean of `effect` standard deviations is detected with probability `POWER`.
 
-        By simulation up to the planned number of pairs; above it roughly, what a single test would take.
+        The number is simulated up to the planned number of pairs; above that it is that of a single test.
         """
         if not effect:
             return None
         limits = boundaries(self.pairs, self.error, self.first_look)
         means, sds = _null_paths(self.pairs)
         t = (means + effect) * np.sqrt(np.arange(1, self.pairs + 1)) / sds
-        found_by = np.maximum.accumulate(np.abs(t) > np.array(limits), axis=1).mean(axis=0)
-        enough = np.flatnonzero(found_by >= POWER)
+        power_by_pair = np.maximum.accumulate(np.abs(t) > np.array(limits), axis=1).mean(axis=0)
+        enough = np.flatnonzero(power_by_pair >= POWER)
         normal = statistics.NormalDist()
-        single = (
-            math.ceil(((normal.inv_cdf(1 - self.error / 2) + normal.inv_cdf(POWER)) / effect) ** 2)
-            + 2
-        )
+        quantiles = normal.inv_cdf(1 - self.error / 2) + normal.inv_cdf(POWER)
+        single = math.ceil((quantiles / effect) ** 2) + 2
         return int(enough[0]) + 1 if len(enough) else max(self.pairs + 1, single)
 
 
 def _sd(differences: Sequence[float]) -> float:
-    """Infinite for one; 0 where they differ by what rounding leaves of scores that agree."""
+    """Return the standard deviation: infinite for a single difference, 0 if it is no more than rounding."""
     if len(differences) < 2:
         return math.inf
-    found = statistics.stdev(differences)
-    return found if found > ROUNDING else 0.0
+    sd = statistics.stdev(differences)
+    return sd if sd > ROUNDING else 0.0
 
 
 @functools.lru_cache(maxsize=256)
 def boundaries(pairs: int, error: float, first_look: int) -> tuple[float, ...]:
-    """c_1 ... c_pairs: the |t| that each look must exceed; infinite before the first look."""
+    """Return c_1 ... c_pairs: the |t| that each look must exceed, infinite before the first look."""
     means, sds = _null_paths(pairs)
-    found, alive, spent = [math.inf] * (first_look - 1), np.ones(len(means), bool), 0
+    limits = [math.inf] * (first_look - 1)
+    alive, spent = np.ones(len(means), bool), 0
     for k in range(first_look, pairs + 1):
         t = np.abs(means[alive, k - 1]) * math.sqrt(k) / sds[alive, k - 1]
         may_cross = round(error * (k / pairs) ** SPENDING_POWER * len(means)) - spent
-        limit = (
-            float(np.partition(t, -may_cross - 1)[-may_cross - 1])
-            if 0 < may_cross < len(t)
-            else math.inf
-        )
+        limit = math.inf
+        if 0 < may_cross < len(t):
+            limit = float(np.partition(t, -may_cross - 1)[-may_cross - 1])
         alive[np.flatnonzero(alive)[t > limit]] = False
         spent += int((t > limit).sum())
-        found.append(limit)
-    return tuple(found)
+        limits.append(limit)
+    return tuple(limits)
 
 
 @functools.lru_cache(maxsize=1)
 def _null_paths(pairs: int) -> tuple[Array, Array]:
-    """Running means and standard deviations of simulated duels between equals, [PATHS, pairs]."""
+    """Return running means and standard deviations of simulated duels between equals, [PATHS, pairs] each."""
     values = np.random.default_rng(0).standard_normal((PATHS, pairs))
     counts = np.arange(1, pairs + 1)
     means = values.cumsum(axis=1) / counts

@@ -1,8 +1,8 @@
-"""The two sides of a pair: runs of this suite, each in a process of its own.
+"""The two sides of a pair: runs of this suite, each in a separate process.
 
-On a CPU both train at once, a core and a thread each, so that whatever else the machine does harms both alike; the next
-pair has the cores the other way round. On a GPU they train one after the other, the next pair in the other order. A
-side outlives the duel that is killed: the next call finds it at work, or finished.
+On a CPU both train at once, with a core and a thread each, so that other load on the machine slows both; the next pair
+swaps the cores. On a GPU they train one after the other, the next pair in the other order. The process of a side
+survives when the duel is killed: the next call waits for it, or uses its result.
 """
 
 import os
@@ -28,14 +28,14 @@ from cramming.verbs import OPTIONS
 from eval.duel.duel_log import SideResult
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-OVER = ("finished", *WITHOUT_MODEL)  # states of a run that trains no more
+OVER = ("finished", *WITHOUT_MODEL)  # states of a run whose training is over
 PROGRESS = re.compile(rb'"progress":([0-9.e-]+)[,}]')
 POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class Side:
-    """One run of a pair, by the call that makes it."""
+    """Run of a pair, described by its call."""
 
     call: Invocation
 
@@ -49,16 +49,16 @@ class Side:
         return Side(replace(self.call, overrides=(*self.call.overrides, *more)))
 
     def has_trained(self) -> bool:
-        """Whether its pretraining is over, well or not."""
+        """Return whether pretraining is over, with or without a model."""
         return is_run(self.folder) and read_record(load_record(self.folder)).training.status in OVER
 
     def has_scores(self) -> bool:
-        """Whether it is scored, or has no model to score."""
+        """Return whether the run is scored, or has no model to score."""
         record = read_record(load_record(self.folder))
         return record.training.status != "finished" or record.trained is not None
 
     def is_at_work(self) -> bool:
-        """Whether a process, of whichever call, has this run's lock."""
+        """Return whether a process, of this or another call, has the lock of the run."""
         if not (self.folder / LOCK).exists():
             return False
         try:
@@ -68,17 +68,17 @@ class Side:
             return True
 
     def progress(self) -> float:
-        """Share of the budget spent, by the end of its log, which is read twice a second."""
+        """Return the share of the budget that is spent, from the end of the log, which is read twice a second."""
         log = self.folder / RUN_LOG
         if not log.exists():
             return 0.0
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - 2**16))
-            found = PROGRESS.findall(file.read())
-        return float(found[-1]) if found else 0.0
+            values = PROGRESS.findall(file.read())
+        return float(values[-1]) if values else 0.0
 
     def result(self) -> SideResult:
-        """Return what the log of duels keeps of the run."""
+        """Return the run's entry for the log of duels."""
         record = read_record(load_record(self.folder))
         training, scored = record.training, record.trained
         rows = load_metrics(self.folder)
@@ -101,16 +101,16 @@ class Side:
         )
 
     def drop_weights(self) -> None:
-        """Remove the weights, which take room and are no result. The log and the predictions stay."""
+        """Remove the weights, which are large and not part of the result. The log and the predictions stay."""
         for name in ("checkpoints", "final"):
             remove(self.folder / name)
 
 
 def train(sides: Sequence[Side], cores: Sequence[int], title: str) -> None:
-    """Pretrain the sides that are not over: at once with a core for each, or one after the other without `cores`.
+    """Pretrain the sides that have not ended, at once on a core each, or one after the other without `cores`.
 
-    One that is left over from a pair of two at once does not train alone, with the machine to itself: the other one
-    trains once more beside it, for nothing.
+    If only one of two simultaneous sides is left, it does not train alone on an otherwise idle machine: the other side
+    trains a second time beside it, and that result is discarded.
     """
     left = [side for side in sides if not side.has_trained()]
     if not cores:
@@ -118,12 +118,12 @@ def train(sides: Sequence[Side], cores: Sequence[int], title: str) -> None:
             _run("pretrain", [side], [None], title)
         return
     if len(left) == 1 and not left[0].is_at_work():
-        again = [side if side in left else _beside(side) for side in sides]
-        _run("pretrain", again, cores, title)
+        with_company = [side if side in left else _beside(side) for side in sides]
+        _run("pretrain", with_company, cores, title)
     elif left:
         _run("pretrain", left, [cores[sides.index(side)] for side in left], title)
     for extra in map(_beside, sides):
-        if not extra.is_at_work():  # of this call, or of one that was killed
+        if not extra.is_at_work():  # a run of this call, or of one that was killed
             remove(extra.folder)
             _log(extra).unlink(missing_ok=True)
 
@@ -140,13 +140,13 @@ def _beside(side: Side) -> Side:
 
 
 def _run(verb: str, sides: Sequence[Side], cores: Sequence[int | None], title: str) -> None:
-    """Have a verb done by all sides at once; UserError where one does not end as it should."""
+    """Run a verb for all sides at once; raise UserError if one of them fails."""
     idle = [(side, core) for side, core in zip(sides, cores) if not side.is_at_work()]
     started = {side.folder: _start(verb, side, core) for side, core in idle}
     others = [side for side in sides if side.folder not in started]
     for side in others:
         say(
-            f"{side.folder}: waiting for the process that is at work on it; if there is none, delete {LOCK} there"
+            f"{side.folder}: waiting for the process that works in this folder. If there is none, delete {LOCK} there."
         )
     try:
         with Progress(title, total=100.0, unit="%") as bar:
@@ -164,19 +164,17 @@ def _run(verb: str, sides: Sequence[Side], cores: Sequence[int | None], title: s
         raise
     for side in sides:
         if not (side.has_trained() if verb == "pretrain" else side.has_scores()):
-            how = _ending(
-                started[side.folder].returncode if side.folder in started else None, _log(side)
-            )
+            code = started[side.folder].returncode if side.folder in started else None
             raise UserError(
-                f"duel: `cramming {verb}` of {side.folder.name} {how}; see {_log(side)}; the same command goes on with"
-                " the duel"
+                f"duel: `cramming {verb}` of {side.folder.name} {_ending(code, _log(side))}. See {_log(side)}. The same"
+                " command continues the duel."
             )
 
 
 def _start(verb: str, side: Side, core: int | None) -> subprocess.Popen[bytes]:
-    """The verb in a session of its own, which neither Ctrl-C nor our death reaches, on one core if one is given."""
+    """Start a verb in a new session, which neither Ctrl-C nor the end of this process reaches, on a core if any."""
     if verb == "pretrain":
-        remove(side.folder)  # a run that was killed, which a resume would charge for starting twice
+        remove(side.folder)  # a killed run, which a resume would charge for starting twice
     side.folder.parent.mkdir(parents=True, exist_ok=True)
     threads = {} if core is None else ONE_THREAD
     with _log(side).open("ab") as log:
@@ -189,9 +187,8 @@ def _start(verb: str, side: Side, core: int | None) -> subprocess.Popen[bytes]:
             start_new_session=True,
         )
     if core is not None and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(
-            process.pid, {core}
-        )  # at once: its imports take seconds before it has threads
+        # in time: the imports of the process take seconds before it starts threads
+        os.sched_setaffinity(process.pid, {core})
     return process
 
 
@@ -200,15 +197,15 @@ def _log(side: Side) -> Path:
 
 
 def _ending(code: int | None, log: Path) -> str:
-    """How a side ended that is not over, by its exit code, where we have it; one that was killed did not say why."""
+    """Return how a failed side ended, from its exit code (if known) and the last line of its log."""
+    if code == -signal.SIGKILL:
+        return f"was killed by signal {-code} (out of memory?)"
     if code is not None and code < 0:
-        return f"was killed by signal {-code}{' (out of memory?)' * (code == -signal.SIGKILL)}"
+        return f"was killed by signal {-code}"
     if code == 128 + signal.SIGTERM:
         return "was terminated"
-    lines = [
-        line
-        for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
-        if line.strip()
-    ]
-    last = lines[-1].removeprefix("cramming: ") if lines else "without a word"
-    return f"did not end well{'' if code is None else f' (code {code})'}: {last}"
+    text = log.read_text(encoding="utf-8", errors="replace")
+    lines = [line for line in text.splitlines() if line.strip()]
+    last = lines[-1].removeprefix("cramming: ").rstrip(".") if lines else "no message"
+    shown_code = "" if code is None else f" (code {code})"
+    return f"failed{shown_code}: {last}"

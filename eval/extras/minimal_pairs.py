@@ -43,28 +43,28 @@ class Pairs(NamedTuple):
 
 
 def read_pairs(folder: Path) -> list[Pairs]:
-    """Return every paradigm of a folder; UserError names the file and line of what is wrong."""
+    """Return every paradigm of a folder; raise UserError with file and line for malformed data."""
     files = sorted(folder.glob("*.jsonl"))
     require(
         files,
-        f"eval.minimal_pairs={folder}: no .jsonl file there; it should hold BLiMP's data files",
+        f"eval.minimal_pairs={folder}: no .jsonl files. Give a folder with the data files of BLiMP.",
     )
-    found = []
+    paradigms = []
     for file in files:
         rows = []
         for number, line in enumerate(file.read_bytes().splitlines(), start=1):
             try:
                 row = json.loads(line)
                 rows.append(tuple(row[field] for field in FIELDS))
-                "".join(rows[-1]).encode()  # every one a text, and none with half a character
+                "".join(rows[-1]).encode()  # fails unless all are text without unpaired surrogates
             except (ValueError, KeyError, TypeError):
                 raise UserError(
-                    f"{file}:{number}: no line of JSON with texts as {' and '.join(FIELDS)}"
+                    f"{file}:{number}: not a JSON object with texts {' and '.join(FIELDS)}."
                 ) from None
         require(rows, f"{file}: no pairs in this file")
         good, bad = (list(column) for column in zip(*rows))
-        found.append(Pairs(file.stem, good, bad))
-    return found
+        paradigms.append(Pairs(file.stem, good, bad))
+    return paradigms
 
 
 def score_pairs(
@@ -78,8 +78,8 @@ def score_pairs(
     key = settings_hash(source.sha256, source.settings, paradigms, max_length)
     if known is not None and known.key == key:
         return known
-    encode = load_encoder(source.folder, source.own, max_length, source.vocab_size)
-    mask, frame = mask_and_frame(source.folder, source.own)
+    encode = load_encoder(source.folder, source.is_native, max_length, source.vocab_size)
+    mask, frame = mask_and_frame(source.folder, source.is_native)
     model = open_masked_lm(source, device)
     batch_tokens = BATCH_TOKENS[device.type]
     scores = {}
@@ -109,40 +109,35 @@ def likelihoods(
     model: LogProbabilities,
     batch_tokens: int,
 ) -> np.ndarray:
-    """Return the pseudo-log-likelihood of each sentence, float64 [N]. The tokens that frame it, `frame`, are given.
+    """Return the pseudo-log-likelihood of each sentence, float64 [N]. Special tokens, `frame`, are not scored.
 
-    Masked copies are taken in order of length, so that a batch needs little padding where the model needs any.
+    Masked copies are batched in order of length, which keeps padding short.
     """
     total_N = np.zeros(len(sentences))
-    copies = [
-        (i, place)
-        for i, ids in enumerate(sentences)
-        for place, token in enumerate(ids)
-        if token not in frame
-    ]
-    for batch_C in (
-        by_length(torch.tensor([len(sentences[i]) for i, _ in copies]), batch_tokens)
-        if copies
-        else ()
-    ):
-        owners, places = zip(*(copies[number] for number in batch_C.tolist()))
-        ids = [torch.tensor(sentences[owner]) for owner in owners]
-        targets = torch.stack([one[place] for one, place in zip(ids, places)])
-        masked = [one.index_fill(0, torch.tensor(place), mask) for one, place in zip(ids, places)]
-        np.add.at(
-            total_N,
-            list(owners),
-            model(masked, torch.tensor(places), targets).double().cpu().numpy(),
-        )
+    copies = []  # (index of the sentence, position of its masked token)
+    for index, ids in enumerate(sentences):
+        copies += [(index, position) for position, token in enumerate(ids) if token not in frame]
+    if not copies:
+        return total_N
+    lengths = torch.tensor([len(sentences[index]) for index, _ in copies])
+    for batch_C in by_length(lengths, batch_tokens):
+        owners, positions = zip(*(copies[number] for number in batch_C.tolist()))
+        targets, masked = [], []
+        for owner, position in zip(owners, positions):
+            ids_L = torch.tensor(sentences[owner])
+            targets.append(ids_L[position])
+            masked.append(ids_L.index_fill(0, torch.tensor(position), mask))
+        values = model(masked, torch.tensor(positions), torch.stack(targets))
+        np.add.at(total_N, list(owners), values.double().cpu().numpy())
     return total_N
 
 
 def open_masked_lm(source: ModelSource, device: torch.device) -> LogProbabilities:
     """Return the model's log probabilities; UserError where it has no masked-LM head."""
     try:
-        return (_own_model if source.own else _stock_model)(source.folder, device)
+        return (_own_model if source.is_native else _stock_model)(source.folder, device)
     except UserError as error:
-        raise UserError(f"eval.minimal_pairs: {error}; or set eval.minimal_pairs=null") from None
+        raise UserError(f"eval.minimal_pairs: {error}. Or set eval.minimal_pairs=null.") from None
 
 
 def _own_model(folder: Path, device: torch.device) -> LogProbabilities:

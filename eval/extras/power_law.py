@@ -1,14 +1,14 @@
-"""The saturating power law L(C) = E + A (C / C_max)^-alpha through the ends of runs, and how far they leave it open.
+"""Saturating power law L(C) = E + A (C / C_max)^-alpha through the ends of runs, with intervals.
 
 The form is that of Henighan et al. 2020 ("Scaling laws for autoregressive generative modeling", equation 1.1): E is
-what no compute removes, A what is left above it at the largest amount, C_max. For one alpha the law is linear in E and
+the irreducible loss, A the loss above it at the largest amount, C_max. For one alpha the law is linear in E and
 A, so that least squares are exact; alpha is searched on a grid. Losses are not negative and do not rise: E >= 0, A > 0.
 
 Intervals are profiles of the sum of squares S (Bates and Watts 1988, "Nonlinear regression analysis", chapter 6): the
 loss y of a new run is inside where the best law through the runs and y has S <= S_min (1 + t^2 / (n - 3)), with
-Student's t for n - 3 degrees of freedom. Unlike a standard error, this knows that few runs leave alpha and E wide open,
-and more so to one side. All points count alike and have normal noise of one size, which only they themselves can tell:
-three points fix the three numbers and tell nothing of it.
+Student's t for n - 3 degrees of freedom. Unlike a standard error, this is wide for few
+runs, and wider on one side. All points have equal weight and normal noise of one size, estimated from their residuals:
+three points fix the three parameters and leave no residual.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ PARAMETERS = 3
 
 
 class Estimate(NamedTuple):
-    """A number with the ends of its interval at LEVEL; None where the runs set no end."""
+    """Estimate with the ends of its interval at LEVEL; None for an end that the runs do not bound."""
 
     value: float
     low: float | None
@@ -30,9 +30,9 @@ class Estimate(NamedTuple):
 
 
 class PowerLaw:
-    """The law by least squares through `amounts` (of compute, or whatever was spent, above 0) and `losses`, [n] each.
+    """Power law by least squares through `amounts` (of compute or another cost, above 0) and `losses`, [n] each.
 
-    `falls` is False where losses do not fall with the amount: then there is no law, and nothing else may be asked.
+    `falls` is False if losses do not fall with the amount: then there is no law, and the other members are invalid.
     """
 
     def __init__(self, amounts: Sequence[float], losses: Sequence[float]) -> None:
@@ -43,32 +43,27 @@ class PowerLaw:
         around_G = ((power_GN - mean_G[:, None]) ** 2).sum(axis=1)
         gain_G = (power_GN - mean_G[:, None]) @ (loss_N - loss_N.mean()) / around_G
         floor_G = loss_N.mean() - gain_G * mean_G
-        self._at_zero_G = (
-            floor_G < 0
-        )  # where E = 0 is the best that is allowed: a line through the origin
+        self._at_zero_G = floor_G < 0  # E is then 0: a line through the origin
         square_G = (power_GN**2).sum(axis=1)
         self._gain_G = np.where(self._at_zero_G, power_GN @ loss_N / square_G, gain_G)
         self._floor_G = np.where(self._at_zero_G, 0.0, floor_G)
         residual_GN = loss_N - self._floor_G[:, None] - self._gain_G[:, None] * power_GN
         self._squares_G = np.where(gain_G > 0, (residual_GN**2).sum(axis=1), np.inf)
-        self._mean_G, self._around_G, self._square_G, self._count = (
-            mean_G,
-            around_G,
-            square_G,
-            count,
-        )
+        self._mean_G, self._around_G = mean_G, around_G
+        self._square_G, self._count = square_G, count
         self._best = int(self._squares_G.argmin())
         self.falls = bool(np.isfinite(self._squares_G[self._best]))
         self.freedom = count - PARAMETERS
-        self.noise = (
-            float(np.sqrt(self._squares_G[self._best] / self.freedom)) if self.freedom > 0 else None
-        )
+        self.noise: float | None = None
+        if self.freedom > 0:
+            self.noise = float(np.sqrt(self._squares_G[self._best] / self.freedom))
 
     @property
     def alpha(self) -> Estimate:
-        """The exponent; None for an end that the grid has cut off."""
+        """Exponent; None for an end of the interval that the grid cuts off."""
         value = float(ALPHAS[self._best])
-        if (limit := self._limit()) is None:
+        limit = self._limit()
+        if limit is None:
             return Estimate(value, None, None)
         inside = np.flatnonzero(self._squares_G <= limit)
         low, high = inside[0], inside[-1]
@@ -81,36 +76,37 @@ class PowerLaw:
 
     @property
     def floor(self) -> Estimate:
-        """E, in the losses' unit: the loss at no end of compute."""
+        """Irreducible loss E, in the unit of the losses."""
         return self._profile(np.zeros_like(ALPHAS), noise=0.0)
 
     @property
     def gain(self) -> float:
-        """A, in the losses' unit: what of the loss at the largest amount more of it can still remove."""
+        """Reducible loss A at the largest amount, in the unit of the losses."""
         return float(self._gain_G[self._best])
 
     def predict(self, amount: float) -> Estimate:
-        """The loss of one new run that spends `amount`: its interval has the noise of that run, too."""
+        """Return the loss of a new run at `amount`; its interval includes the noise of that run."""
         return self._profile(self._powers(np.asarray([amount]))[:, 0], noise=1.0)
 
     def _powers(self, amounts_N: np.ndarray) -> np.ndarray:
-        """[G, N]."""
+        """Return (amount / largest) ** -alpha for each alpha of the grid, [G, N]."""
         return np.exp(-ALPHAS[:, None] * np.log(amounts_N / self.largest))
 
     def _limit(self) -> float | None:
-        """The largest sum of squares that is not refused; None where there is no noise to judge by."""
+        """Return the largest accepted sum of squares, or None without an estimate of the noise."""
         if self.noise is None:
             return None
-        from scipy.special import stdtrit  # takes a moment
+        from scipy.special import stdtrit  # imported late: slow
 
         student = float(stdtrit(self.freedom, (1 + LEVEL) / 2))
         return float(self._squares_G[self._best]) + (student * self.noise) ** 2
 
     def _profile(self, power_G: np.ndarray, noise: float) -> Estimate:
-        """E + A power, with as many variances of a single run's noise added as `noise` says."""
+        """Return E + A power with its interval; `noise` is the number of added variances of a single run."""
         value_G = self._floor_G + self._gain_G * power_G
         value = float(value_G[self._best])
-        if (limit := self._limit()) is None:
+        limit = self._limit()
+        if limit is None:
             return Estimate(value, None, None)
         free_G = 1 / self._count + (power_G - self._mean_G) ** 2 / self._around_G
         leverage_G = np.where(self._at_zero_G, power_G**2 / self._square_G, free_G)

@@ -52,12 +52,12 @@ def main(
     if full < shortest.exaflops:
         raise UserError(
             f"project: a full budget of {max(full, 0.0):.3g} exaflops is below the shortest run's"
-            f" {shortest.exaflops:.3g}; give more with --hours or --exaflops"
+            f" {shortest.exaflops:.3g}. Raise --hours or --exaflops."
         )
     losses = project(runs.points, full, lambda point: point.loss)
     if losses is None:
         raise UserError(
-            f"project: losses in {path} do not fall with compute; train with longer budgets"
+            f"project: losses in {path} do not fall with compute. Train with longer budgets."
         )
     scored = [point for point in runs.points if point.score is not None]
     scores = project(scored, full, lambda point: 100 - (point.score or 0.0))
@@ -73,7 +73,7 @@ def main(
 
 
 def draw(points: Sequence[Point], projection: Projection) -> "Figure":
-    """Validation loss over compute within each run, the runs' ends, and the law with its band up to the full budget."""
+    """Draw validation loss over compute within each run, the runs' ends, and the law up to the full budget."""
     law = projection.law
     amounts = np.geomspace(points[0].exaflops, max(projection.amount, law.largest), DRAWN)
     lines = [(amount, *law.predict(amount)) for amount in amounts.tolist()]
@@ -84,7 +84,7 @@ def draw(points: Sequence[Point], projection: Projection) -> "Figure":
 
 
 def validations(point: Point) -> Iterator[dict[str, float]]:
-    """Those during the run, with the `exaflops` that its tokens had taken by then."""
+    """Yield the validations during the run, with the `exaflops` of its tokens up to each."""
     for row in point.run.metrics:
         tokens, loss = number(row.get("tokens")), number(row.get("validation_loss"))
         if tokens and loss is not None:

@@ -1,5 +1,6 @@
-"""What a projection says: tables and sentences for people, JSON for programs."""
+"""Output of a projection: tables and sentences, or JSON."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,13 +16,14 @@ LAW = ("E", "A", "alpha", "full budget", "loss there")
 
 
 def show(runs: Runs, projection: Projection, scores: Projection | None) -> None:
-    """The runs beside the law, how it did on held-out budgets, and what it says of the full one."""
+    """Print the runs, the errors of the law on held-out budgets, and its prediction for the full budget."""
     rows = [_run(point, projection) for point in runs.points]
     show_table(f"{counted(len(rows), 'run')} of one recipe", RUNS, rows)
     for line in runs.left_out:
         say(f"left out: {line}")
-    if rows := [_held_out(held) for held in projection.held_out]:
-        show_table("held-out budgets, each predicted from the shorter ones", HELD_OUT, rows)
+    held_out = [_held_out(held) for held in projection.held_out]
+    if held_out:
+        show_table("held-out budgets, each predicted from the shorter ones", HELD_OUT, held_out)
     title = f"loss = E + A (exaflops / longest budget's)^-alpha; intervals of {LEVEL:.0%}"
     show_table(title, LAW, [_law(projection)])
     for line in sentences(runs.points, projection, scores):
@@ -31,26 +33,27 @@ def show(runs: Runs, projection: Projection, scores: Projection | None) -> None:
 def sentences(
     points: list[Point], projection: Projection, scores: Projection | None
 ) -> Iterator[str]:
-    """The result, and what it rests on."""
+    """Yield the result and its limitations in sentences."""
     times = projection.amount / projection.law.largest
     longest, corpus = points[-1], points[-1].run.record.corpus.tokens
     seconds = longest.seconds + (projection.amount - longest.exaflops) / longest.speed
-    beside = f"{duration(seconds)}, x{times:.3g} of the longest budget"
-    where = f"{projection.amount:.3g} exaflops ({beside})"
-    yield f"full budget of {where}: pinned validation loss {_interval(projection.predicted)}"
+    cost = f"{projection.amount:.3g} exaflops ({duration(seconds)}, x{times:.3g} of the longest budget)"
+    yield f"full budget of {cost}: pinned validation loss {_interval(projection.predicted)}"
     if scores:
         best, worst = (None if lost is None else 100 - lost for lost in scores.predicted[1:])
         yield f"score there {_interval(Estimate(100 - scores.predicted.value, worst, best), 1)}"
     if projection.law.noise is None:
-        yield f"no interval: {PARAMETERS} budgets fix the law's {PARAMETERS} numbers and leave nothing to judge it by"
-    if projection.held_out and times > (beyond := max(held.beyond for held in projection.held_out)):
-        yield f"held-out budgets were at most x{beyond:.3g} beyond their runs; further out intervals rest on the law"
-    if corpus and (epochs := times * longest.tokens / corpus) > 1 >= longest.tokens / corpus:
-        yield f"the full budget reads the corpus {epochs:.1f} times, of which the law knows nothing"
+        yield f"no interval: {PARAMETERS} budgets determine the law's {PARAMETERS} parameters and leave no residual"
+    beyond = max((held.beyond for held in projection.held_out), default=math.inf)
+    if times > beyond:
+        yield f"held-out budgets were at most x{beyond:.3g} beyond their runs; further out the law is untested"
+    epochs = longest.tokens / corpus if corpus else 0.0
+    if epochs <= 1 < times * epochs:
+        yield f"the full budget reads the corpus {times * epochs:.1f} times, which the law does not account for"
 
 
 def for_programs(runs: Runs, losses: Projection, scores: Projection | None) -> dict[str, Any]:
-    """All of it as JSON; `scores` are points to 100, `error_percent` is in percent of what was measured."""
+    """Return everything as JSON values; `lost_score` is 100 minus the score, errors are in percent of `measured`."""
     fields = ("exaflops", "tokens", "seconds", "loss", "score")
     return {
         "level": LEVEL,
@@ -134,8 +137,6 @@ def _interval(estimate: Estimate, digits: int = 3) -> str:
 
 def _budget(budget: tuple[str, float]) -> str:
     unit, limit = budget
-    return (
-        f"{duration(3600 * limit)}{unit.removeprefix('hours')}"
-        if unit.startswith("hours")
-        else f"{compact(limit)} {unit}"
-    )
+    if unit.startswith("hours"):
+        return f"{duration(3600 * limit)}{unit.removeprefix('hours')}"
+    return f"{compact(limit)} {unit}"

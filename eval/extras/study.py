@@ -15,8 +15,9 @@ import shlex
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -233,7 +234,7 @@ def _run(call: Invocation, glue: bool) -> None:
 
 
 def _verb(verb: str, call: Invocation, *flags: str, may_end_without_model: bool = False) -> None:
-    """Run a verb as a process; UserError when it fails, unless the run may end, and has ended, without a model."""
+    """Run a verb as a process; raise UserError if it fails, except for a permitted end without a model."""
     words = [verb, *flags, *call.arguments(*OPTIONS[verb])]
     say(f"cramming {shlex.join(words)}")
     code = run_process([sys.executable, "-m", "cramming", *words])
@@ -247,32 +248,43 @@ def _verb(verb: str, call: Invocation, *flags: str, may_end_without_model: bool 
 
 
 def row_of(variant: str, runs: Sequence[Run]) -> tuple[list[str], list[str]]:
-    """A line of the table, and the titles of the entries that all of a variant's runs have: its score is their mean. A
-    subset of the tasks (`eval.tasks`) is enough to compare variants. Means are over the runs that left a model."""
+    """Return a line of the table, and the titles of the entries that all runs of a variant have.
+
+    The score of the variant is the mean over these entries. A subset of the tasks (`eval.tasks`) is enough to compare
+    variants. Means are over the runs that have a model.
+    """
     ended = _with_model(runs)
     scores = [_scores(run) for run in ended if run.record.trained is not None]
-    common = (
-        [entry for entry in scores[0] if all(entry in found for found in scores)] if scores else []
-    )
-    means = (
-        [statistics.fmean(found[entry] for entry in common) for found in scores] if common else []
-    )
-    losses = [loss for run in ended if (loss := run.record.training.validation.loss) is not None]
-    tokens = [count for run in ended if (count := run.record.training.tokens) is not None]
-    sizes = [size for run in runs if (size := run.record.corpus.vocab_size) is not None]
-    std = statistics.stdev(means) if len(means) > 1 else None
+    common = _common_entries(scores)
+    means = []
+    if common:
+        means = [statistics.fmean(each[entry] for entry in common) for each in scores]
+    losses = [run.record.training.validation.loss for run in ended]
+    tokens = [run.record.training.tokens for run in ended]
+    sizes = [run.record.corpus.vocab_size for run in runs]
+    stds = [statistics.stdev(means)] if len(means) > 1 else []
     cells = [
-        _cell(sizes[:1], 0),
+        _cell(_numbers(sizes)[:1], 0),
         _cell(means, 1),
-        _cell([std] if std is not None else [], 2),
-        _cell(losses, 3),
+        _cell(stds, 2),
+        _cell(_numbers(losses), 3),
     ]
-    lost = Counter(
-        status for run in runs if (status := run.record.training.status) in WITHOUT_MODEL
-    )
-    why = ", ".join(f"{count} {status}" for status, count in sorted(lost.items()))
+    statuses = [str(run.record.training.status) for run in runs]
+    failures = Counter(status for status in statuses if status in WITHOUT_MODEL)
+    why = ", ".join(f"{count} {status}" for status, count in sorted(failures.items()))
     seeds = f"{len(runs)} ({why})" if why else str(len(runs))
-    return [variant, seeds, *cells, _cell(tokens, 0)], [ENTRIES[entry][1].title for entry in common]
+    titles = [ENTRIES[entry][1].title for entry in common]
+    return [variant, seeds, *cells, _cell(_numbers(tokens), 0)], titles
+
+
+def _common_entries(scores: Sequence[Mapping[str, float]]) -> list[str]:
+    if not scores:
+        return []
+    return [entry for entry in scores[0] if all(entry in each for each in scores)]
+
+
+def _numbers(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
 
 
 def _with_model(runs: Sequence[Run]) -> list[Run]:
@@ -280,7 +292,7 @@ def _with_model(runs: Sequence[Run]) -> list[Run]:
 
 
 def _scores(run: Run) -> dict[str, float]:
-    """The scores in percent of the entries that the suite's averages are made of, without missing ones."""
+    """Return the available scores, in percent, of the entries of the suite's averages."""
     row = trained_row(run)
     scores = {entry: row.score(entry) for entry in columns_of(row.suite)} if row else {}
     return {entry: value for entry, value in scores.items() if value is not None}
@@ -291,34 +303,35 @@ def _cell(values: Sequence[float], digits: int) -> str:
 
 
 def write(out: Path, what: str, runs: dict[str, list[Run]]) -> list[list[str]]:
-    """Write `study.md`, a table of the runs by variant, and `study.svg`, their losses; returns the table's rows."""
-    rows, entries = zip(*(row_of(variant, found) for variant, found in runs.items()))
-    every = [run for found in runs.values() for run in found]
+    """Write `study.md`, a table of the runs by variant, and `study.svg`, their losses; return the table's rows."""
+    rows, entries = zip(*(row_of(variant, of_variant) for variant, of_variant in runs.items()))
+    every = list(chain.from_iterable(runs.values()))
     texts = {_validated_on(run) for run in _with_model(every)}
     compare = len(texts) == 1 and None not in texts
     lines = [f"| {' | '.join(row)} |" for row in (HEADER, ["---"] * len(HEADER), *rows)]
     scored = "; or ".join(sorted({", ".join(titles) for titles in entries if titles})) or "nothing"
     losses = "are all on one text" if compare else "of different rows are not comparable"
     notes = [f"Scores are means in percent of: {scored}. Validation losses {losses}."]
-    curves = [plots.Curve(variant, run.metrics) for variant, found in runs.items() for run in found]
-    if drawing := plots.training(curves, "training loss"):
+    curves = []
+    for variant, of_variant in runs.items():
+        curves += [plots.Curve(variant, run.metrics) for run in of_variant]
+    drawing = plots.training(curves, "training loss")
+    if drawing:
         write_atomically(out / "study.svg", plots.svg(drawing, "study"))
         notes += [
             "",
             "![losses](study.svg)",
             "",
-            "Lines are training losses, one for each seed, each of its own objective; circles are validation.",
+            "Lines are training losses by the objective of the run, one for each seed. Circles are validation losses.",
         ]
     write_atomically(out / "study.md", "\n".join([f"# Study: {what}", "", *lines, "", *notes, ""]))
     return list(rows)
 
 
 def _validated_on(run: Run) -> tuple[str | None, ...] | None:
-    """What validation losses must have in common to compare; None where it is not known."""
+    """Return a key that comparable validation losses share: text, tokenizer and targets; None if unknown."""
     corpus = run.record.corpus
     text = corpus.validation.manifest_sha256 if corpus.validation.folder else corpus.manifest_sha256
-    return (
-        (text, corpus.tokenizer.sha256, str(run.record.training.validation.targets))
-        if text
-        else None
-    )
+    if not text:
+        return None
+    return text, corpus.tokenizer.sha256, str(run.record.training.validation.targets)

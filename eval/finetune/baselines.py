@@ -1,15 +1,16 @@
 """Baselines without an encoder, on the same tasks: a linear model on bags of words, and a constant.
 
-What they reach needs no encoder at all. Words and pairs of neighbouring words are weighted by tf-idf; for two texts the
-model sees both, the product and the difference of their vectors, and how much of each is in the other. Logistic
-regression, ridge regression for STS-B; no setting differs between tasks. The constant is the training set's most
-frequent class, or its mean label. Both depend on the data alone, so there is one "seed".
+Their scores need no encoder. Words and pairs of neighbouring words are weighted by tf-idf; for two texts the model's
+features are both vectors, their product and difference, and the share of each text in the other. The model is
+logistic regression, ridge regression for STS-B; no setting differs between tasks. The constant is the training set's
+most frequent class, or its mean label. Both depend on the data alone, so there is one "seed".
 """
 
 import math
 import time
 import warnings
 from collections.abc import Callable
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -38,9 +39,9 @@ SEED = 0
 
 
 def score_baseline(job: ScoringJob, baseline: Baseline) -> dict[str, Any]:
-    """Score a baseline on all tasks; those that are stored with the same data are not done again.
+    """Score a baseline on all tasks that have no stored result for the same data, and return its section.
 
-    Returns its section. A scoring that is already in the record writes nothing.
+    A scoring that is already in the record writes nothing.
     """
     settings, predict = METHODS[baseline]
     name, log = WITHOUT_ENCODER[baseline], job.log
@@ -66,16 +67,14 @@ def score_baseline(job: ScoringJob, baseline: Baseline) -> dict[str, Any]:
         tasks_corpus_sha256=job.suite.corpus_sha256,
     )
     todo = [data for data in job.data if stored[data.task.name] is None]
-    if todo or not log.scores.stands(scoring):
+    if todo or not log.scores.is_current(scoring):
         log.begin(scoring)
     for data in todo:
         started = time.perf_counter()
         predictions = predict(data)
         seconds = time.perf_counter() - started
-        scored = {
-            split.source.entry: values
-            for split, values in zip(data.scored, predictions, strict=True)
-        }
+        entries = [split.source.entry for split in data.scored]
+        scored = dict(zip(entries, predictions, strict=True))
         made = Predictions(scored, {}, math.nan, seconds, 0)
         log.save(data, SEED, keys[run_name(data.task.name, SEED)], made)
         say(f"{data.task.title:<8} {name}: {seconds:.0f} s")
@@ -83,7 +82,7 @@ def score_baseline(job: ScoringJob, baseline: Baseline) -> dict[str, Any]:
 
 
 def _load(job: ScoringJob, data: TaskData, settings: dict[str, Any]) -> Finetuned | None:
-    """Return the stored result of a task, whether or not it was read with its test sets."""
+    """Return the stored result of a task, read with or without its test sets."""
     for variant in (data, data.whole):
         result = job.log.load(variant, SEED, _key(variant, settings))
         if result is not None:
@@ -108,26 +107,25 @@ def predict_from_words(data: TaskData) -> list[np.ndarray]:
         token_pattern=r"(?u)\b\w+\b|[^\w\s]",
         max_features=SETTINGS["most_frequent"],
     )
-    words.fit(text for column in data.train.texts for text in column)
+    words.fit(chain.from_iterable(data.train.texts))
     assert data.train.labels is not None, data.task.name
     model = _linear_model(data.task, classes=len(np.unique(data.train.labels)))
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", ConvergenceWarning
-        )  # the number of iterations is part of the definition
+        # The number of iterations is part of the definition.
+        warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(_features(words, data.train), data.train.labels)
     return [model.predict(_features(words, split)).astype(np.float64) for split in data.scored]
 
 
 def predict_constant(data: TaskData) -> list[np.ndarray]:
-    """Return the training set's most frequent class (the first of several) or mean label for every text."""
+    """Return the most frequent class of the training set (the lowest of several) or its mean label for every text."""
     labels = data.train.labels
     assert labels is not None, data.task.name
     value = float(labels.mean()) if data.task.regression else float(np.bincount(labels).argmax())
     return [np.full(len(split), value) for split in data.scored]
 
 
-# Section of the record -> what the numbers depend on beside the data, and how they are made.
+# section of the record -> settings that the numbers depend on, and function that predicts
 METHODS: dict[Baseline, tuple[dict[str, Any], Callable[[TaskData], list[np.ndarray]]]] = {
     "floor": (SETTINGS, predict_from_words),
     "constant": ({"predicts": "the most frequent class, or the mean label"}, predict_constant),
@@ -142,12 +140,12 @@ def _linear_model(task: Task, classes: int) -> Any:
     if task.regression:
         return Ridge(alpha=1 / strength, solver="lsqr", max_iter=SETTINGS["iterations"])
     if classes == 1:
-        return DummyClassifier()  # a training set of one class teaches that class
+        return DummyClassifier()  # predicts the only class of the training set
     return LogisticRegression(C=strength, max_iter=SETTINGS["iterations"])
 
 
 def _features(words: Any, split: Split) -> Any:
-    """Return a sparse matrix, one row per example."""
+    """Return the features as a sparse matrix, one row per example."""
     from scipy.sparse import csr_matrix, hstack
 
     first = words.transform(split.texts[0])

@@ -1,4 +1,4 @@
-"""The settings of `cramming glue`: section `eval`, with one set of hyperparameters for all tasks."""
+"""Settings of `cramming glue`: section `eval`, with one set of hyperparameters for all tasks."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -9,15 +9,15 @@ from cramming.data.suites import SourceName
 from cramming.model.config import Pooling
 from cramming.schedule import Constant, Cosine, Linear, learning_rate_factor
 
-Init = Literal["pretrained", "random"]  # the weights that fine-tuning starts from
-SELECTION = "last epoch"  # whose weights are scored
+Init = Literal["pretrained", "random"]  # weights that fine-tuning starts from
+SELECTION = "last epoch"  # epoch whose weights are scored
 
 
 class Hyperparameters(Section):
-    """The global set. `warmup` is a share of all steps; `dropout` also that of the classification head.
+    """Global hyperparameters. `warmup` is a share of all steps; `dropout` applies to the classification head too.
 
-    `pooling` takes the first token or the mean of a sequence, or compares the means of its two texts; `pooler` puts a
-    dense layer with tanh behind it.
+    `pooling` takes the first token or the mean of a sequence, or compares the means of its two texts; `pooler` adds a
+    dense layer with tanh.
     """
 
     epochs: Count
@@ -37,7 +37,7 @@ class Hyperparameters(Section):
     max_length: Annotated[int, Field(ge=8)]
 
     def learning_rate_at(self, progress: float) -> float:
-        """The learning rate after `progress` in [0, 1] of all steps."""
+        """Return the learning rate after `progress` in [0, 1] of all steps."""
         shapes = {
             "constant": Constant(start=0.0, warmup=self.warmup),
             "linear": Linear(start=0.0, warmup=self.warmup, final=0.0),
@@ -47,10 +47,10 @@ class Hyperparameters(Section):
 
 
 class EvalConfig(Section):
-    """Section `eval`; conf/eval/glue_sane.yaml says what each setting does.
+    """Section `eval`; conf/eval/glue_sane.yaml explains each setting.
 
-    `sweep` chooses by the scores that are printed, which the closed division does not allow.
-    `threads` is part of the result, unlike `workers`.
+    `sweep` chooses by the reported scores, which the closed division does not allow. `threads` is part of the result,
+    unlike `workers`.
     """
 
     source: SourceName

@@ -1,9 +1,9 @@
-"""Texts to token ids, once per task: every seed and epoch reads the same arrays.
+"""Encoding of texts as token ids, once per task: every seed and epoch reads the same arrays.
 
 Folders of this suite and stock BERT and ModernBERT folders get BERT's layout, `[CLS] a [SEP]` or `[CLS] a [SEP] b
-[SEP]`, with the special tokens that their tokenizer names; any other folder gets what its own tokenizer does (RoBERTa's
-`<s> a </s></s> b </s>`), and the token types of its template. Too long sequences lose tokens from the longer of the two
-texts.
+[SEP]`, with the special tokens that their tokenizer names. Any other folder gets the layout of its tokenizer
+(RoBERTa's `<s> a </s></s> b </s>`), and the token types of its template. Sequences that are too long lose tokens from
+the longer of the two texts.
 """
 
 import json
@@ -28,7 +28,7 @@ Encoder = Callable[[Columns], tuple[list[Sequence[int]], list[Sequence[int]]]]
 
 @dataclass(frozen=True)
 class Encoded:
-    """N examples without padding: ids int32 [T], types uint8 [T], starts int64 [N + 1], labels [N] or none."""
+    """N examples without padding: ids int32 [T], types uint8 [T], starts int64 [N + 1], labels [N] or None."""
 
     ids_T: np.ndarray
     types_T: np.ndarray
@@ -41,7 +41,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class EncodedTask:
-    """A task's splits as token ids, under the entries' names."""
+    """Splits of a task as token ids, under the names of their entries."""
 
     train: Encoded
     scored: dict[str, Encoded]
@@ -51,35 +51,37 @@ class EncodedTask:
 def encode_tasks(
     tasks: Sequence[TaskData], source: ModelSource, max_length: int, cache: dict[str, EncodedTask]
 ) -> None:
-    """Put the tasks into `cache`, by name, as the model's tokenizer encodes them, where they are not in it yet with all
-    their test sets."""
-    every = {d.task.name: d for d in tasks}
-    data = [
-        d for name, d in every.items() if name not in cache or len(cache[name].blind) < len(d.blind)
-    ]
-    if not data:
+    """Put the tasks into `cache`, by name, encoded by the model's tokenizer.
+
+    Tasks that are in it with all their test sets already are skipped.
+    """
+    todo = {}
+    for data in tasks:
+        name = data.task.name
+        if name not in cache or len(cache[name].blind) < len(data.blind):
+            todo[name] = data
+    if not todo:
         return
-    encode = load_encoder(source.folder, source.own, max_length, source.vocab_size)
-    with Progress("encode", sum(len(split) for d in data for split in d.splits), "examples") as bar:
-        for task_data in data:
-            bar.note(task_data.task.name)
-            cache[task_data.task.name] = encode_task(task_data, encode, bar.advance)
+    encode = load_encoder(source.folder, source.is_native, max_length, source.vocab_size)
+    splits = chain.from_iterable(data.splits for data in todo.values())
+    with Progress("encode", sum(map(len, splits)), "examples") as bar:
+        for name, data in todo.items():
+            bar.note(name)
+            cache[name] = encode_task(data, encode, bar.advance)
     refuse_changed(source.folder, source.settings)
 
 
 def encode_task(
     data: TaskData, encode: Encoder, on_examples: Callable[[int], None] = lambda count: None
 ) -> EncodedTask:
-    """All splits of a task as ids. `on_examples` hears of every batch of examples that is done."""
+    """Return all splits of a task as ids. `on_examples` is called with the size of every batch that is encoded."""
 
     def encoded(split: Split) -> Encoded:
         ids, types, lengths = [], [], []
-        for first in range(
-            0, len(split), BATCH
-        ):  # so that the tokenizer's own objects never pile up
-            batch_ids, batch_types = encode(
-                tuple(column[first : first + BATCH] for column in split.texts)
-            )
+        # in batches, so that the objects of the tokenizer do not accumulate
+        for first in range(0, len(split), BATCH):
+            columns = tuple(column[first : first + BATCH] for column in split.texts)
+            batch_ids, batch_types = encode(columns)
             lengths += [len(sequence) for sequence in batch_ids]
             ids.append(np.fromiter(chain.from_iterable(batch_ids), np.int32))
             types.append(np.fromiter(chain.from_iterable(batch_types), np.uint8))
@@ -87,14 +89,18 @@ def encode_task(
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         return Encoded(np.concatenate(ids), np.concatenate(types), starts, split.labels)
 
-    scored, blind = (
-        {s.source.entry: encoded(s) for s in splits} for splits in (data.scored, data.blind)
+    return EncodedTask(
+        train=encoded(data.train),
+        scored={split.source.entry: encoded(split) for split in data.scored},
+        blind={split.source.entry: encoded(split) for split in data.blind},
     )
-    return EncodedTask(encoded(data.train), scored, blind)
 
 
 def load_encoder(folder: Path, bert_layout: bool, max_length: int, vocab_size: int) -> Encoder:
-    """The text-to-ids function of a model folder; UserError where its tokenizer is missing or does not fit."""
+    """Return the text-to-ids function of a model folder.
+
+    Raises UserError if its tokenizer is missing or does not fit.
+    """
     if not (bert_layout and (folder / "tokenizer.json").is_file()):
         return _stock_encoder(folder, max_length, vocab_size)
     from tokenizers.processors import TemplateProcessing
@@ -112,8 +118,10 @@ def load_encoder(folder: Path, bert_layout: bool, max_length: int, vocab_size: i
 
     def encode(columns: Columns) -> tuple[list[Sequence[int]], list[Sequence[int]]]:
         inputs = list(zip(*columns)) if len(columns) == 2 else columns[0]
-        found = tokenizer.encode_batch_fast(inputs)  # without offsets into the text
-        return [e.ids for e in found], [e.type_ids for e in found]
+        encodings = tokenizer.encode_batch_fast(inputs)  # without offsets into the text
+        ids = [encoding.ids for encoding in encodings]
+        types = [encoding.type_ids for encoding in encodings]
+        return ids, types
 
     return encode
 
@@ -123,14 +131,14 @@ def _stock_encoder(folder: Path, max_length: int, vocab_size: int) -> Encoder:
     _check_size(folder, tokenizer.get_vocab(), vocab_size)
 
     def encode(columns: Columns) -> tuple[list[Sequence[int]], list[Sequence[int]]]:
-        found = tokenizer(
+        encodings = tokenizer(
             *columns,
             truncation="longest_first",
             max_length=max_length,
             padding=False,
             return_token_type_ids=True,
         )
-        return found["input_ids"], found["token_type_ids"]
+        return encodings["input_ids"], encodings["token_type_ids"]
 
     return encode
 
@@ -153,35 +161,38 @@ def _stock_tokenizer(folder: Path) -> Any:
         raise UserError(
             f"{folder}: no usable tokenizer ({' '.join(str(error).split())[:150]})"
         ) from None
-    # Without any file of a vocabulary transformers 5 makes one of special tokens alone.
+    # Without a vocabulary file transformers 5 makes a tokenizer of special tokens alone.
     has_words = tokenizer.get_vocab().keys() - set(tokenizer.all_special_tokens)
     require(
-        has_words, f"{folder}: no tokenizer; save the model's own there (tokenizer.save_pretrained)"
+        has_words, f"{folder}: no tokenizer. Save the model's there with tokenizer.save_pretrained."
     )
     return tokenizer
 
 
 def special_token(folder: Path, role: str) -> str | None:
-    """The special token that tokenizer_config.json names for a role ("mask_token"), or None; UserError for damage."""
+    """Return the special token that tokenizer_config.json names for a role ("mask_token"), or None.
+
+    Raises UserError for a damaged file.
+    """
     config = folder / "tokenizer_config.json"
     try:
-        named = (
-            json.loads(config.read_text(encoding="utf-8")).get(role) if config.is_file() else None
-        )
-        return (
-            named["content"] if isinstance(named, dict) else named
-        ) or None  # as transformers writes added tokens
+        if not config.is_file():
+            return None
+        token = json.loads(config.read_text(encoding="utf-8")).get(role)
     except (ValueError, AttributeError) as error:
         raise UserError(f"{config}: not a JSON object ({error})") from None
+    if isinstance(token, dict):  # transformers writes added tokens so
+        token = token["content"]
+    return token or None
 
 
 def _special(folder: Path, tokenizer: Any, role: str) -> tuple[str, int]:
-    """The special token of a role and its id; BERT's name for it where the folder does not say."""
+    """Return the special token of a role and its id; the default is BERT's token of that role."""
     text = special_token(folder, role) or f"[{role.removesuffix('_token').upper()}]"
     number = tokenizer.token_to_id(text)
     if number is None:
         raise UserError(
-            f"{folder / 'tokenizer.json'}: no token {text!r} ({role}); it does not fit the model"
+            f"{folder / 'tokenizer.json'}: no token {text!r} ({role}), so the tokenizer does not fit the model."
         )
     return text, number
 
@@ -193,14 +204,15 @@ def _check_size(folder: Path, vocabulary: dict[str, int], vocab_size: int) -> No
 
 
 def mask_and_frame(folder: Path, bert_layout: bool) -> tuple[int, set[int]]:
-    """The ids of the mask token and of the tokens that frame texts ([CLS], [SEP]); UserError without a mask token."""
+    """Return the id of the mask token, and the ids of the tokens that frame texts ([CLS], [SEP]).
+
+    Raises UserError without a mask token.
+    """
     if bert_layout and (folder / "tokenizer.json").is_file():
         tokenizer = _fast_tokenizer(folder)
-        mask, *frame = (
-            _special(folder, tokenizer, role)[1]
-            for role in ("mask_token", "cls_token", "sep_token")
-        )
-        return mask, set(frame)
+        roles = ("mask_token", "cls_token", "sep_token")
+        mask, cls, sep = (_special(folder, tokenizer, role)[1] for role in roles)
+        return mask, {cls, sep}
     tokenizer = _stock_tokenizer(folder)
     lacks = f"{folder}: its tokenizer has no mask token; eval.minimal_pairs needs a masked language model"
     require(tokenizer.mask_token_id is not None, lacks)

@@ -1,6 +1,7 @@
-"""Warnings before a fine-tuning that would give a run a second outcome to choose from (R17).
+"""Warnings before a fine-tuning that would give a run a second result to choose from (R17).
 
-Each fine-tuning is an event of the run log, whatever becomes of its scoring; the record lists them as `history`.
+Each fine-tuning is an event of the run log, even if its scoring is never completed; the record lists them as
+`history`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,14 +11,14 @@ from cramming.progress import say
 from cramming.runlog import Scoring
 from cramming.scores import is_subset
 
-# Settings of a scoring that are the user's choice: how its scores were made.
+# settings of a scoring that are the user's choice
 PROTOCOL = ("hyperparameters", "selection", "precision", "threads_per_run")
 
 
 def warn_of_choices(
     history: Sequence[Mapping[str, Any]], scoring: Scoring, todo: Sequence[tuple[str, int]]
 ) -> None:
-    """Say what R17 will find once the fine-tunings `todo`, by task and seed, are done."""
+    """Print the violations of R17 that the fine-tunings `todo`, by task and seed, will cause."""
     past = [row for row in history if (row["suite"], row["init"]) == (scoring.suite, scoring.init)]
     other = _other_settings(past, scoring)
     if other:
@@ -26,9 +27,10 @@ def warn_of_choices(
             " division for good (R17): to keep the first, stop now and set eval.precision, eval.threads or"
             " eval.hyperparameters as they were."
         )
-    repeated = [
-        f"{task} seed {seed}" for task, seed in todo if _is_repeated(past, scoring, task, seed)
-    ]
+    repeated = []
+    for task, seed in todo:
+        if _is_repeated(past, scoring, task, seed):
+            repeated.append(f"{task} seed {seed}")
     if repeated:
         say(
             f"warning: {', '.join(repeated[:4])} was fine-tuned before, on other data or with its result gone. Another"
@@ -37,7 +39,7 @@ def warn_of_choices(
 
 
 def _other_settings(past: Sequence[Mapping[str, Any]], scoring: Scoring) -> str | None:
-    """Return what of `PROTOCOL` was something else in an earlier fine-tuning, in words."""
+    """Return a setting of `PROTOCOL` that differs in an earlier fine-tuning, as text, or None."""
     for row in past:
         for name in PROTOCOL:
             now = getattr(scoring, name)

@@ -1,13 +1,13 @@
-"""One fine-tuning run: one task, one seed, one model; and its predictions.
+"""Fine-tuning of one model on one task with one seed, and its predictions.
 
 Every task, seed and initialisation gets the same hyperparameters, and the weights after the last epoch are scored. A
-batch is one run of tokens without padding, gathered from arrays that were tokenized once. On a CPU the same seed gives
-the same numbers bit for bit, whatever else runs, as long as the number of threads per run is the same.
+batch is a sequence of tokens without padding, gathered from arrays that were tokenized once. On a CPU the same seed
+gives bitwise equal numbers, whatever else runs, if the number of threads per run is the same.
 """
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ from eval.finetune.models import ModelSource, build_classifier
 
 
 class Batch(NamedTuple):
-    """Some examples, packed: what the model takes, and their labels."""
+    """Packed examples: inputs of the model, and labels."""
 
     ids_T: Tensor
     positions_T: Tensor
@@ -38,78 +38,77 @@ class Batch(NamedTuple):
 
 
 class PackedSplit:
-    """A split's arrays on the device, from which any choice of examples is packed there into a batch.
+    """Arrays of a split on the device, from which any choice of examples is packed into a batch there.
 
-    Only `lengths_N` is in main memory: the sizes of a batch are known without asking the device.
+    Only `lengths_N` is in main memory: the sizes of a batch are known without waiting for the device.
     """
 
     def __init__(self, encoded: Encoded, device: torch.device) -> None:
         self.device = device
         self.lengths_N = torch.from_numpy(np.diff(encoded.starts_N))
-        arrays = (encoded.ids_T, encoded.types_T, encoded.starts_N)
-        self.ids_T, self.types_T, self.starts_N = (
-            torch.from_numpy(array).to(device) for array in arrays
-        )
-        self.labels_N = (
-            None if encoded.labels_N is None else torch.from_numpy(encoded.labels_N).to(device)
-        )
+        self.ids_T = torch.from_numpy(encoded.ids_T).to(device)
+        self.types_T = torch.from_numpy(encoded.types_T).to(device)
+        self.starts_N = torch.from_numpy(encoded.starts_N).to(device)
+        self.labels_N: Tensor | None = None
+        if encoded.labels_N is not None:
+            self.labels_N = torch.from_numpy(encoded.labels_N).to(device)
 
     def __len__(self) -> int:
         return len(self.lengths_N)
 
     def batch(self, chosen_S: Tensor) -> Batch:
-        """The examples `chosen_S` (int64 [S], in main memory) end to end."""
+        """Return the examples `chosen_S` (int64 [S], in main memory) end to end."""
         lengths_S = self.lengths_N[chosen_S]
         lengths = tuple(lengths_S.tolist())
         total, longest = sum(lengths), max(lengths)
         if self.device.type == "cuda":
-            chosen_S = chosen_S.pin_memory()  # else the copy would wait for the steps before it
+            chosen_S = chosen_S.pin_memory()  # otherwise the copy waits for the steps before it
         chosen_S = chosen_S.to(self.device, non_blocking=True)
         starts_S = self.starts_N[chosen_S]
         lengths_S = self.starts_N[chosen_S + 1] - starts_S
         bounds_S = F.pad(lengths_S.cumsum(0), (1, 0))
-        places_S = torch.stack((bounds_S[:-1], starts_S))  # in the batch, and in the split
-        firsts_T, sources_T = places_S.repeat_interleave(lengths_S, 1, output_size=total)
+        begins_2S = torch.stack((bounds_S[:-1], starts_S))  # in the batch, and in the split
+        firsts_T, sources_T = begins_2S.repeat_interleave(lengths_S, 1, output_size=total)
         positions_T = torch.arange(total, device=self.device) - firsts_T
         index_T = sources_T + positions_T
-        labels_S = None if self.labels_N is None else self.labels_N[chosen_S]
-        packing = Packing(bounds_S.int(), None, longest, lengths=lengths)
         return Batch(
-            self.ids_T[index_T].long(), positions_T, self.types_T[index_T].long(), packing, labels_S
+            ids_T=self.ids_T[index_T].long(),
+            positions_T=positions_T,
+            types_T=self.types_T[index_T].long(),
+            packing=Packing(bounds_S.int(), None, longest, lengths=lengths),
+            labels_S=None if self.labels_N is None else self.labels_N[chosen_S],
         )
 
 
-def with_used_words(encoder: Encoder, train: Encoded) -> tuple[Encoded, Callable[[], None]]:
-    """Leave the encoder the vectors of the tokens that its training set has, of words and of values; returns that set,
-    which numbers them anew, and what puts the whole vocabulary back, as far as it was trained.
+def shrink_vocabulary(encoder: Encoder, train: Encoded) -> tuple[Encoded, Callable[[], None]]:
+    """Reduce the encoder's tables of token and value vectors to the tokens of its training set.
 
-    They are a fifth of the vocabulary on a small task; gradients of the others would be written as zeros, and read by
-    the optimizer, in every step. The numbers are the same bit for bit (with gradient clipping, to rounding).
+    Returns the training set with ids in the smaller tables, and a function that restores the whole tables with the
+    trained vectors. A small task uses a fifth of the vocabulary; gradients of the other vectors would be written as
+    zeros, and read by the optimizer, in every step. The numbers are bitwise equal (with gradient clipping, up to
+    rounding).
     """
-    tables: list[tuple[nn.Module, str, nn.Embedding]] = [
-        (encoder.embeddings, "tokens", encoder.embeddings.tokens)
-    ]
-    tables += (
-        [(encoder, "value_tokens", encoder.value_tokens)]
-        if encoder.value_tokens is not None
-        else []
-    )
+    tables: list[tuple[nn.Module, str, nn.Embedding]] = []
+    tables.append((encoder.embeddings, "tokens", encoder.embeddings.tokens))
+    if encoder.value_tokens is not None:
+        tables.append((encoder, "value_tokens", encoder.value_tokens))
     used_V, ids_T = np.unique(train.ids_T, return_inverse=True)
     used = torch.from_numpy(used_V).long().to(encoder.embeddings.tokens.weight.device)
-    for place, name, full in tables:
-        setattr(place, name, nn.Embedding.from_pretrained(full.weight.detach()[used], freeze=False))
+    for module, name, full in tables:
+        small = nn.Embedding.from_pretrained(full.weight.detach()[used], freeze=False)
+        setattr(module, name, small)
 
-    def put_back() -> None:
-        for place, name, full in tables:
+    def restore() -> None:
+        for module, name, full in tables:
             with torch.no_grad():
-                full.weight[used] = getattr(place, name).weight
-            setattr(place, name, full)
+                full.weight[used] = getattr(module, name).weight
+            setattr(module, name, full)
 
-    return replace(train, ids_T=ids_T.astype(np.int32)), put_back
+    return replace(train, ids_T=ids_T.astype(np.int32)), restore
 
 
 def by_length(lengths_N: Tensor, tokens: int) -> Iterator[Tensor]:
-    """Examples in order of length, in groups of about `tokens` tokens, so that a group needs next to no padding."""
+    """Yield examples in order of length, in groups of about `tokens` tokens, which need almost no padding."""
     order_N = lengths_N.argsort(stable=True)
     ends_N = lengths_N[order_N].cumsum(0)
     group_N = (ends_N - 1) // tokens
@@ -117,8 +116,8 @@ def by_length(lengths_N: Tensor, tokens: int) -> Iterator[Tensor]:
     yield from order_N.split(sizes)
 
 
-# Raised by every change of this code, or of the weights that an initialisation means, that changes a number: its stored
-# runs are then done again. The last: means are summed in fp32, and a BERT's pooler is found in any file of weights.
+# Raised by every change of this code, or of the weights of an initialisation, that changes a number: stored runs are
+# then repeated. The last change: means are summed in fp32, and a BERT's pooler is read from any file of weights.
 FINETUNING_VERSION: dict[Init, int] = {"pretrained": 8, "random": 10}
 
 EVALUATION_TOKENS = {"cpu": 2048, "cuda": 32768}
@@ -126,7 +125,7 @@ EVALUATION_TOKENS = {"cpu": 2048, "cuda": 32768}
 
 @dataclass(frozen=True)
 class TaskRun:
-    """One fine-tuning run, complete: it can be sent to another process. `threads` are those of a CPU."""
+    """Fine-tuning run with all of its inputs, which can be sent to another process. `threads` are those of a CPU."""
 
     task: str
     seed: int
@@ -141,8 +140,10 @@ class TaskRun:
 
 @dataclass(frozen=True)
 class Predictions:
-    """Class numbers (scores for regression) per entry; NaN where the model's output was not finite. `epoch`: how many
-    there were."""
+    """Class numbers (scores for regression) per entry; NaN where the model's output was not finite.
+
+    `epoch` is the number of epochs.
+    """
 
     scored: dict[str, np.ndarray]
     blind: dict[str, np.ndarray]
@@ -152,9 +153,9 @@ class Predictions:
 
 
 def finetune(run: TaskRun, on_examples: Callable[[int], None] = lambda count: None) -> Predictions:
-    """Train on the task's training set and predict its other sets. `on_examples` hears of every trained example.
+    """Train on the task's training set and predict its other sets. `on_examples` is called with each step's examples.
 
-    A loss that is not finite ends the training with its epoch, whose predictions are NaN.
+    A loss that is not finite ends the training with its epoch; the predictions are then NaN.
     """
     started, task, device = time.perf_counter(), TASKS[run.task], torch.device(run.device)
     torch.manual_seed(run.seed)
@@ -162,20 +163,22 @@ def finetune(run: TaskRun, on_examples: Callable[[int], None] = lambda count: No
     number_format = Precision(
         PrecisionConfig(mode=run.precision, tf32=run.precision != "fp32"), device
     )
-    train_set, put_back = run.data.train, None
-    # A row of the word embedding that no training text uses has no gradient, and without weight decay never changes.
-    if run.source.own and run.hyper.weight_decay == 0:
-        train_set, put_back = with_used_words(model.encoder, train_set)
+    train_set, restore = run.data.train, None
+    # Without weight decay a token vector that no training text uses never changes.
+    if run.source.is_native and run.hyper.weight_decay == 0:
+        train_set, restore = shrink_vocabulary(model.encoder, train_set)
     loss, epoch = train(model, PackedSplit(train_set, device), run, number_format, on_examples)
-    if put_back:
-        put_back()
-    scored, blind = (
-        {
-            n: predict(model, task, PackedSplit(s, device), number_format, math.isnan(loss))
-            for n, s in sets.items()
-        }
-        for sets in (run.data.scored, run.data.blind)
-    )
+    if restore:
+        restore()
+
+    def predict_sets(sets: Mapping[str, Encoded]) -> dict[str, np.ndarray]:
+        predictions = {}
+        for name, encoded in sets.items():
+            split = PackedSplit(encoded, device)
+            predictions[name] = predict(model, task, split, number_format, math.isnan(loss))
+        return predictions
+
+    scored, blind = predict_sets(run.data.scored), predict_sets(run.data.blind)
     return Predictions(scored, blind, loss, time.perf_counter() - started, epoch)
 
 
@@ -186,12 +189,12 @@ def train(
     number_format: Precision,
     on_examples: Callable[[int], None],
 ) -> tuple[float, int]:
-    """Train in place on `split`; returns the last epoch's mean loss and its number. The first epoch in which a step's
-    loss is not finite is the last one, and its mean is NaN."""
+    """Train in place on `split`, and return the last epoch's mean loss and its number.
+
+    The first epoch with a step whose loss is not finite is the last one, and its mean is NaN.
+    """
     task, hyper = TASKS[run.task], run.hyper
-    groups = parameter_groups(
-        model, hyper.weight_decay
-    )  # decay only on matrices, as in pretraining
+    groups = parameter_groups(model, hyper.weight_decay)  # only matrices decay, as in pretraining
     betas = (hyper.beta1, hyper.beta2)
     optimizer = torch.optim.AdamW(
         groups, lr=hyper.learning_rate, betas=betas, eps=hyper.eps, fused=True
@@ -202,18 +205,16 @@ def train(
     model.train()
     for epoch in range(hyper.epochs):
         losses = []
-        for step, chosen_S in enumerate(
-            torch.randperm(len(split), generator=generator).split(hyper.batch_size)
-        ):
+        order_N = torch.randperm(len(split), generator=generator)
+        for step, chosen_S in enumerate(order_N.split(hyper.batch_size)):
             progress = (epoch * steps_per_epoch + step + 1) / (total_steps + 1)
             for group in optimizer.param_groups:
                 group["lr"] = hyper.learning_rate_at(progress)
             loss = train_step(model, task, split.batch(chosen_S), optimizer, hyper, number_format)
             losses.append(len(chosen_S) * loss)
             on_examples(len(chosen_S))
-        mean = torch.stack(losses).sum().item() / len(
-            split
-        )  # once an epoch: every look at a loss waits for the device
+        # once per epoch, because reading a loss waits for the device
+        mean = torch.stack(losses).sum().item() / len(split)
         if not np.isfinite(mean):
             return math.nan, epoch + 1
     return mean, hyper.epochs
@@ -227,7 +228,7 @@ def train_step(
     hyper: Hyperparameters,
     number_format: Precision,
 ) -> Tensor:
-    """One step of the optimizer; returns the loss."""
+    """Run one step of the optimizer, and return the loss."""
     with number_format.autocast():
         logits_SC = model(batch.ids_T, batch.positions_T, batch.packing, batch.types_T).float()
     assert batch.labels_S is not None
@@ -254,10 +255,13 @@ def predict(
     number_format: Precision,
     failed: bool = False,
 ) -> np.ndarray:
-    """Predictions in the split's order, float64 [N]: class numbers or scores; NaN where the output is not finite."""
-    found_N = torch.full((len(split),), float("nan"), dtype=torch.float64)
+    """Return predictions in the split's order, float64 [N]: class numbers or scores.
+
+    They are NaN where the output is not finite, and everywhere after a `failed` training.
+    """
+    predictions_N = torch.full((len(split),), float("nan"), dtype=torch.float64)
     if failed:
-        return found_N.numpy()
+        return predictions_N.numpy()
     model.eval()
     for chosen_S in by_length(split.lengths_N, EVALUATION_TOKENS[split.device.type]):
         batch = split.batch(chosen_S)
@@ -265,5 +269,5 @@ def predict(
             logits_SC = model(batch.ids_T, batch.positions_T, batch.packing, batch.types_T)
         logits_SC = logits_SC.double().cpu()
         values_S = logits_SC.squeeze(-1) if task.regression else logits_SC.argmax(-1).double()
-        found_N[chosen_S] = torch.where(logits_SC.isfinite().all(-1), values_S, float("nan"))
-    return found_N.numpy()
+        predictions_N[chosen_S] = torch.where(logits_SC.isfinite().all(-1), values_S, float("nan"))
+    return predictions_N.numpy()

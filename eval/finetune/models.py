@@ -1,13 +1,13 @@
-"""The model folder to score, opened once and unchanged until its last file is read, and the classifier made of it.
+"""Model folders to score, each opened once and checked to be unchanged, and the classifier built from one.
 
-The suite's encoder runs architectures that it has (its own, stock BERT and ModernBERT), transformers every other, which
-`StockEncoder` wraps and pads inside. Random initialisation means the same architecture with fresh weights from the
-fine-tuning seed, of the scale that the folder's own run drew.
+The suite's encoder runs the architectures that it covers (its own, stock BERT and ModernBERT), transformers every
+other, which `StockEncoder` wraps and pads inside. Random initialisation means the same architecture with fresh
+weights from the fine-tuning seed, of the scale that the folder's run used.
 """
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -27,24 +27,24 @@ from cramming.model.encoder import Encoder
 from cramming.model.export import WEIGHT_FILES, load_encoder, load_encoder_config, read_weights
 from eval.finetune.config import Hyperparameters, Init
 
-OWN_TYPES = ("cramming", "bert", "modernbert")
+NATIVE_TYPES = ("cramming", "bert", "modernbert")
 CANNOT_LOAD = "transformers cannot load it"
-WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")  # with those that are sharded
-# What no number depends on: weights that are not the loaded ones, and what only people read.
+WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")  # sharded files included
+# files that no number depends on: weights that are not loaded, and texts for people
 NOT_SETTINGS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".ot", ".md")
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model folder: `label` is what the user called it, `own` whether the suite's encoder can run it.
+    """Model folder: `label` is the user's name for it, and `is_native` tells whether the suite's encoder can run it.
 
-    `sha256` is that of the weight file (of all their hashes where there are several), `weight_bytes` what they take;
-    `files` has the SHA-256, by name, of the loaded weights and of every file of settings, the tokenizer's included.
+    `sha256` is that of the weight file (of the hashes of several files), `weight_bytes` their size; `files` holds the
+    SHA-256, by name, of the loaded weights and of every file of settings, the tokenizer's included.
     """
 
     folder: Path
     label: str
-    own: bool
+    is_native: bool
     vocab_size: int
     max_length: int | None
     sha256: str
@@ -53,57 +53,45 @@ class ModelSource:
 
     @property
     def settings(self) -> dict[str, str]:
-        """Of `files`, all but the weights. Which a stock tokenizer reads differs between them, so that all count."""
-        return {
-            name: sha256
-            for name, sha256 in self.files.items()
-            if Path(name).suffix not in NOT_SETTINGS
-        }
+        """Hashes in `files` of all files but the weights.
+
+        Stock tokenizers read different files, so all of them count.
+        """
+        names = [name for name in self.files if Path(name).suffix not in NOT_SETTINGS]
+        return {name: self.files[name] for name in names}
 
 
 def open_model(path: str | Path) -> ModelSource:
-    """Describe the model at a folder or under a hub name; UserError where there is none, or none that can be read."""
+    """Return a description of the model in a folder or under a hub name; raise UserError if it cannot be read."""
     folder = Path(path)
     require(
         not folder.is_file(),
-        f"--model={path}: is a file, not a folder; give the folder it is in",
+        f"--model={path}: is a file. Give the folder that contains the model.",
     )
     if not folder.is_dir():
         folder = _download(str(path))
     file = folder / "config.json"
-    require(file.is_file(), f"{folder}: no config.json; expected a Hugging Face model folder")
-    try:
-        config = dict(json.loads(file.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{file}: not a JSON object ({error})") from None
+    config = _read_encoder_config(file)
     kind = config.get("model_type")
-    require(
-        not config.get("is_encoder_decoder"),
-        f"{file}: model type {kind!r} has a decoder; give an encoder",
-    )
     weights = _weight_files(folder)
-    require(weights, f"{folder}: no weights; expected model.safetensors or pytorch_model.bin")
-    files = {
-        file.name: file_sha256(file)
-        for file in sorted(folder.iterdir())
-        if file.is_file()
-        and (file in weights or file.suffix not in NOT_SETTINGS)
-        and not file.name.startswith(".")
-    }
-    hashes = [files[file.name] for file in weights]
+    require(weights, f"{folder}: no weights. Expected model.safetensors or pytorch_model.bin.")
+    files = _hash_files(folder, weights)
+    hashes = [files[weight_file.name] for weight_file in weights]
     sha256 = hashes[0]
     if len(hashes) > 1:
         sha256 = hashlib.sha256("".join(hashes).encode()).hexdigest()
-    size = sum(file.stat().st_size for file in weights)
-    is_whole = any(file.name in WEIGHT_FILES for file in weights)
-    if (
-        own := _own_config(folder, kind) if is_whole or kind == "cramming" else None
-    ):  # which nothing else could load
-        assert own.vocab_size is not None, folder
+    size = sum(weight_file.stat().st_size for weight_file in weights)
+    suite_config = None
+    is_whole = any(weight_file.name in WEIGHT_FILES for weight_file in weights)
+    if is_whole or kind == "cramming":  # transformers alone loads sharded weights
+        suite_config = _suite_config(folder, kind)
+    if suite_config:
+        assert suite_config.vocab_size is not None, folder
+        limit = position_limit(suite_config)
         return ModelSource(
-            folder, str(path), True, own.vocab_size, position_limit(own), sha256, size, files
+            folder, str(path), True, suite_config.vocab_size, limit, sha256, size, files
         )
-    require(config.get("vocab_size"), f"{file}: no vocab_size; {kind!r} is not a text encoder")
+    require(config.get("vocab_size"), f"{file}: no vocab_size: {kind!r} is not a text encoder.")
     causal = f"{file}: this {kind!r} is a decoder, whose tokens do not see those after them; give an encoder"
     require(not _is_causal(config), causal)
     positions = config.get("max_position_embeddings")
@@ -114,9 +102,36 @@ def open_model(path: str | Path) -> ModelSource:
     )
 
 
+def _read_encoder_config(file: Path) -> dict[str, Any]:
+    require(file.is_file(), f"{file.parent}: no config.json. Give a Hugging Face model folder.")
+    try:
+        config = dict(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{file}: not a JSON object ({error})") from None
+    kind = config.get("model_type")
+    require(
+        not config.get("is_encoder_decoder"),
+        f"{file}: model type {kind!r} has a decoder. Give an encoder.",
+    )
+    return config
+
+
+def _hash_files(folder: Path, weights: Sequence[Path]) -> dict[str, str]:
+    """Return the SHA-256 of the weights and of every file of settings, by name."""
+    hashes = {}
+    for file in sorted(folder.iterdir()):
+        is_read = file in weights or file.suffix not in NOT_SETTINGS
+        if file.is_file() and is_read and not file.name.startswith("."):
+            hashes[file.name] = file_sha256(file)
+    return hashes
+
+
 @contextmanager
 def quiet_transformers(folder: Path, failing: str) -> Iterator[None]:
-    """Without its report and progress bars, which would come with every task and seed; UserError for what it raises."""
+    """Hide transformers' report and progress bars, which would appear for every task and seed, inside the block.
+
+    Any error of transformers is raised as a UserError.
+    """
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -124,7 +139,7 @@ def quiet_transformers(folder: Path, failing: str) -> Iterator[None]:
     logging.disable_progress_bar()
     try:
         yield
-    except Exception as error:  # a wrong config.json or damaged weights end in errors of every kind
+    except Exception as error:  # a wrong config.json or damaged weights cause errors of any type
         raise UserError(f"{folder}: {failing} ({' '.join(str(error).split())[:200]})") from None
     finally:
         logging.set_verbosity(verbosity)
@@ -132,17 +147,20 @@ def quiet_transformers(folder: Path, failing: str) -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-# What transformers says of shapes that differ stands in the report alone, if it is to raise for them.
+# With this, transformers returns the names of weights of other shapes; otherwise only its report names them.
 LOADING_INFO = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 
 
 def missing_weights(loaded: Mapping[str, Any]) -> list[str]:
-    """The weights that a model has not from its files, by what transformers tells: missing, or of another shape."""
+    """Return the weights of a model that its files lack or have in another shape.
+
+    `loaded` is transformers' loading information.
+    """
     return sorted({*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])})
 
 
 def _encoder_class(model_type: str) -> Any:
-    """transformers' automatic class for the encoder of this type: `AutoModel` gives T5's a decoder as well."""
+    """Return transformers' automatic class for the encoder of this type; `AutoModel` includes the decoder of T5."""
     from transformers import AutoModel, AutoModelForTextEncoding
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES as ENCODERS,
@@ -152,30 +170,34 @@ def _encoder_class(model_type: str) -> Any:
 
 
 def _first_position(folder: Path) -> int:
-    """How many rows of the table of positions no token reads: RoBERTa and its like begin behind the padding's."""
+    """Return the number of rows of the position table that no token reads.
+
+    RoBERTa and similar models start behind the row of the padding.
+    """
     from transformers import AutoConfig
 
     with quiet_transformers(folder, CANNOT_LOAD), torch.device("meta"):
         config = AutoConfig.from_pretrained(folder)
         model = _encoder_class(config.model_type).from_config(config)
-    tables = [
-        module for name, module in model.named_modules() if name.endswith("position_embeddings")
-    ]
-    paddings = [
-        table.padding_idx for table in tables if getattr(table, "padding_idx", None) is not None
-    ]
+    paddings = []
+    for name, module in model.named_modules():
+        padding = getattr(module, "padding_idx", None)
+        if name.endswith("position_embeddings") and padding is not None:
+            paddings.append(padding)
     return 1 + max(paddings, default=-1)
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """All that a folder has in the first format that it has; several where they are sharded."""
-    return next(
-        (found for pattern in WEIGHT_PATTERNS if (found := sorted(folder.glob(pattern)))), []
-    )
+    """Return the weight files of a folder in the first format that it has; several if they are sharded."""
+    for pattern in WEIGHT_PATTERNS:
+        files = sorted(folder.glob(pattern))
+        if files:
+            return files
+    return []
 
 
 def altered(written: Mapping[str, str], files: Mapping[str, str]) -> str | None:
-    """Return the first of a run's `files` in `final/` that is not as pretraining wrote it, in words, or None.
+    """Return a message for the first of a run's `files` in `final/` that differs from the `written` ones, or None.
 
     Both map names to SHA-256.
     """
@@ -190,47 +212,50 @@ def altered(written: Mapping[str, str], files: Mapping[str, str]) -> str | None:
 
 
 def refuse_changed(folder: Path, files: Mapping[str, str]) -> None:
-    """UserError where one of `files`, by SHA-256, is not what it was when the model was opened."""
+    """Raise UserError if one of `files`, by SHA-256, was changed since the model was opened."""
     for name, sha256 in files.items():
         file = folder / name
-        same = file.is_file() and file_sha256(file) == sha256
+        is_unchanged = file.is_file() and file_sha256(file) == sha256
         require(
-            same, f"{file}: was changed while the model was being scored; restore it and run again"
+            is_unchanged,
+            f"{file}: changed while the model was scored. Restore the file and run again.",
         )
 
 
-# Only causal language models by transformers' tables, and encoders nevertheless.
-ENCODERS_ALL_THE_SAME = ("xlnet", "bert-generation")
+# encoders that transformers' tables list as causal language models only
+ENCODERS_LISTED_AS_CAUSAL = ("xlnet", "bert-generation")
 
 
 def _is_causal(config: Mapping[str, Any]) -> bool:
-    """Whether no token of this model sees those after it: a type that `transformers` has as a causal language model
-    only, or a decoder by its own configuration, unless that says that it reads both ways."""
+    """Return whether no token of this model sees later ones.
+
+    That holds for types that `transformers` has as causal language models only, and for decoders by their
+    configuration, unless it states that the model reads both ways.
+    """
     from transformers.models.auto import modeling_auto
 
-    if config.get("is_causal") is False or config.get("use_bidirectional_attention") in (
-        True,
-        "all",
-    ):
+    if config.get("is_causal") is False:
         return False
-    causal, masked = (
-        modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-    )
+    if config.get("use_bidirectional_attention") in (True, "all"):
+        return False
+    if config.get("is_decoder"):
+        return True
     kind = config.get("model_type")
-    return bool(config.get("is_decoder")) or (
-        kind in causal and kind not in masked and kind not in ENCODERS_ALL_THE_SAME
-    )
+    if kind in ENCODERS_LISTED_AS_CAUSAL:
+        return False
+    causal = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    masked = modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    return kind in causal and kind not in masked
 
 
 def position_limit(config: ModelConfig) -> int | None:
-    """The longest sequence that a model of the suite can read; None where there is no limit."""
+    """Return the longest sequence that a model of the suite can read, or None if there is no limit."""
     return None if config.positions in ("rope", "none") else config.max_length
 
 
-def _own_config(folder: Path, model_type: str | None) -> ModelConfig | None:
-    """The suite's configuration of this model, or None for another architecture or a variant it lacks."""
-    if model_type not in OWN_TYPES:
+def _suite_config(folder: Path, model_type: str | None) -> ModelConfig | None:
+    """Return the suite's configuration of this model, or None for an architecture or variant that it lacks."""
+    if model_type not in NATIVE_TYPES:
         return None
     try:
         return load_encoder_config(folder, dropout=0.0, attention_dropout=0.0)
@@ -241,7 +266,7 @@ def _own_config(folder: Path, model_type: str | None) -> ModelConfig | None:
 
 
 def _download(name: str) -> Path:
-    """The hub's model of this name as a local folder; UserError at once where it cannot be had."""
+    """Return the hub's model of this name as a local folder; raise UserError at once if it is not available."""
     online = prepare_hub()
     from huggingface_hub import snapshot_download
 
@@ -251,13 +276,11 @@ def _download(name: str) -> Path:
         if not any(folder.glob("*.safetensors")):
             folder = Path(snapshot_download(name, allow_patterns=[*texts, "pytorch_model*.bin"]))
     except (OSError, ValueError) as error:
-        reason = (
-            " ".join(str(error).split())[:150]
-            if online
-            else "no connection to the hub, and not in the cache"
-        )
+        reason = "no connection to the hub, and not in the cache"
+        if online:
+            reason = " ".join(str(error).split())[:150]
         raise UserError(
-            f"--model={name}: no such folder, and {reason}; give a local model folder"
+            f"--model={name}: no such folder, and {reason}. Give a local model folder."
         ) from None
     return folder
 
@@ -265,51 +288,52 @@ def _download(name: str) -> Path:
 def build_classifier(
     source: ModelSource, init: Init, outputs: int, hyper: Hyperparameters
 ) -> SequenceClassifier:
-    """A classifier with `outputs` logits on the source's encoder, whose weights are what `init` says.
+    """Return a classifier with `outputs` logits on the source's encoder, initialised according to `init`.
 
-    New weights come from torch's global generator. UserError where a file that was read is not the source's any more.
+    New weights are drawn from torch's global generator. Raises UserError if a file of the source has changed.
     """
     encoder: Encoder | StockEncoder
-    if source.own:
+    if source.is_native:
         config = load_encoder_config(source.folder, hyper.dropout, hyper.attention_dropout)
-        encoder = Encoder(replace(config, attention_init="random") if init == "random" else config)
+        if init == "random":
+            config = replace(config, attention_init="random")
+        encoder = Encoder(config)
         if init == "pretrained":
             encoder.load_state_dict(_pretrained_state(source.folder, tuple(source.files.items())))
     else:
         encoder = StockEncoder(source.folder, init, hyper.dropout, hyper.attention_dropout)
-    refuse_changed(source.folder, source.settings if source.own else source.files)
+    refuse_changed(source.folder, source.settings if source.is_native else source.files)
     size = encoder.config.hidden_size if hyper.pooler else None
     model = SequenceClassifier(cast(Encoder, encoder), outputs, hyper.pooling, size, hyper.dropout)
-    trained = (
-        pretrained_pooler(source.folder) if init == "pretrained" and hyper.pooling == "cls" else {}
-    )
-    if trained and model.pooler is not None:
-        model.pooler.load_state_dict(trained)
+    if init == "pretrained" and hyper.pooling == "cls" and model.pooler is not None:
+        trained = pretrained_pooler(source.folder)
+        if trained:
+            model.pooler.load_state_dict(trained)
     return model
 
 
 @lru_cache(maxsize=1)
 def pretrained_pooler(folder: Path) -> dict[str, Tensor]:
-    """The dense layer that BERT's next-sentence task has trained on the first token, where a BERT folder has one.
+    """Return the dense layer that BERT's next-sentence task trained on the first token, {} if a folder has none.
 
     Fine-tuning starts from it, as `BertForSequenceClassification` does.
     """
     if json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type") != "bert":
         return {}
-    found = {}
+    state = {}
     for file in _weight_files(folder):
         for name, tensor in read_weights(file).items():
             if name.removeprefix("bert.") in ("pooler.dense.weight", "pooler.dense.bias"):
-                found[name.rpartition(".")[2]] = tensor.float()
-    return found
+                state[name.rpartition(".")[2]] = tensor.float()
+    return state
 
 
 @lru_cache(maxsize=1)
 def _pretrained_state(folder: Path, files: tuple[tuple[str, str], ...]) -> dict[str, Tensor]:
-    """The encoder's weights, read once per process, from `files` with these SHA-256: they may be read hours after the
-    model was opened.
+    """Return the encoder's weights, read once per process, from `files` with these SHA-256.
 
-    Reading builds a model, which draws random numbers; they must not shift those of the run that happens to come first.
+    They may be read hours after the model was opened. Reading builds a model, which draws random numbers; they must
+    not shift those of the run that happens to come first.
     """
     with torch.random.fork_rng(devices=[]):
         state = load_encoder(folder, dropout=0.0, attention_dropout=0.0).state_dict()
@@ -318,7 +342,7 @@ def _pretrained_state(folder: Path, files: tuple[tuple[str, str], ...]) -> dict[
 
 
 class StockEncoder(nn.Module):
-    """Any `AutoModel` behind the interface of the suite's encoder: packed tokens in, packed hidden states out."""
+    """Any `AutoModel` with the interface of the suite's encoder: packed tokens in, packed hidden states out."""
 
     DROPOUTS = (
         "hidden_dropout_prob",
@@ -350,13 +374,12 @@ class StockEncoder(nn.Module):
                 self.model, loaded = encoder.from_pretrained(
                     folder, config=config, dtype=torch.float32, **LOADING_INFO
                 )
-                missing = [
-                    name for name in missing_weights(loaded) if "pooler" not in name
-                ]  # not used here
+                # the pooler is not used
+                missing = [name for name in missing_weights(loaded) if "pooler" not in name]
             else:
                 self.model = encoder.from_config(config, dtype=torch.float32)
         lack = f"its weights lack {', '.join(missing[:3])} ..., or have them in another shape"
-        require(not missing, f"{folder}: {lack}; they are not of this config.json")
+        require(not missing, f"{folder}: {lack}: the weights do not belong to this config.json.")
         self.pad_id = config.pad_token_id or 0
         self.takes_types = (getattr(config, "type_vocab_size", 0) or 0) > 1
         std = getattr(config, "initializer_range", None) or 0.02
@@ -368,9 +391,9 @@ class StockEncoder(nn.Module):
         positions_T: Tensor,
         packing: Packing,
         token_types_T: Tensor | None = None,
-        wanted_M: Tensor | None = None,
+        queries_M: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states [T, D], or of the tokens `wanted_M` [M, D]."""
+        """Return hidden states [T, D], or [M, D] of the tokens `queries_M`."""
         lengths_S = packing.bounds_S.diff()
         valid_SL = torch.arange(packing.max_length, device=ids_T.device) < lengths_S[:, None]
         inputs = {
@@ -384,26 +407,22 @@ class StockEncoder(nn.Module):
         except (RuntimeError, ValueError) as error:
             what = f"model type {self.model.config.model_type!r}: transformers' code for it"
             reason = " ".join(str(error).split())[:200]
-            if isinstance(
-                error, ValueError
-            ):  # as of X-MOD, where its config.json has no default_language
+            if isinstance(error, ValueError):  # X-MOD without a default_language in config.json
                 raise UserError(f"{what} refuses its input ({reason})") from None
             if is_out_of_memory(error) or not torch.is_autocast_enabled(ids_T.device.type):
                 raise
             raise UserError(
-                f"{what} fails in 16 bits ({reason}); set eval.precision=fp32"
+                f"{what} fails in 16 bits ({reason}). Set eval.precision=fp32."
             ) from None
-        # By place, not by `valid_SL`, whose count the host would wait for.
-        row_T = torch.bucketize(
-            torch.arange(len(ids_T), device=ids_T.device), packing.bounds_S[1:], right=True
-        )
-        place_T = row_T * packing.max_length + positions_T
-        return hidden_SLD.flatten(0, 1).index_select(
-            0, place_T if wanted_M is None else place_T[wanted_M]
-        )
+        # By index, not by `valid_SL`, for whose count the host would wait.
+        tokens_T = torch.arange(len(ids_T), device=ids_T.device)
+        row_T = torch.bucketize(tokens_T, packing.bounds_S[1:], right=True)
+        index_T = row_T * packing.max_length + positions_T
+        if queries_M is not None:
+            index_T = index_T[queries_M]
+        return hidden_SLD.flatten(0, 1).index_select(0, index_T)
 
 
 def _pad(values_T: Tensor, valid_SL: Tensor, filler: int) -> Tensor:
-    return torch.full(
-        valid_SL.shape, filler, dtype=torch.long, device=values_T.device
-    ).masked_scatter(valid_SL, values_T.long())
+    padded_SL = torch.full(valid_SL.shape, filler, dtype=torch.long, device=values_T.device)
+    return padded_SL.masked_scatter(valid_SL, values_T.long())

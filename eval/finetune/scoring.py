@@ -1,9 +1,9 @@
-"""All fine-tuning runs of one model from one initialisation: each done once, logged and shown.
+"""Fine-tuning runs of one model from one initialisation: each is done once, logged and shown.
 
-A result is logged (`eval.finetune.store`) under a key of everything that its numbers depend on. An interrupted scoring
-therefore continues with the first run that is missing, and a run whose conditions have changed is done again. Of the
-trained model, which competes, the first result stands, whatever machine it was made on: another of the same settings
-and seed would be one more to choose from (R17).
+A result is logged (`eval.finetune.store`) under a key of everything that its numbers depend on. An interrupted
+scoring therefore continues with the first run that is missing, and a run whose conditions have changed is repeated.
+For the trained model, which competes, the first result counts, whatever machine it was made on: another of the same
+settings and seed would be a second one to choose from (R17).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ from eval.finetune.models import ModelSource
 from eval.finetune.store import ScoreLog, now
 from eval.finetune.workers import choose_workers, run_all
 from eval.tasks.datasets import TaskData
-from eval.tasks.locate import FoundSuite
+from eval.tasks.locate import TaskSuite
 
 Protocol = Mapping[str, Any]  # number format, threads and selection
 
@@ -38,12 +38,12 @@ Protocol = Mapping[str, Any]  # number format, threads and selection
 class ScoringJob:
     """Inputs that all scorings of one call share.
 
-    `sets`: the labelled sets of `data`, by name. `encoded`: tasks as token ids, by name, filled as they are needed.
+    `sets` are the labelled sets of `data`, by name. `encoded` holds tasks as token ids, by name, encoded on demand.
     """
 
     log: ScoreLog
     source: ModelSource
-    suite: FoundSuite
+    suite: TaskSuite
     data: Sequence[TaskData]
     sets: dict[str, LabelledSet]
     settings: EvalConfig
@@ -52,7 +52,7 @@ class ScoringJob:
 
     @property
     def absent(self) -> dict[str, str]:
-        """Why tasks and labelled sets of the suite are not scored."""
+        """Reasons why tasks and labelled sets of the suite are not scored, by name."""
         absent = dict(self.suite.absent)
         for data in self.data:
             absent |= data.absent
@@ -60,24 +60,25 @@ class ScoringJob:
 
 
 def score_model(job: ScoringJob, init: Init) -> dict[str, Any]:
-    """Fine-tune and score all tasks and seeds from one initialisation, as far as results are not stored.
+    """Fine-tune and score all tasks and seeds that have no stored result; return the section of this scoring.
 
-    Returns the section of this scoring. A scoring that is already in the record writes nothing.
+    A scoring that is already in the record writes nothing.
     """
     settings, log = job.settings, job.log
-    machine = environment(
-        asdict(describe(job.device))
-    )  # now: the code may be edited while this runs
+    # read now, because the code may be edited while this runs
+    machine = environment(asdict(describe(job.device)))
     precision = resolve(settings.precision, job.device)
     numerics = {"precision": precision, "threads_per_run": settings.threads}
-    # A sweep compares its points: each on one machine.
+    # The points of a sweep are compared, so they must be of one machine.
     competes = init == "pretrained" and not settings.sweep and SUITES[job.suite.name].ranked
     search = _StoredResults(job, init, {**numerics, "selection": "last"}, machine, competes)
     data = [search.choose_test_sets(task_data) for task_data in job.data]
     by_name = {task_data.task.name: task_data for task_data in data}
     stored = {name: search.load(task_data) for name, task_data in by_name.items()}
     scoring = search.describe(data, stored, numerics)
-    todo = [(name, seed) for name in by_name for seed in settings.seeds if seed not in stored[name]]
+    todo = []
+    for name in by_name:
+        todo += [(name, seed) for seed in settings.seeds if seed not in stored[name]]
     _show_stored(stored, init, search)
     encode_tasks(
         [by_name[name] for name, _ in todo],
@@ -86,8 +87,8 @@ def score_model(job: ScoringJob, init: Init) -> dict[str, Any]:
         job.encoded,
     )
     _refuse_pairs_without_types(job, [name for name, _ in todo])
-    if todo or not log.scores.stands(scoring):
-        if todo and competes:  # a sweep is a choice by what it is, and its record says so
+    if todo or not log.scores.is_current(scoring):
+        if todo and competes:  # the record of a sweep states the choice anyway
             warn_of_choices(log.scores.history, scoring, todo)
         log.begin(scoring)
     runs = [
@@ -113,7 +114,7 @@ def score_model(job: ScoringJob, init: Init) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _StoredResults:
-    """Search for the results of one initialisation among those that are stored; `anywhere`: on whatever machine."""
+    """Lookup of the stored results of one initialisation; with `anywhere` on any machine."""
 
     job: ScoringJob
     init: Init
@@ -140,7 +141,7 @@ class _StoredResults:
         return results
 
     def choose_test_sets(self, data: TaskData) -> TaskData:
-        """Return a task with its test sets if it was begun with them, even if they are not asked for now."""
+        """Return a task with its test sets if it was begun with them, even if this call does not ask for them."""
         if not data.unasked:
             return data
         count = len(self.load(data.whole))
@@ -188,7 +189,7 @@ class _StoredResults:
 def _show_stored(
     stored: Mapping[str, Mapping[int, Finetuned]], init: Init, search: _StoredResults
 ) -> None:
-    """Say which results are found, and which of them another machine made."""
+    """Print the stored results, and which of them another machine made."""
     by_name = {data.task.name: data for data in search.job.data}
     for name, results in stored.items():
         here = search.conditions(by_name[name]).partition("-")[2]
@@ -200,22 +201,22 @@ def _show_stored(
 
 
 def _refuse_pairs_without_types(job: ScoringJob, names: Sequence[str]) -> None:
-    """Raise UserError where two texts are to be compared that the tokenizer does not tell apart."""
+    """Raise UserError if two texts are to be compared that the tokenizer does not distinguish."""
     if job.settings.hyperparameters.pooling != "pairs":
         return
     for name in names:
         is_pair = len(TASKS[name].text) > 1
         require(
             not is_pair or (job.encoded[name].train.types_T == 1).any(),
-            f"{job.source.folder}: its tokenizer does not tell a second text from a first (by token types), which"
-            " eval.hyperparameters.pooling=pairs compares; take mean or cls",
+            f"{job.source.folder}: its tokenizer has no token types for a second text, which"
+            " eval.hyperparameters.pooling=pairs needs. Set mean or cls.",
         )
 
 
 def fine_tune(
     runs: Sequence[TaskRun], settings: EvalConfig, device: torch.device
 ) -> Iterator[tuple[TaskRun, Predictions]]:
-    """Yield each of `runs`, which are of one model, as it is done."""
+    """Yield each of `runs`, which are of one model, when it is done."""
     if not runs:
         return
     size = runs[0].source.weight_bytes
@@ -236,35 +237,37 @@ def conditions(
     protocol: Protocol,
     machine: Mapping[str, Any],
 ) -> str:
-    """Return a hash of what a task's numbers depend on beside hyperparameters and seed.
+    """Return a hash of everything that a task's numbers depend on, apart from hyperparameters and seed.
 
-    Behind a hyphen follows that of what they are made on: versions of libraries and the device.
+    Behind a hyphen follows the hash of the machine: versions of libraries and the device.
     """
-    stock = not source.own or "tokenizer.json" not in source.settings
-    versions = [
-        machine[name] for name in ("torch", "tokenizers", *(("transformers",) if stock else ()))
-    ]
+    stock = not source.is_native or "tokenizer.json" not in source.settings
+    packages = ["torch", "tokenizers"]
+    if stock:
+        packages.append("transformers")
+    versions = [machine[name] for name in packages]
     device = [machine["device"][key] for key in ("kind", "name")]
-    asked = (data.sha256, init, source.sha256, source.settings, protocol, FINETUNING_VERSION[init])
-    # Other models had no token types where their tokenizer hides them.
-    types = () if source.own else ("token types",)
-    return f"{settings_hash(*asked, *types)}-{settings_hash(versions, device)}"
+    parts: list[Any] = [data.sha256, init, source.sha256, source.settings, protocol]
+    parts.append(FINETUNING_VERSION[init])
+    if not source.is_native:  # earlier versions had no token types if the tokenizer hides them
+        parts.append("token types")
+    return f"{settings_hash(*parts)}-{settings_hash(versions, device)}"
 
 
 def key_of(conditions: str, hyper: Hyperparameters, seed: int) -> str:
     """Return the key of one run: the conditions with hyperparameters and seed."""
-    asked, _, place = conditions.partition("-")
-    return f"{settings_hash(asked, hyper.model_dump(), seed)}-{place}"
+    task_hash, _, machine_hash = conditions.partition("-")
+    return f"{settings_hash(task_hash, hyper.model_dump(), seed)}-{machine_hash}"
 
 
 def made_on(conditions: str, keys: Sequence[str]) -> str:
-    """Return the conditions with what the runs with these keys were made on."""
-    places = sorted({key.partition("-")[2] for key in keys})
-    return f"{conditions.partition('-')[0]}-{'-'.join(places)}"
+    """Return the conditions with the machines on which the runs with these keys were made."""
+    machine_hashes = sorted({key.partition("-")[2] for key in keys})
+    return f"{conditions.partition('-')[0]}-{'-'.join(machine_hashes)}"
 
 
 def show_result(task: Task, init: str, result: Finetuned, remark: str) -> None:
-    """Print one line per finished run and labelled set."""
+    """Print one line per labelled set of a finished run."""
     for source in task.scored:
         scores = result.entries.get(source.entry)
         if scores is None:

@@ -1,9 +1,9 @@
-"""The scorings of a run: events in its log, and predictions in files named by their SHA-256.
+"""Scorings of a run: events in its log, and predictions in files named by their SHA-256.
 
     runs/<name>/predictions/<sha256>.npz    of one task and seed: `dev.<entry>`, `test.<entry>`, `test_ids.<entry>`
 
 A file is on the disk before the event that names it, so a crash loses one fine-tuning at most. A stored result counts
-if its file is as the event names it and gives the event's scores; else it is done again.
+if its file has the hash of its event and gives the event's scores; otherwise the fine-tuning is repeated.
 """
 
 import hashlib
@@ -39,13 +39,13 @@ from eval.tasks.metrics import agree, score
 
 
 class ScoreLog:
-    """The log of a run in `folder` while it is scored: appends events, and finds stored results.
+    """Log of a run in `folder` while it is scored: appends events, and looks up stored results.
 
-    `scores` is what the log says of scores at any time, `first` its first event, None for a new log.
+    `scores` are those of the log at any time, `first` is its first event, or None for a new log.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Read the log, and continue it; the caller holds the folder's lock."""
+        """Read the log in order to continue it; the caller holds the folder's lock."""
         entries = read_log(folder / RUN_LOG)
         self.folder = folder
         self.first: Event | None = entries[0].event if entries else None
@@ -53,26 +53,28 @@ class ScoreLog:
         self._log = EventLog(folder / RUN_LOG, durable=False)
 
     def append(self, event: Event) -> None:
-        """Append an event; it is on the disk then, where the file system can sync."""
+        """Append an event; it is on the disk then if the file system can sync."""
         self._log.append(event)
         written = RUN_EVENTS.validate_json(event.model_dump_json(exclude_none=True))
         self.scores.add(written)
         self.first = self.first or written
 
     def begin(self, scoring: Scoring) -> None:
-        """Append that a scoring begins, unless the current one, which may have been interrupted, is the same."""
+        """Append a scoring, unless the current one, which may have been interrupted, is the same."""
         current = self.scores.current
-        if current is None or current.model_dump(exclude={"time"}) != scoring.model_dump(
-            exclude={"time"}
-        ):
-            self.append(scoring)
+        if current is not None:
+            is_same = current.model_dump(exclude={"time"}) == scoring.model_dump(exclude={"time"})
+            if is_same:
+                return
+        self.append(scoring)
 
     def load(
         self, data: TaskData, seed: int, key: str, *, anywhere: bool = False
     ) -> Finetuned | None:
         """Return the first stored result with this key whose predictions are intact, or None.
 
-        A key says behind a hyphen on what machine a result was made; with `anywhere` those of other machines count too.
+        The part of a key behind the hyphen names the machine of a result; with `anywhere` those of other machines
+        count too.
         """
         for result in self._stored(run_name(data.task.name, seed), key, anywhere):
             if self._is_intact(result, data):
@@ -80,7 +82,7 @@ class ScoreLog:
         return None
 
     def save(self, data: TaskData, seed: int, key: str, predictions: Predictions) -> Finetuned:
-        """Write the predictions of one fine-tuning, then append its event; returns the event."""
+        """Write the predictions of one fine-tuning, then append its event; return the event."""
         arrays = {f"dev.{name}": values for name, values in predictions.scored.items()}
         arrays |= {f"test.{name}": values for name, values in predictions.blind.items()}
         for split in data.blind:
@@ -90,9 +92,8 @@ class ScoreLog:
         np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
         content = buffer.getvalue()
         sha256 = hashlib.sha256(content).hexdigest()
-        overwrite_atomically(
-            self._predictions_file(sha256), lambda temporary: temporary.write_bytes(content)
-        )
+        file = self._predictions_file(sha256)
+        overwrite_atomically(file, lambda temporary: temporary.write_bytes(content))
         result = Finetuned(
             time=now(),
             task=data.task.name,
@@ -118,13 +119,13 @@ class ScoreLog:
                 yield result
 
     def _is_intact(self, result: Finetuned, data: TaskData) -> bool:
-        """Return whether the predictions of a result are there, unaltered, and give its scores."""
+        """Return whether the predictions of a result exist, unaltered, and give its scores."""
         file = self._predictions_file(result.predictions)
         if not file.is_file() or file_sha256(file) != result.predictions:
             return False
         with suppress(KeyError), np.load(file, allow_pickle=False) as arrays:
             predictions = {s.source.entry: arrays[f"dev.{s.source.entry}"] for s in data.scored}
-            return _give_the_same(score_sets(data, predictions), result.entries)
+            return _are_equal(score_sets(data, predictions), result.entries)
         return False
 
     def _predictions_file(self, sha256: str) -> Path:
@@ -132,7 +133,7 @@ class ScoreLog:
 
 
 def now() -> str:
-    """Return the time as events have it."""
+    """Return the time in the format of events."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -148,8 +149,8 @@ def score_sets(data: TaskData, predictions: Mapping[str, np.ndarray]) -> dict[st
     return entries
 
 
-def _give_the_same(scores: Mapping[str, SetScores], stored: Mapping[str, SetScores]) -> bool:
-    """Return whether metrics are equal, but for the last bits, in which versions of libraries differ."""
+def _are_equal(scores: Mapping[str, SetScores], stored: Mapping[str, SetScores]) -> bool:
+    """Return whether metrics are equal up to the last bits, in which versions of libraries differ."""
     if scores.keys() != stored.keys():
         return False
     for name, entry in scores.items():
@@ -162,7 +163,7 @@ def _give_the_same(scores: Mapping[str, SetScores], stored: Mapping[str, SetScor
 
 
 def describe_sets(suite: SuiteName, data: TaskData) -> dict[str, LabelledSet]:
-    """Return how a task's labelled sets are scored, with their numbers of examples and hashes."""
+    """Return the metrics, numbers of examples and hashes of a task's labelled sets."""
     return {split.source.entry: _describe_set(suite, data, split) for split in data.scored}
 
 

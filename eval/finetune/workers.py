@@ -1,7 +1,7 @@
 """Fine-tuning runs, one after the other or in several processes.
 
-A small model leaves most of a many-core CPU, and of a GPU, idle, so several (task, seed) runs work side by side. On a
-CPU each has a fixed number of threads: sums are then formed in the same order, and the numbers do not depend on the
+A small model leaves most of a many-core CPU, and of a GPU, idle, so several (task, seed) runs work in parallel. On a
+CPU each has a fixed number of threads: sums are then computed in the same order, and the numbers do not depend on the
 number of processes.
 """
 
@@ -20,15 +20,17 @@ from cramming.process_pool import CONTEXT, process_pool, usable_cores
 from eval.finetune.loop import Predictions, TaskRun, finetune
 
 POLL_SECONDS = 0.5
-# How many kernels oneDNN keeps; it reads this when it makes the first, long after its import. A batch of another length
-# has kernels of its own, so most of the usual 1024 are never used again: 0.55 GB (docs/log.md, 2026-11-24).
+# Number of kernels that oneDNN caches; it reads this variable when it makes the first kernel, long after its import.
+# Batches of another length need other kernels, so most of the usual 1024 are used once and take 0.55 GB (docs/log.md,
+# 2026-11-24).
 KERNEL_CACHE = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
-PROCESS_BYTES = 1.2e9  # Python, torch, its kernels and a task's arrays: with 7M parameters 1.31e9 of 1.37e9 were used
+# Python, torch, its kernels and a task's arrays: a process with 7M parameters used 1.31e9 of 1.37e9 predicted bytes.
+PROCESS_BYTES = 1.2e9
 WEIGHT_COPIES = 6  # weights as read and in training, gradients, two moments, activations
-# On the GPU: CUDA's context and kernels, a task's arrays, and the activations of a group of `EVALUATION_TOKENS`, which
-# are the most. By reckoning for BERT-base, not measured.
+# On the GPU: CUDA's context and kernels, a task's arrays, and the activations of `EVALUATION_TOKENS`, which are the
+# largest part. Estimated for BERT-base, not measured.
 GPU_PROCESS_BYTES = 3e9
-FREE_SHARE = 0.7  # of what is free now, what may be planned with
+FREE_SHARE = 0.7  # share of the free memory to use
 DIED = "a fine-tuning process died (out of memory?); finished runs are kept; run again with a smaller eval.workers"
 ALONE = (
     "fine-tuning ran out of memory; finished runs are kept; run again where more is free, or under another name with a"
@@ -41,13 +43,14 @@ OnExamples = Callable[[int], None]
 def choose_workers(
     wanted: int | None, threads: int, runs: int, seeds: int, device: torch.device, weight_bytes: int
 ) -> int:
-    """Processes to use: as wanted, else as many as cores and memory allow, and on a GPU at most one for each seed."""
+    """Return the number of processes to use: as wanted, or as many as cores and memory allow.
+
+    On a GPU it is at most the number of seeds.
+    """
     if wanted is None:
         copies = WEIGHT_COPIES * weight_bytes
-        wanted = min(
-            usable_cores() // threads,
-            int(FREE_SHARE * available_bytes() / (PROCESS_BYTES + copies)),
-        )
+        fitting = int(FREE_SHARE * available_bytes() / (PROCESS_BYTES + copies))
+        wanted = min(usable_cores() // threads, fitting)
         if device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(device)
             wanted = min(wanted, seeds, int(FREE_SHARE * free / (GPU_PROCESS_BYTES + copies)))
@@ -57,7 +60,10 @@ def choose_workers(
 def run_all(
     runs: Iterable[TaskRun], workers: int, on_examples: OnExamples
 ) -> Iterator[tuple[TaskRun, Predictions]]:
-    """Each run with its result, as they finish; `runs` is read lazily. With one worker all happens in this process."""
+    """Yield each run with its result, as they finish; `runs` is read lazily.
+
+    With one worker all happens in this process.
+    """
     threads = torch.get_num_threads()
     try:
         if workers == 1:
@@ -77,9 +83,8 @@ def _run(run: TaskRun, on_examples: OnExamples) -> Predictions:
     if run.device == "cpu":
         keep_freed_memory()
         os.environ.setdefault(*KERNEL_CACHE)
-    torch.backends.cuda.enable_cudnn_sdp(
-        False
-    )  # plans about a second for each new shape, and each batch has its own
+    # cuDNN's attention plans for about a second per shape, and each batch has another shape.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     with float32_products(tf32=run.precision != "fp32"):
         return finetune(run, on_examples)
 
@@ -91,18 +96,16 @@ def _run_in_pool(
     queue, waiting, counted = iter(runs), dict[Future[Predictions], TaskRun](), 0
     with process_pool(workers, DIED, _begin_worker, inherited=(counter,)) as submit:
         while True:
-            for run in islice(
-                queue, workers + 1 - len(waiting)
-            ):  # one more than workers: nobody waits for it
+            # one more than there are workers, so that no worker waits for its next run
+            for run in islice(queue, workers + 1 - len(waiting)):
                 waiting[submit(_run_in_worker, run)] = run
             if not waiting:
                 return
             done, _ = wait(waiting, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
             on_examples(counter.value - counted)
             counted = counter.value
-            for future in sorted(
-                done, key=lambda each: each.exception() is not None
-            ):  # none is lost to an error
+            # results first, so that none is lost to an error
+            for future in sorted(done, key=lambda each: each.exception() is not None):
                 yield waiting.pop(future), future.result()
 
 

@@ -23,7 +23,7 @@ from eval.duel.ladder import MEASURES
 from eval.recipe import Recipe, recipe, recipe_of
 from eval.report.format import Score
 from eval.report.table import Row, main_average
-from eval.rules.evidence import few, made_with
+from eval.rules.evidence import abbreviated, made_with
 from eval.rules.load import Run
 
 UNITS = ("hours", "exaflops", "tokens", "steps")  # in the order of the tables
@@ -99,7 +99,7 @@ def identify(run: Run) -> Identity:
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """Rows of one recipe, best first; `left_out`: its runs of the same track that have no place."""
+    """Rows of one recipe, best first; `left_out` are its unranked runs of the same track."""
 
     identity: Identity
     rows: Sequence[Row]
@@ -112,7 +112,7 @@ class Entry:
 
     @property
     def confirmed(self) -> bool:
-        """Whether there are several pretraining seeds."""
+        """True with several pretraining seeds."""
         return len(self.rows) > 1
 
     @cached_property
@@ -157,7 +157,7 @@ class Entry:
             listed = ", ".join(sorted(map(str, seeds)))
             remarks.append(f"pretraining seeds {listed}, not {expected}")
         if self.left_out:
-            missing = few([f"{run.label} ({_reason(run)})" for run in self.left_out])
+            missing = abbreviated([f"{run.label} ({_reason(run)})" for run in self.left_out])
             remarks.append(f"not counted of the same recipe: {missing}")
         if len(commits) > 1:
             remarks.append(f"code of {len(commits)} commits")

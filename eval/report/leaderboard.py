@@ -43,12 +43,12 @@ from eval.report.table import (
     main_average,
     score_columns,
 )
-from eval.rules.evidence import few, swept
+from eval.rules.evidence import abbreviated, swept
 from eval.rules.load import Run
 from eval.rules.table import RULES
 
 CLOSED, ANY_OBJECTIVE = "Closed division", "Any objective, same clock"
-AGAIN, OPEN = "Not ranked: the weights of a row above", "Open division, not ranked"
+DUPLICATES, OPEN = "Not ranked: the weights of a row above", "Open division, not ranked"
 PARTS = "Not ranked: parts of the official data, or tasks missing"
 UNFINISHED = "Not ranked: not finished"
 INVALID = "Not ranked: invalid (a rule for both divisions is broken)"
@@ -118,7 +118,7 @@ class Board:
 
     @property
     def headline(self) -> str:
-        """Best trained model in one sentence: what it scored, and how far that is above a baseline."""
+        """Best trained model in one sentence: its score, and the gain over a baseline."""
         trained = [row for row in self.rows if not row.is_baseline]
         if not trained:
             return ""
@@ -129,7 +129,7 @@ class Board:
 
     @property
     def notes(self) -> Details:
-        """How to read the table."""
+        """Explanation of the table's columns and marks."""
         averages = AVERAGES[self.suite].items()
         definitions = [f"{title_of(name)}: {average.definition}." for name, average in averages]
         return Details("How to read this table", [Notes(definitions + HOW_TO_READ)])
@@ -144,12 +144,12 @@ class Board:
                 yield {"group": title} | words, entry.cell
 
     def _unranked_lines(self) -> Iterator[Line]:
-        for group in (AGAIN, OPEN, PARTS, UNFINISHED, INVALID):
+        for group in (DUPLICATES, OPEN, PARTS, UNFINISHED, INVALID):
             for row in self.rows:
                 if _group_of(row) == group:
                     yield {"group": group} | _words(row, [row]), row.cell
         for same in distinct([row for row in self.rows if _group_of(row) == UNTRAINED]):
-            names = few(list(dict.fromkeys(row.run.label for row in same)))
+            names = abbreviated(list(dict.fromkeys(row.run.label for row in same)))
             words = {"model": BASELINES[same[0].init], "detail": f"of {names}"}
             yield {"group": UNTRAINED, "division": "baseline", "runs": []} | words, same[0].cell
 
@@ -188,14 +188,14 @@ def _group_of(row: Row) -> str | None:
         return UNFINISHED
     if row.main is None or row.subset:
         return PARTS
-    return AGAIN if row.again else OPEN
+    return DUPLICATES if row.is_duplicate else OPEN
 
 
 def _words(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
     """Return the words of a model's row; `rows`: those of all its runs."""
-    names = few([each.run.label for each in rows])
+    names = abbreviated([each.run.label for each in rows])
     mean = f"mean of {names}" if len(rows) > 1 else ""
-    weights = row.same_weights and f"same weights as {few(row.same_weights)}"
+    weights = row.same_weights and f"same weights as {abbreviated(row.same_weights)}"
     partial = row.scored_mean is not None and f"{PARTIAL} {titles_of(row.scored)}"
     seeds = counted(len(row.section.seeds), "seed")
     epochs = row.section.epochs and counted(row.section.epochs, "epoch")

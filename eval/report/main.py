@@ -57,7 +57,7 @@ def main(
 ) -> None:
     """Write the leaderboard of a folder of runs, and each run's own report; print the table and the page's path.
 
-    `duels`: the folder of duels; `repository`: the web address of the code, for links.
+    `duels` is the folder of duels, `repository` the web address of the code, for links.
     """
     is_web = repository is None or repository.startswith(("https://", "http://"))
     require(is_web, f"--repository={repository}: not a web address. Give https://...")
@@ -72,8 +72,8 @@ def main(
         if run.problem:
             say(f"not readable: {run.problem}")
         else:
-            own = [row for row in rows if row.run is run]
-            sections.append(_write_run(run, own, each_run, repository, out))
+            rows_of_run = [row for row in rows if row.run is run]
+            sections.append(_write_run(run, rows_of_run, each_run, repository, out))
     verdicts = verdicts_of(DuelLog(duels))
     boards = []
     for suite in AVERAGES:
@@ -90,7 +90,7 @@ def main(
 def _write_run(
     run: Run, rows: Sequence[Row], each_run: bool, repository: str | None, out: Path
 ) -> Section:
-    """Write a run's own report; return its part of the leaderboard."""
+    """Write the report of one run; return its part of the leaderboard."""
     place = run.folder / "report"
     writes = each_run and _takes_report(run, place)
     remark = write_submission(run, place if writes else None)

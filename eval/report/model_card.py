@@ -34,7 +34,7 @@ RECIPE = (
     "runtime",
 )
 HEADLINES = ("Track", "Tokens", "Energy (kWh)", "Sources", "Licences")
-MOST_SOURCES = 20
+MAX_SOURCES = 20
 CARD_TAG = "pretrained-from-scratch"
 
 
@@ -94,7 +94,7 @@ def _details(run: Run) -> list[Block]:
     """Return the run's report, the sources of its corpus, and its recipe, each folded."""
     record = run.record
     sources = []
-    for source in record.corpus.sources[:MOST_SOURCES]:
+    for source in record.corpus.sources[:MAX_SOURCES]:
         sources.append((source.name or "", source.license or "not given", source.sha256 or ""))
     sources.append(("Documents removed", pairs(record.corpus.removed) or "none", ""))
     recipe = [(name, pairs(record.config[name])) for name in RECIPE if record.config.get(name)]

@@ -20,7 +20,7 @@ from eval.report.entries import Entry, Identity
 
 NOISE = 0.05  # largest p-value of a difference that is not noise
 POWER = 0.9  # of the number of seeds that would decide
-MOST_SEEDS = 200
+MAX_SEEDS = 200
 
 
 @dataclass(frozen=True)
@@ -145,8 +145,8 @@ def power(effect: float, seeds: int, error: float = NOISE) -> float:
 
 
 def seeds_needed(effect: float, error: float = NOISE) -> int | None:
-    """Return how many runs each find an effect with a probability of `POWER`; None above `MOST_SEEDS`."""
-    for seeds in range(2, MOST_SEEDS + 1):
+    """Return how many runs each find an effect with a probability of `POWER`; None above `MAX_SEEDS`."""
+    for seeds in range(2, MAX_SEEDS + 1):
         if power(effect, seeds, error) >= POWER:
             return seeds
     return None

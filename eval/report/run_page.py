@@ -224,13 +224,13 @@ def curve_of(run: Run) -> dict[str, Any]:
 
 
 def _columns(
-    rows: Sequence[Mapping[str, Any]], names: Sequence[str], most: int
+    rows: Sequence[Mapping[str, Any]], names: Sequence[str], max_rows: int
 ) -> dict[str, list[float | None]]:
-    """Return columns of means over consecutive rows; what is not a number is null."""
+    """Return columns of at most `max_rows` means over consecutive rows; NaN and infinity become None."""
     if not rows:
         return {name: [] for name in names}
     values = np.array([[row.get(name) for name in names] for row in rows], dtype=float)
-    starts = np.arange(0, len(values), -(-len(values) // most))
+    starts = np.arange(0, len(values), -(-len(values) // max_rows))
     counts = np.diff([*starts, len(values)])
     means = np.add.reduceat(values, starts) / counts[:, None]
     columns = {}

@@ -43,7 +43,7 @@ class Gain(NamedTuple):
 class Row:
     """Scores of a run's model, or of one of its `baselines`, on one suite.
 
-    `again`: whether an earlier row has the same weights.
+    `is_duplicate` marks a row whose weights an earlier row has.
     """
 
     run: Run
@@ -51,7 +51,7 @@ class Row:
     suite: str
     section: Scores
     baselines: Sequence["Row"] = ()
-    again: bool = False
+    is_duplicate: bool = False
 
     @property
     def verdict(self) -> Verdict:
@@ -60,7 +60,7 @@ class Row:
 
     @property
     def is_baseline(self) -> bool:
-        """Whether the row is without pretraining."""
+        """True for a model without pretraining."""
         return self.init != "pretrained"
 
     @cached_property
@@ -83,21 +83,21 @@ class Row:
 
     @property
     def subset(self) -> bool:
-        """Whether any entry of the averages was trained or scored on a part of its official data."""
+        """True if any entry of the averages was trained or scored on a part of its official data."""
         tasks = self.section.tasks
         return any(tasks[entry].subset for entry in columns_of(self.suite) if entry in tasks)
 
     @property
     def competes(self) -> bool:
-        """Whether the row has a rank among all objectives: a trained model, all tasks, all data, each model once."""
-        if self.main is None or self.subset or self.is_baseline or self.again:
+        """True if the row has a rank among all objectives: a trained model, all tasks, all data, each model once."""
+        if self.main is None or self.subset or self.is_baseline or self.is_duplicate:
             return False
         broken = [finding.rule for finding in self.verdict.broken]
         return self.verdict.division == "closed" or broken == [OBJECTIVE_RULE]
 
     @property
     def ranked(self) -> bool:
-        """Whether the row has a rank in the closed division."""
+        """True if the row has a rank in the closed division."""
         return self.competes and self.verdict.division == "closed"
 
     @property
@@ -193,7 +193,7 @@ def rows_of(runs: Sequence[Run]) -> list[Row]:
     for row in rows:
         model = (row.suite, row.section.model_sha256)
         if row.competes:
-            row = replace(row, again=model in seen)
+            row = replace(row, is_duplicate=model in seen)
             seen.add(model)
         ordered.append(row)
     return ordered

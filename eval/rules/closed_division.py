@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from cramming.data.suites import AVERAGES
 from cramming.data.task_files import ENTRIES
 from cramming.record_schema import Environment, Git, Record, Source
-from eval.rules.evidence import NO_SCORES, Outcome, all_or, few, fine_tuned, names_of
+from eval.rules.evidence import NO_SCORES, Outcome, abbreviated, all_or, fine_tuned, names_of
 
 MAX_HOURS = 24.0
-FROM_SCRATCH = ("random", "cooccurrence")  # what may be recorded of the embeddings at the start
-# Words that corpus and task share, by which a document counts as overlapping (data_prep/dedup/decontaminate.py).
+FROM_SCRATCH = ("random", "cooccurrence")  # allowed initialisations of the embeddings
+# Largest number of shared words from which a document counts as overlapping (data_prep/dedup/decontaminate.py)
 MAX_OVERLAP_WORDS = 13
-# Tasks of GLUE and SuperGLUE and the data sets that their texts come from; the others are ordinary words, too.
+# Tasks of GLUE and SuperGLUE and the data sets that their texts come from. Those in _OTHERS are ordinary words too.
 _NAMES = (
     r"(?:super[-_]?)?glue|cola|sst[-_]?[25]|mrpc|msr[-_]paraphrase|qqp|quora(?:[-_]duplicate[-_]questions)?"
     r"|sts-?b(?:enchmark)?|mnli|multi[-_]?nli|qnli|wnli|squad(?:[-_]?v?[12](?:\.[\d.]+)?)?|boolq|multirc"
@@ -24,13 +24,13 @@ _NAMES = (
 _OTHERS = r"sst|rte|cb|ax(?:-?[bg])?|copa|wic|wsc"
 _SPLITS = r"train|dev|val|validation|test"
 _PARTS = rf"{_SPLITS}|matched|mismatched|all|data|public|of|v?[\d.]+"
-# As words, in the name of a data set on the hub.
+# names as words in the name of a data set on the hub
 DOWNSTREAM = re.compile(rf"(?<![a-z0-9])(?:{_NAMES}|{_OTHERS})(?![a-z0-9])")
-# A folder or file called so, but for versions and splits (`SQuAD/`, `glue_data/`, `multinli_1.0_train.jsonl`).
+# folder or file of such a name, with versions and splits (`SQuAD/`, `glue_data/`, `multinli_1.0_train.jsonl`)
 DOWNSTREAM_PATH = re.compile(
     rf"(?:^|/)(?:(?:{_PARTS})[-_])*(?:{_NAMES})(?:[-_](?:{_NAMES}|{_OTHERS}|{_PARTS}))*(?:\.[^/]*)?(?:/|$)"
 )
-# A file as the official folder and the hub have it (`CB/val.jsonl`, `ax/test-00000-of-00001.parquet`).
+# file of the official folder or of the hub (`CB/val.jsonl`, `ax/test-00000-of-00001.parquet`)
 DOWNSTREAM_FILE = re.compile(
     rf"(?:^|/)(?:(?:{_OTHERS}|record)/(?:{_SPLITS})|(diagnostic|ax-[bg])/\1)(?:(?:-[^/.]*)?\.(?:tsv|csv|jsonl?|parquet)(?:\.[^/]*)?|/\d{{4}}\.parquet)$"
 )
@@ -146,7 +146,7 @@ def _search_words(record: Record) -> str:
 def _is_downstream(source: Source) -> bool:
     """Return whether a source is a task's data: a data set by its name, a file by the folders and files in its path.
 
-    The search for overlaps is no substitute: it says nothing of training texts.
+    The search for overlaps is no substitute, because it does not cover training texts.
     """
     name = (source.name or "").lower()
     data_sets = re.findall(r"datasets--([^/]+)", name)  # the hub's cache on the disk
@@ -158,7 +158,7 @@ def _is_downstream(source: Source) -> bool:
 
 
 def _search_gaps(record: Record) -> Iterator[str]:
-    """Yield what the search left out; whether it was for the scored text is known once there are scores."""
+    """Yield the gaps of the search; gaps with respect to the scored text are known once there are scores."""
     search = record.corpus.decontamination
     if search.ngram is None or search.development is None:
         yield "prepare with data.decontaminate.tasks=<GLUE folder>"
@@ -195,8 +195,8 @@ def tokenizer_origin(record: Record) -> Outcome:
     for model, files in models.items():
         if files is not None and files.get("tokenizer.json") != tokenizer.sha256:
             problems.append(f"tokenizer.json of the {model} model is not the corpus's")
-    given = [source for source in record.corpus.sources if source.kind == "tokenizer"]
-    origin = f"ready-made: {names_of(given)}" if given else "trained on this corpus"
+    ready_made = [source for source in record.corpus.sources if source.kind == "tokenizer"]
+    origin = f"ready-made: {names_of(ready_made)}" if ready_made else "trained on this corpus"
     return all_or(problems, f"{tokenizer.kind}, {origin}")
 
 
@@ -211,11 +211,10 @@ def clean_code(record: Record) -> Outcome:
     names_by_state: dict[str, dict[str, None]] = {}
     for name, git in ran:
         names_by_state.setdefault(_state(git), {})[name] = None
-    problems = [
-        f"{', '.join(names)}: {state}"
-        for state, names in names_by_state.items()
-        if not state.endswith("clean")
-    ]
+    problems = []
+    for state, names in names_by_state.items():
+        if not state.endswith("clean"):
+            problems.append(f"{', '.join(names)}: {state}")
     return all_or(problems, "; ".join(names_by_state) or "no code ran")
 
 
@@ -260,9 +259,9 @@ def predictions_present(record: Record) -> Outcome:
     foreign = [name for name, sha256 in named.items() if (sha256, scored) not in made]
     problems: list[str] = []
     if absent:
-        problems.append(f"predictions not there: {few(absent)}")
+        problems.append(f"predictions not there: {abbreviated(absent)}")
     if foreign:
-        problems.append(f"predictions of other weights: {few(foreign)}")
+        problems.append(f"predictions of other weights: {abbreviated(foreign)}")
     return all_or(problems, f"{len(named)} files of predictions")
 
 

@@ -1,4 +1,4 @@
-"""Inputs that several rules share: the log beside the record, fine-tunings, sizes of tasks, the wording of evidence."""
+"""Inputs that several rules share: the log, fine-tunings, sizes of tasks, and the wording of evidence."""
 
 import io
 import zipfile
@@ -15,11 +15,11 @@ from cramming.record_schema import FineTuning, Record, Scores, Source, TaskScore
 from cramming.runlog import Entry, Resume, Start, Timed, Training
 from eval.rules.recipe_facts import RecipeFacts
 
-Outcome = tuple[bool, str]  # of a check: whether the rule holds, and the evidence
+Outcome = tuple[bool, str]  # whether the rule holds, and the evidence
 NO_SCORES = "no scores yet"  # evidence of each rule that a run breaks until it is scored
-# Settings of a section that are the user's choice: how its scores were made.
+# settings of a section that are the user's choice
 PROTOCOL = ("hyperparameters", "selection", "precision", "threads_per_run")
-MOST_BYTES = 2**24  # of one array of predictions; QQP's take 0.3 MB
+MAX_BYTES = 2**24  # largest array of predictions to read; QQP's takes 0.3 MB
 
 
 COUNTED = ("steps", "sequences", "tokens", "flops", "last_step_seconds")
@@ -40,9 +40,9 @@ class Counted(NamedTuple):
 
 @dataclass(frozen=True)
 class Evidence:
-    """A run as the plausibility rules read it: its record, and the log that the record was computed from.
+    """Run as the plausibility rules read it: its record, and the log that the record was computed from.
 
-    `record_sha256`: of the content that `record.json` has to have.
+    `record_sha256` is the hash of the content that `record.json` must have.
     """
 
     record: Record
@@ -52,12 +52,12 @@ class Evidence:
 
     @cached_property
     def facts(self) -> RecipeFacts | None:
-        """Facts of the recipe; None for a run that has not logged its corpus yet, so has no steps."""
+        """Facts of the recipe, or None for a run that has not logged its corpus yet and so has no steps."""
         return None if self.training.setup is None else RecipeFacts.of(self.record)
 
     @cached_property
     def counters(self) -> list[Counted]:
-        """Counters after each timed event of the work that stands, in the order of the lines."""
+        """Counters after each timed event of the work that no resume superseded, in the order of the lines."""
         counters: list[Counted] = []
         earlier = 0.0
         values: dict[str, Any] = {}
@@ -77,30 +77,32 @@ class Evidence:
 
 
 def counters_of(event: Timed) -> dict[str, Any]:
-    """Return the counters that an event has; one that has not changed is left out of the log."""
+    """Return the counters of an event; the log leaves out those that have not changed."""
     values = {name: getattr(event, name, None) for name in COUNTED}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def all_or(problems: Iterable[str], fine: str) -> Outcome:
-    """Return a failure with the first problems as evidence, or success with `fine`."""
-    found = list(problems)
-    return (False, few(found, 4, "; ")) if found else (True, fine)
+    """Return a failure with the first problems as evidence, or a success with `fine`."""
+    messages = list(problems)
+    if messages:
+        return False, abbreviated(messages, 4, "; ")
+    return True, fine
 
 
-def few(names: Sequence[str], most: int = 6, between: str = ", ") -> str:
-    """Return the first of the names, and how many more there are."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return between.join(names[:most]) + more
+def abbreviated(names: Sequence[str], limit: int = 6, between: str = ", ") -> str:
+    """Return the first of the names, and the number of the others."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return between.join(names[:limit]) + more
 
 
 def names_of(sources: Sequence[Source]) -> str:
     """Return the first names of a list of sources, which may be as long as a folder of files."""
-    return few([str(source.name) for source in sources])
+    return abbreviated([str(source.name) for source in sources])
 
 
 def fine_tuned(record: Record, init: str) -> list[FineTuning]:
-    """Return all fine-tunings of an initialisation on the suite that the record holds, unfinished scorings included."""
+    """Return all fine-tunings of an initialisation on the record's suite, including those of unfinished scorings."""
     section = record.glue.get(init)
     if section is None:
         return []
@@ -108,14 +110,14 @@ def fine_tuned(record: Record, init: str) -> list[FineTuning]:
 
 
 def made_with(scored: Scores | FineTuning) -> dict[str, Any]:
-    """Return the settings that the scores of a section, or one fine-tuning, were made with."""
+    """Return the settings that the user chose for the scores of a section, or for one fine-tuning."""
     return {key: getattr(scored, key) for key in PROTOCOL}
 
 
 def predicted(file: Path, name: str) -> np.ndarray:
-    """Return the numbers [N] of this name in a file of predictions, none where it has no such array.
+    """Return the array [N] of this name in a file of predictions, empty if it has none.
 
-    No more is unpacked than a run's predictions take, whatever the file says that it holds. Raises ValueError for a
+    No more bytes are unpacked than a run's predictions take, whatever size the file states. Raises ValueError for a
     file that no run writes.
     """
     try:
@@ -128,7 +130,7 @@ def predicted(file: Path, name: str) -> np.ndarray:
         values = np.frombuffer(content.getbuffer()[content.tell() :], dtype)
         if values.shape != shape or dtype.kind not in "iuf":
             raise ValueError(f"{values.size} numbers as {dtype} of shape {shape}")
-    except Exception as error:  # the header is parsed as Python, which may raise nearly anything
+    except Exception as error:  # the header is parsed as Python, which may raise errors of any type
         reason = f"{type(error).__name__}: {str(error)[:80]}"
         raise ValueError(f"predictions/{file.name}: no predictions ({reason})") from None
     return values
@@ -139,14 +141,15 @@ def _array_bytes(arrays: zipfile.ZipFile, name: str) -> io.BytesIO | None:
         if entry.filename != name:
             continue
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise ValueError(f"compression {entry.compress_type}")  # others unpack more than asked
+            # readers of other compressions unpack more bytes than asked for
+            raise ValueError(f"compression {entry.compress_type}")
         with arrays.open(entry) as packed:
-            return io.BytesIO(packed.read(MOST_BYTES))
+            return io.BytesIO(packed.read(MAX_BYTES))
     return None
 
 
 def official_sizes(record: Record, init: str, entry: str) -> dict[str, int]:
-    """Return the official numbers of examples, by the task table; only GLUE itself has any."""
+    """Return the official numbers of examples by the task table; only GLUE has any."""
     section = record.glue.get(init)
     if section is None or section.suite != "glue" or entry not in ENTRIES:
         return {}
@@ -155,22 +158,22 @@ def official_sizes(record: Record, init: str, entry: str) -> dict[str, int]:
 
 
 def other_sizes(record: Record, init: str, entry: str, task: TaskScore) -> list[str]:
-    """Return where a task's examples are not as many as the official, such as `train 100 of 8551`."""
-    return [
-        f"{key.removesuffix('_examples')} {count_of(task, key)} of {size}"
-        for key, size in official_sizes(record, init, entry).items()
-        if getattr(task, key) != size
-    ]
+    """Return the deviations of a task's numbers of examples from the official ones, such as `train 100 of 8551`."""
+    deviations = []
+    for key, size in official_sizes(record, init, entry).items():
+        if getattr(task, key) != size:
+            deviations.append(f"{key.removesuffix('_examples')} {count_of(task, key)} of {size}")
+    return deviations
 
 
 def count_of(task: TaskScore, key: str) -> str:
-    """Return a number of examples in words."""
+    """Return a number of examples as text."""
     value = getattr(task, key)
     return "not on record" if value is None else f"{value:.0f}"
 
 
 def swept(section: Scores) -> str:
-    """Return words such as `best of 6 sets of hyperparameters`; empty where nothing was chosen in a sweep."""
+    """Return text such as `best of 6 sets of hyperparameters`, or "" without a sweep."""
     if section.sweep is None:
         return ""
     return f"best of {len(section.sweep.points)} sets of hyperparameters"

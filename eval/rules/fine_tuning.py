@@ -12,8 +12,8 @@ from cramming.record_schema import FineTuning, Record, Scores
 from eval.rules.evidence import (
     NO_SCORES,
     Outcome,
+    abbreviated,
     all_or,
-    few,
     fine_tuned,
     made_with,
     other_sizes,
@@ -22,7 +22,7 @@ from eval.rules.evidence import (
 
 MIN_SEEDS = 3
 MAX_EPOCHS = 5
-MAX_SEEN_IN_TRAINING = 0.05  # of GLUE's own sets 1.5 % at most are
+MAX_SEEN_IN_TRAINING = 0.05  # in GLUE's sets it is at most 0.015
 OTHER = "as many examples as the official data, but not those (by SHA-256)"
 
 
@@ -57,17 +57,18 @@ def nothing_selected(record: Record) -> Outcome:
     """The last epoch is scored; nothing is selected by its score, neither an epoch nor, in a sweep or in one scoring
     after another, the hyperparameters or one of several outcomes of the same.
     """
-    choices = {
-        init: [section.selection, *_other_sets(record, init, section), *_other_epochs(section)]
-        for init, section in record.glue.items()
-    }
+    choices: dict[str, list[str]] = {}
+    for init, section in record.glue.items():
+        choices[init] = [section.selection]
+        choices[init] += _other_sets(record, init, section)
+        choices[init] += _other_epochs(section)
     holds = bool(choices) and all(words == ["last epoch"] for words in choices.values())
     evidence = "; ".join(f"{init}: {', '.join(words)}" for init, words in choices.items())
     return holds, evidence or NO_SCORES
 
 
 def _other_sets(record: Record, init: str, section: Scores) -> list[str]:
-    """Return what else there was to choose from: points of a sweep, and of the trained model all its fine-tunings."""
+    """Return the alternatives to a section's scores: points of a sweep, and all fine-tunings of the trained model."""
     if init != "pretrained":
         swept_words = swept(section)
         return [swept_words] if swept_words else []
@@ -88,9 +89,9 @@ def _settings_text(scored: Scores | FineTuning) -> str:
 
 
 def _tried_elsewhere(record: Record, section: Scores) -> list[FineTuning]:
-    """Return what other runs of the report fine-tuned of the same weights and suite before this one began.
+    """Return the fine-tunings of the same weights and suite by other runs of the report before this one began.
 
-    What came later cannot have been a choice for this one.
+    Later ones cannot have been alternatives for this run.
     """
     began = min((line.time for line in fine_tuned(record, "pretrained")), default="")
     lines: list[FineTuning] = []
@@ -102,9 +103,9 @@ def _tried_elsewhere(record: Record, section: Scores) -> list[FineTuning]:
 
 
 def _other_outcomes(lines: Sequence[FineTuning]) -> str:
-    """Return words such as `rte seed 0 has 2 outcomes`: one set fine-tuned twice, with other scores.
+    """Return text such as `rte seed 0 has 2 outcomes`: equal settings were fine-tuned twice, with other scores.
 
-    Parts of the official data, and other versions of the code, are no second outcome.
+    Parts of the official data, and other versions of the code, do not count as a second outcome.
     """
     outcomes: dict[tuple[str, str], set[str]] = {}
     for line in lines:
@@ -113,14 +114,15 @@ def _other_outcomes(lines: Sequence[FineTuning]) -> str:
         same = json.dumps([_settings_text(line), line.seed, line.version])
         for entry, value in line.scores.items():
             outcomes.setdefault((f"{entry} seed {line.seed}", same), set()).add(repr(value))
-    several = [
-        f"{name} has {len(values)}" for (name, _), values in outcomes.items() if len(values) > 1
-    ]
-    return f"{few(several)} outcomes" if several else ""
+    several = []
+    for (name, _), values in outcomes.items():
+        if len(values) > 1:
+            several.append(f"{name} has {len(values)}")
+    return f"{abbreviated(several)} outcomes" if several else ""
 
 
 def _other_epochs(section: Scores) -> list[str]:
-    """Return what keeps the scored weights from being those after the last epoch.
+    """Return a problem if the scored weights are not those after the last epoch.
 
     A fine-tuning whose loss is not finite ends before its last epoch, and has no score.
     """
@@ -160,11 +162,10 @@ def full_tasks(record: Record) -> Outcome:
         if average is None or average.value is None:
             missing = ", ".join(average.missing if average else [])
             problems.append(f"{name} lacks {missing or 'a value'}")
-    subsets = [
-        entry
-        for entry, task in trained.tasks.items()
-        if task.subset or other_sizes(record, "pretrained", entry, task)
-    ]
+    subsets = []
+    for entry, task in trained.tasks.items():
+        if task.subset or other_sizes(record, "pretrained", entry, task):
+            subsets.append(entry)
     if subsets:
         problems.append(f"not on the official number of examples: {', '.join(subsets)}")
     corpus = record.corpus.manifest_sha256
@@ -172,7 +173,8 @@ def full_tasks(record: Record) -> Outcome:
         problems.append("the embedded tasks are not those of the corpus that was trained on")
     problems += _seen_in_training(trained)
     contents = _contents(trained)
-    problems += [f"{OTHER}: {', '.join(contents[OTHER])}"] if OTHER in contents else []
+    if OTHER in contents:
+        problems.append(f"{OTHER}: {', '.join(contents[OTHER])}")
     shown = "".join(f"; {kind}: {', '.join(names)}" for kind, names in contents.items())
     return all_or(problems, f"every task, on all of its data{shown}")
 
@@ -189,9 +191,11 @@ def _seen_in_training(trained: Scores) -> list[str]:
 
 
 def _contents(trained: Scores) -> dict[str, list[str]]:
-    """Return GLUE's scored entries on all of their examples, by what the SHA-256 of these says of them."""
+    """Return GLUE's scored entries on all of their examples, grouped by the result of comparing their SHA-256."""
     contents: dict[str, list[str]] = {}
-    for name in ENTRIES if trained.suite == "glue" else ():
+    if trained.suite != "glue":
+        return contents
+    for name in ENTRIES:
         task = trained.tasks.get(name)
         if task is None or task.subset:
             continue

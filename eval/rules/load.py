@@ -1,7 +1,7 @@
-"""Run folders, and archives of runs, read once: record, curve and verdict from one pass over `run.jsonl`.
+"""Runs in folders and archives, each read once: record, curve and verdict from one pass over `run.jsonl`.
 
-`report`, `verify` and `submit` get their runs from here, so none ranks what another refuses. `load_runs` never stops at
-one bad folder: each run comes with its verdict, or with one line that says what is wrong.
+`report`, `verify` and `submit` get their runs from here, so that none ranks a run that another refuses. `load_runs`
+does not stop at a bad folder: each run comes with its verdict, or with one line that describes the problem.
 """
 
 import hashlib
@@ -17,11 +17,12 @@ from cramming.record import derive, metrics_of, read_run, record_text
 from cramming.record_schema import FilesPresent, FineTuning, OtherRun, Record, read_record
 from cramming.runlog import RUN_LOG, training_of
 from eval.archive import SUFFIX, changed_since, opened, weights_address
-from eval.rules.evidence import Evidence, few
+from eval.rules.evidence import Evidence, abbreviated
 from eval.rules.table import Verdict, evaluate
 
-# Bytes of logs. Sending what was read costs more than reading small logs: the report of 100 runs of three minutes
-# takes 10 s by two processes and 6 s by one. From where on two are faster was not measured: the bound is a judgement.
+# Bytes of logs. For small logs, sending the runs between processes costs more than reading the logs: the report of 100
+# runs of three minutes takes 10 s with two processes and 6 s with one. The size from
+# which two processes are faster was not measured: the bound is a judgement.
 BYTES_PER_PROCESS = 500_000_000
 READER_DIED = (
     "a process that reads the runs died, likely because memory ran out;"
@@ -32,10 +33,10 @@ _EMPTY = Verdict("invalid", ())
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder, or the archive of one. `record` is empty when `problem` says why it could not be read.
+    """Run folder, or an archive of one. `record` is empty if `problem` says why it could not be read.
 
-    `label`: unique name within one report. `metrics`: rows of the curve, without the numbers of single steps.
-    `record_sha256`: of the content that `record.json` has to have.
+    `label` is a unique name within one report. `metrics` are the rows of the curve, without the numbers of single
+    steps. `record_sha256` is the hash of the content that `record.json` must have.
     """
 
     folder: Path
@@ -48,20 +49,21 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Name in the record, which several runs of one report may have; else the folder's."""
+        """Name in the record, which several runs of one report may share, or else the folder's."""
         name = self.record.name
         return printable(name if name.strip() else self.folder.name)
 
 
 @contextmanager
 def readers(runs: Path) -> Iterator[Map]:
-    """Yield a map by as many processes as the runs in a folder are worth."""
-    worth = sum(_bytes_to_read(path) for path in _places(runs)) // BYTES_PER_PROCESS
-    with parallel_map(min(worth, usable_cores()), READER_DIED) as run_map:
+    """Yield a map with a number of processes that suits the size of the runs in a folder."""
+    size_bytes = sum(_bytes_to_read(path) for path in _run_paths(runs))
+    processes = min(size_bytes // BYTES_PER_PROCESS, usable_cores())
+    with parallel_map(processes, READER_DIED) as run_map:
         yield run_map
 
 
-def _places(runs: Path) -> list[Path]:
+def _run_paths(runs: Path) -> list[Path]:
     inside = sorted(runs.iterdir()) if runs.is_dir() else []
     folders = [path for path in inside if has_log(path)]
     return folders + [path for path in inside if path.name.endswith(SUFFIX)]
@@ -78,8 +80,8 @@ def has_log(folder: Path) -> bool:
 
 
 def load_runs(runs: Path, run_map: Map = serial_map) -> list[Run]:
-    """Return every run, and every archive of one, directly inside `runs`, by name; UserError where there is none."""
-    loaded: list[Run] = run_map(_load, _places(runs))
+    """Return every run, and every archive of one, directly inside `runs`, by name; raise UserError if there is none."""
+    loaded: list[Run] = run_map(_load, _run_paths(runs))
     if not loaded:
         raise UserError(
             f"{runs}: no run inside. Pretrain or score something first, or give another folder."
@@ -113,7 +115,7 @@ def _runs_by_weights(runs: Sequence[Run]) -> dict[str, list[OtherRun]]:
 
 
 def _with_elsewhere(run: Run, by_weights: Mapping[str, Sequence[OtherRun]]) -> Run:
-    """Return the run with what other runs fine-tuned of its weights, evaluated with that."""
+    """Return the run with the fine-tunings of its weights by other runs, evaluated with these."""
     trained = run.record.trained
     sha256 = trained.model_sha256 if trained else None
     if sha256 is None:
@@ -125,12 +127,12 @@ def _with_elsewhere(run: Run, by_weights: Mapping[str, Sequence[OtherRun]]) -> R
     return replace(run, record=record, verdict=run.verdict.with_record(record))
 
 
-def _load(place: Path) -> Run:
-    return load_run(place) if place.is_dir() else load_archive(place)
+def _load(path: Path) -> Run:
+    return load_run(path) if path.is_dir() else load_archive(path)
 
 
 def load_run(folder: Path) -> Run:
-    """Read one run folder and check its rules; what is wrong with its log ends in `problem`."""
+    """Return the run of a folder with its verdict; a problem of its log is stored in `problem`."""
     try:
         evidence = read_evidence(folder)
         verdict = evaluate(evidence)
@@ -138,7 +140,7 @@ def load_run(folder: Path) -> Run:
         return _unread(folder, str(error))
     except OSError as error:
         return _unread(folder, f"{error.filename or folder}: {error.strerror}")
-    except Exception as error:  # whatever the log of a stranger makes of the code that reads it
+    except Exception as error:  # a stranger's log may cause errors of any type
         return _unread(folder, not_checked(folder, error))
     rows = [_without_lists(row) for row in metrics_of(evidence.training)]
     sha256 = evidence.record_sha256
@@ -147,7 +149,7 @@ def load_run(folder: Path) -> Run:
 
 
 def read_evidence(folder: Path) -> Evidence:
-    """Read the log of a run folder once; UserError for one that is damaged or of another format."""
+    """Read the log of a run folder once; raise UserError if it is damaged or of another format."""
     entries = read_run(folder)
     training = training_of(entries)
     derived = derive(entries, training)
@@ -157,7 +159,7 @@ def read_evidence(folder: Path) -> Evidence:
 
 
 def files_present(folder: Path) -> FilesPresent:
-    """Return which files that a log names lie in its folder; none of them is read."""
+    """Return the files named by a log that exist in its folder; none of them is read."""
     predictions = frozenset(path.stem for path in (folder / "predictions").glob("*.npz"))
     final = folder / "final" / "model.safetensors"
     address = weights_address(folder)
@@ -165,7 +167,7 @@ def files_present(folder: Path) -> FilesPresent:
 
 
 def _without_lists(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row without each step's own numbers, most of a long run's log."""
+    """Return a row without the numbers of each step, which are most of a long run's log."""
     return {key: value for key, value in row.items() if not isinstance(value, list)}
 
 
@@ -174,12 +176,12 @@ def _unread(place: Path, problem: str) -> Run:
 
 
 def not_checked(what: object, error: Exception) -> str:
-    """Return the problem of files that make the code that reads them fail."""
+    """Return the problem of files on which the code that reads them fails."""
     return f"{what}: cannot be checked ({type(error).__name__}: {str(error)[:80]})"
 
 
 def load_archive(archive: Path) -> Run:
-    """Read the run that an archive holds (eval/archive.py), which stands for its folder."""
+    """Return the run of an archive (eval/archive.py), which is named as if it were its folder."""
     try:
         with opened(archive) as folder:
             run = load_run(folder)
@@ -188,14 +190,14 @@ def load_archive(archive: Path) -> Run:
         return _unread(archive, str(error))
     except Exception as error:
         return _unread(archive, not_checked(archive, error))
-    problem = run.problem or few(changed)
+    problem = run.problem or abbreviated(changed)
     if problem:
         return _unread(archive, f"{archive}: {problem.replace(str(folder), 'in it')}")
     return replace(run, folder=archive)
 
 
 def unscored(folder: Path, record: Record) -> str | None:
-    """Return what a run that was trained and is not scored yet still needs; None for any other."""
+    """Return the missing step of a run that is trained and not scored yet, or None for any other run."""
     if record.training.status != "finished" or record.trained:
         return None
     return f"no scores yet; `cramming glue --name {folder.absolute().name}`"

@@ -1,4 +1,4 @@
-"""The list of rules, generated from the docstrings of the checks.
+"""List of rules, generated from the docstrings of the checks.
 
 python -m eval.rules.page        # prints it; the site's page of rules shows the same
 """
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from eval.rules.table import PLAUSIBILITY_RULES, RECORD_RULES, Kind, Rule
 
-# Heading of each list by what a broken rule of it means.
+# kind of a rule -> heading of its list
 TITLES: dict[Kind, str] = {
     "finished": "Finished runs",
     "both": "Both divisions",

@@ -1,8 +1,8 @@
-"""Plausibility rules: is the log one that a training process can have written?
+"""Plausibility rules: a training process could have written the log.
 
 Each function's docstring is the rule's sentence in docs/reference/rules.md. The numbers of a log follow from each other
-and from the recipe, and its clocks and rates are bounded by the hardware; a careless forgery breaks one of these.
-Whoever keeps to all of them is found by a replay, by the weights or by the labels, or not at all
+and from the recipe, and its clocks and rates are bounded by the hardware; a careless forgery breaks one of these rules.
+A forgery that breaks none is detected by a replay, by the weights or by the labels, or not at all
 (docs/explanation/verification.md).
 """
 
@@ -34,15 +34,14 @@ from cramming.schedule import learning_rate_factor
 from eval.rules.evidence import COUNTED, Counted, Evidence, Outcome, all_or, counters_of
 from eval.rules.recipe_facts import RecipeFacts, TrainSettings
 
-CLOCK_SECONDS = 3600.0  # by which a wall clock may be set, or differ between machines
-SLOW_CLOCK = 0.05  # share by which seconds of the budget may be shorter than the wall clock's, most of the time
-FEWEST_BEATS = 0.1  # share of the due heartbeats that a process writes at least, to a disk that is slow to sync
-CORE_FLOPS = 1e13  # no core of a CPU does more in a second: 4 GHz times 2,048 of AMX
+CLOCK_SECONDS = 3600.0  # largest change of a wall clock, and difference between machines
+SLOW_CLOCK = 0.05  # largest deviation of a budget second from a wall-clock second, in the median
+FEWEST_BEATS = 0.1  # least share of the due heartbeats, written to a disk that is slow to sync
+CORE_FLOPS = 1e13  # upper bound of a CPU core per second: 4 GHz times 2,048 of AMX
 UNKNOWN_CARD = 4 * max(card.tflops for card in cards.CARDS) * 1e12
 RELATIVE = 1e-9  # rounding of float64
-WRONG_TARGET_NATS = math.log(
-    2
-)  # a target that is not the likeliest has a probability of 1/2 at most
+# A target that is not the likeliest entry has a probability of at most 1/2.
+WRONG_TARGET_NATS = math.log(2)
 
 
 NOTHING_LOGGED = "no step logged"
@@ -84,18 +83,18 @@ def tokens_add_up(evidence: Evidence) -> Outcome:
                 f"step {row.step}: {row.tokens} tokens, by the recipe {expected[row.step] * length}"
             )
     for counted in evidence.counters:
-        at = expected.get(counted.steps)
+        sequences = expected.get(counted.steps)
         if counted.tokens != counted.sequences * length:
             problems.append(
                 f"line {counted.line}: {counted.tokens} tokens, not sequences x {length}"
             )
-        elif at is not None and counted.sequences != at:
-            problems.append(f"line {counted.line}: {counted.sequences} sequences, not {at}")
+        elif sequences is not None and counted.sequences != sequences:
+            problems.append(f"line {counted.line}: {counted.sequences} sequences, not {sequences}")
     return all_or(problems, f"sequences of {length} tokens")
 
 
 def _expected_sequences(evidence: Evidence, facts: RecipeFacts) -> dict[int, int]:
-    """Return the sequences after each step that stands, as far as all steps before it are logged."""
+    """Return the sequences after each step that no resume superseded, as far as all steps before it are logged."""
     begun: dict[int, float] = {}
     for row in evidence.training.steps:
         first = row.step - len(row.each_progress) + 1
@@ -114,16 +113,18 @@ def compute_adds_up(evidence: Evidence) -> Outcome:
     if facts is None or not facts.is_plain:
         return True, "the objective changes" if facts else NOTHING_LOGGED
     per_token = facts.flops_per_token
-    problems = [
-        f"line {counted.line}: {counted.flops:.6g} FLOPs, by the model {counted.tokens * per_token:.6g}"
-        for counted in evidence.counters
-        if not math.isclose(counted.flops, counted.tokens * per_token, rel_tol=1e-6)
-    ]
+    problems = []
+    for counted in evidence.counters:
+        flops = counted.tokens * per_token
+        if not math.isclose(counted.flops, flops, rel_tol=1e-6):
+            problems.append(
+                f"line {counted.line}: {counted.flops:.6g} FLOPs, by the model {flops:.6g}"
+            )
     return all_or(problems, f"{per_token / 1e6:.4g} MFLOP per token")
 
 
 def hardware_can_do_it(evidence: Evidence) -> Outcome:
-    """No stretch of the training was faster than the device is at its peak, and no more memory was used than it has."""
+    """No part of the training was faster than the device is at its peak, and no more memory was used than it has."""
     facts = evidence.facts
     training = evidence.record.training
     if facts is None or not training.tokens or not training.exaflops:
@@ -146,12 +147,14 @@ def hardware_can_do_it(evidence: Evidence) -> Outcome:
 
 
 def _peak_flops(machine: Environment) -> float:
-    """Return what one device of this machine can do in a second."""
+    """Return the peak rate of one device of this machine, in operations per second."""
     device = machine.device
     if device.kind == "cpu":
         return CORE_FLOPS * (machine.cpu_count or 1)
     card = cards.find(device.name or "", device.memory_bytes)
-    return max(card.tflops, card.fp8_tflops or 0) * 1e12 if card else UNKNOWN_CARD
+    if card is None:
+        return UNKNOWN_CARD
+    return max(card.tflops, card.fp8_tflops or 0) * 1e12
 
 
 def _device_problems(machines: Sequence[Environment], peak_memory: int | None) -> Iterator[str]:
@@ -171,11 +174,11 @@ def clocks_agree(evidence: Evidence) -> Outcome:
     if not evidence.training.processes:
         return True, NOTHING_LOGGED
     timed = [entry.event for entry in evidence.entries if isinstance(entry.event, Timed)]
-    problems = [
-        f"the wall clock goes back by {before.wall - after.wall:.0f} s"
-        for before, after in pairwise(timed)
-        if before.wall - after.wall > CLOCK_SECONDS
-    ]
+    problems = []
+    for before, after in pairwise(timed):
+        setback = before.wall - after.wall
+        if setback > CLOCK_SECONDS:
+            problems.append(f"the wall clock goes back by {setback:.0f} s")
     ratios = list(_wall_seconds_per_second(timed))
     rate = median(ratios) if ratios else 1.0
     by_wall = evidence.record.training.budget.clock != "cpu"
@@ -208,11 +211,11 @@ def heartbeats_came(evidence: Evidence) -> Outcome:
     if not 0 < every <= MAX_HEARTBEAT_SECONDS:
         return False, f"budget.heartbeat_seconds={every:g} in the recipe"
     rows = evidence.training.steps
-    step_seconds = [
-        (after.seconds - before.seconds) / (after.step - before.step)
-        for before, after in pairwise(rows)
-        if after.step > before.step
-    ]
+    step_seconds = []
+    for before, after in pairwise(rows):
+        steps = after.step - before.step
+        if steps > 0:
+            step_seconds.append((after.seconds - before.seconds) / steps)
     typical = median(step_seconds or [0.0])
     shortest = min(step_seconds, default=0.0) / 2
     problems: list[str] = []
@@ -223,7 +226,7 @@ def heartbeats_came(evidence: Evidence) -> Outcome:
 
 
 class _Sign(NamedTuple):
-    """Sign of life: a timed event and the steps made by then, superseded ones included."""
+    """Sign of life: a timed event and the number of steps by then, including superseded ones."""
 
     line: int
     event: Timed
@@ -231,7 +234,7 @@ class _Sign(NamedTuple):
 
 
 def _processes(evidence: Evidence) -> list[list[_Sign]]:
-    """Return all signs of life by process."""
+    """Return the signs of life by process."""
     processes: list[list[_Sign]] = []
     steps = 0
     for entry in evidence.entries:
@@ -246,7 +249,7 @@ def _processes(evidence: Evidence) -> list[list[_Sign]]:
 
 
 def _passed(before: _Sign, after: _Sign) -> float:
-    """Return the seconds between two signs, by the slower clock: of many cores the CPU's may be the faster."""
+    """Return the seconds between two signs, by the slower clock: with many cores the CPU's may be the faster one."""
     by_wall = after.event.wall - before.event.wall
     return min(after.event.elapsed - before.event.elapsed, by_wall)
 
@@ -265,15 +268,15 @@ def _silences(process: Sequence[_Sign], shortest_step: float) -> Iterator[str]:
 def _too_few_beats(
     number: int, process: Sequence[_Sign], step_seconds: float, every: float
 ) -> Iterator[str]:
-    """Yield a process with hardly any heartbeats, whatever the pace of its disk was.
+    """Yield a message for a process with hardly any heartbeats, even for a slow disk.
 
-    A process that is stopped for a while writes none. So of the time between two events counts what its steps take,
-    and the time in which one heartbeat must be written.
+    A process that is stopped for a while writes none. So the time between two events counts only as far as its steps
+    take it, plus the time in which one heartbeat must be written.
     """
     lasted = 0.0
     for before, after in pairwise(process):
-        most = max(0, after.steps - before.steps) * step_seconds + every / FEWEST_BEATS
-        lasted += min(_passed(before, after), most)
+        longest = max(0, after.steps - before.steps) * step_seconds + every / FEWEST_BEATS
+        lasted += min(_passed(before, after), longest)
     due = lasted / every
     beats = sum(isinstance(sign.event, Heartbeat) for sign in process)
     if beats < int(FEWEST_BEATS * due):
@@ -300,14 +303,14 @@ def steps_in_time(evidence: Evidence) -> Outcome:
             )
     # A CPU's seconds may pass by hundreds while the log is written.
     slack = math.inf if evidence.record.training.budget.clock == "cpu" else 1.0
-    # A checkpoint has no counters: those that stood before it may be of an earlier step.
-    told = [each for each in counters if isinstance(each.event, CountedEvent)]
-    problems += _rows_out_of_time(evidence.training.steps, told, slack)
+    # A checkpoint has no counters, and the last ones before it may be of an earlier step.
+    counted = [each for each in counters if isinstance(each.event, CountedEvent)]
+    problems += _rows_out_of_time(evidence.training.steps, counted, slack)
     return all_or(problems, f"{len(counters)} signs of life")
 
 
 def _resumed_elsewhere(evidence: Evidence) -> Iterator[str]:
-    """Yield the resumes whose number of steps is not that of their checkpoint."""
+    """Yield a message for each resume whose number of steps is not that of its checkpoint."""
     saved: dict[str | None, int] = {each.sha256: each.steps for each in evidence.training.all_saved}
     saved[None] = 0
     for entry in evidence.entries:
@@ -319,7 +322,7 @@ def _resumed_elsewhere(evidence: Evidence) -> Iterator[str]:
 def _rows_out_of_time(
     rows: Sequence[Steps], counters: Sequence[Counted], slack: float
 ) -> Iterator[str]:
-    """Yield the rows behind an event that has more steps, or before one that has fewer.
+    """Yield a message for each row later than an event with more steps, or earlier than an event with fewer.
 
     Rows and events are in the order of their steps, so each row is compared with its neighbours alone.
     """
@@ -382,7 +385,7 @@ def progress_is_spent(evidence: Evidence) -> Outcome:
 def _progress_bounds(
     row: Steps, unit: str, limit: float, facts: RecipeFacts
 ) -> tuple[float, float]:
-    """Return the least and the most progress of a row; work that a crash threw away stays charged."""
+    """Return the least and the largest possible progress of a row; work lost in a crash stays charged."""
     if unit == "hours":
         spent = row.seconds / (3600 * limit)
         return min(1.0, spent), spent + 0.01 + MAX_HEARTBEAT_SECONDS / (3600 * limit)
@@ -405,7 +408,9 @@ def losses_are_means(evidence: Evidence) -> Outcome:
             ("accuracy", row.accuracy, row.each_accuracy),
         ):
             known = [item for item in each if item is not None]
-            mean = sum(known) / len(known) if len(known) == len(each) and known else None
+            mean = None
+            if known and len(known) == len(each):
+                mean = sum(known) / len(known)
             if (mean is None) != (value is None):
                 problems.append(f"step {row.step}: {name} {value}, of its steps {mean}")
             elif mean is not None and value is not None:
@@ -433,11 +438,9 @@ def accuracies_are_counts(evidence: Evidence) -> Outcome:
         for entry, task in section.tasks.items():
             values = task.metrics["accuracy"].per_seed if "accuracy" in task.metrics else []
             examples = task.eval_examples or 0
-            problems += [
-                f"{init}/{entry}: accuracy {value} of {examples} examples"
-                for value in values
-                if value is not None and not _is_share(value, examples)
-            ]
+            for value in values:
+                if value is not None and not _is_share(value, examples):
+                    problems.append(f"{init}/{entry}: accuracy {value} of {examples} examples")
     return all_or(problems, "shares of their numbers of targets and examples")
 
 
@@ -490,11 +493,10 @@ def setup_follows_recipe(evidence: Evidence) -> Outcome:
         expected["precision"] = settings.precision.mode
     if settings.runtime.compile != "off" and training.compiled is not None:
         expected["compiled"] = True
-    problems = [
-        f"{name} is {getattr(training, name)}, by the recipe {value}"
-        for name, value in expected.items()
-        if getattr(training, name) != value
-    ]
+    problems = []
+    for name, value in expected.items():
+        if getattr(training, name) != value:
+            problems.append(f"{name} is {getattr(training, name)}, by the recipe {value}")
     rate = training.peak_learning_rate or 0.0
     if not math.isclose(rate, facts.peak_learning_rate, rel_tol=1e-9):
         problems.append(f"peak learning rate {rate}, by the recipe {facts.peak_learning_rate}")
@@ -540,16 +542,16 @@ def validations_as_planned(evidence: Evidence) -> Outcome:
 
 def _target_problems(validation: Validation, train: TrainSettings) -> Iterator[str]:
     tokens = validation.held_out_tokens or 0
-    most = max(train.validation_tokens, train.sequence_length)
-    if tokens > most:
-        yield f"validated on {tokens} tokens, by the recipe on {most} at most"
+    limit = max(train.validation_tokens, train.sequence_length)
+    if tokens > limit:
+        yield f"validated on {tokens} tokens, by the recipe on {limit} at most"
     most_targets = tokens // BLOCK * PER_BLOCK + min(tokens % BLOCK, PER_BLOCK)
     if not 0.1 * tokens <= validation.targets <= most_targets:
         yield f"{validation.targets} targets of {tokens} tokens"
 
 
 def fine_tunings_in_order(evidence: Evidence) -> Outcome:
-    """No fine-tuning came before the run or before the one in front of it, the keys of a scoring are those of its
+    """No fine-tuning is older than the run or than the fine-tuning before it, the keys of a scoring are those of its
     settings, and no two seeds of a task have the same training loss to the last bit.
     """
     problems: list[str] = []
@@ -581,13 +583,13 @@ def _timestamp(time: str) -> float:
 
 
 def _other_keys(scoring: Scoring) -> Iterator[str]:
-    """Yield the keys that are not made of the scoring's conditions, hyperparameters and seed."""
+    """Yield a message for each key that does not follow from the scoring's conditions, hyperparameters and seed."""
     for name, key in scoring.keys.items():
         task, _, seed = name.rpartition("-seed")
         conditions = scoring.conditions.get(task)
         if conditions is None or not seed.isdigit():
             continue
-        asked = conditions.partition("-")[0]
-        expected = settings_hash(asked, scoring.hyperparameters, int(seed))
+        task_hash = conditions.partition("-")[0]
+        expected = settings_hash(task_hash, scoring.hyperparameters, int(seed))
         if key.partition("-")[0] != expected:
             yield f"{name} has the key of other settings"

@@ -1,4 +1,4 @@
-"""Facts that follow from a run's recipe alone: sizes of a step, the schedule, the model and what a token costs.
+"""Facts that follow from a run's recipe: sizes of a step, the schedule, the model and the cost of a token.
 
 The plausibility rules compare the log with them.
 """
@@ -16,14 +16,14 @@ from cramming.record_schema import Record, Section
 from cramming.schedule import SCHEDULES, BatchRamp, PeakRate, Schedule, sequences_per_step
 
 
-class _Given(Section):
-    """Section of a recipe, where a whole number may be written as 1e3, as on a command line."""
+class _RecipeSection(Section):
+    """Section of a recipe, in which a whole number may be written as 1e3, as on a command line."""
 
     model_config = ConfigDict(strict=False)
 
 
-class TrainSettings(_Given):
-    """Settings of section `train` that the log can be compared with."""
+class TrainSettings(_RecipeSection):
+    """Settings of section `train` that are compared with the log."""
 
     sequence_length: int
     batch_size: int
@@ -33,23 +33,23 @@ class TrainSettings(_Given):
     validation_tokens: int
 
 
-class _Budget(_Given):
+class _Budget(_RecipeSection):
     heartbeat_seconds: float
 
 
-class _Attention(_Given):
+class _Attention(_RecipeSection):
     last_layer: LastLayer
 
 
-class _Named(_Given):
-    """Section of the recipe that is known by its name, or by its mode."""
+class _Named(_RecipeSection):
+    """Section of the recipe of which only its name, mode or `compile` matters."""
 
     name: str | None = None
     mode: str | None = None
     compile: str | None = None
 
 
-class _Settings(_Given):
+class _Settings(_RecipeSection):
     """Sections of a recipe that the rules read."""
 
     seed: int
@@ -74,7 +74,7 @@ class RecipeFacts:
 
     @classmethod
     def of(cls, record: Record) -> "RecipeFacts":
-        """Build them from the record's copy of the recipe; UserError where it is not one that a run starts with."""
+        """Build the facts from the record's copy of the recipe; raise UserError if no run starts with it."""
         recipe = record.config
         try:
             settings = _Settings.model_validate(recipe)
@@ -99,7 +99,7 @@ class RecipeFacts:
 
     @property
     def is_plain(self) -> bool:
-        """Whether one phase, of a masked language model, holds from the first step to the last."""
+        """True if one phase, of a masked language model, holds from the first step to the last."""
         return self.objective.has_masked_lm and len(self.objective.phases_by_start) == 1
 
     @property

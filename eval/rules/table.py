@@ -1,7 +1,7 @@
-"""The rules of the suite as code: each numbered sentence of docs/reference/rules.md is one pure function.
+"""Table of the rules: each numbered sentence of docs/reference/rules.md is one pure function.
 
-A check never repairs or guesses: it reads what the log says, returns whether the sentence holds, and shows its
-evidence. `report`, `verify` and `submit` all get a run's verdict from `evaluate`.
+A check never repairs or guesses: it reads the log, returns whether the sentence holds, and gives its evidence.
+`report`, `verify` and `submit` all get a run's verdict from `evaluate`.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,14 +12,14 @@ from cramming.record_schema import Record, read_record
 from eval.rules import closed_division, curves, fine_tuning, plausibility, validity
 from eval.rules.evidence import Evidence, Outcome
 
-# What a broken rule means. "finished": the run is not finished. "both": it is invalid. "closed": it is in the open
-# division. "remark": nothing but the remark.
+# Consequence of a broken rule. "finished": the run is not finished. "both": the run is invalid. "closed": the run is in
+# the open division. "remark": none.
 Kind = Literal["finished", "both", "closed", "remark"]
 Division = Literal["closed", "open", "unfinished", "invalid"]
 
 
 class Finding(NamedTuple):
-    """What one check found: the rule's number, whether its sentence holds, and the evidence in words."""
+    """Result of one check: the rule's number, whether its sentence holds, and the evidence as text."""
 
     rule: str
     ok: bool
@@ -27,9 +27,9 @@ class Finding(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A rule's number, its kind and its check, whose docstring is the rule's sentence.
+    """Number of a rule, its kind and its check, whose docstring is the rule's sentence.
 
-    `untrained`: outcome for a record without pretraining, where that needs no check.
+    `untrained` is the outcome for a record without pretraining, if that needs no check.
     """
 
     number: str
@@ -39,7 +39,7 @@ class Rule(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """The sentence, as docs/reference/rules.md has it."""
+        """Sentence of the rule in docs/reference/rules.md."""
         return " ".join((self.check.__doc__ or "").split())
 
     def __call__(self, evidence: Record | Evidence) -> Finding:
@@ -48,19 +48,19 @@ class Rule(NamedTuple):
             return Finding(self.number, self.untrained, "no pretraining in this record")
         try:
             return Finding(self.number, *self.check(evidence))
-        except UserError as error:  # of a recipe that no run starts with
+        except UserError as error:  # the recipe is one that no run starts with
             return Finding(self.number, False, str(error))
 
 
 class Verdict(NamedTuple):
-    """A run's division with all findings, in the order of the rules."""
+    """Division of a run with all findings, in the order of the rules."""
 
     division: Division
     findings: tuple[Finding, ...]
 
     @property
     def broken(self) -> tuple[Finding, ...]:
-        """The findings that keep the run out of the closed division."""
+        """Findings that exclude the run from the closed division."""
         return tuple(f for f in self.findings if not f.ok and KINDS[f.rule] != "remark")
 
     def broken_of(self, kind: Kind) -> tuple[Finding, ...]:
@@ -68,15 +68,15 @@ class Verdict(NamedTuple):
         return tuple(f for f in self.findings if not f.ok and KINDS[f.rule] == kind)
 
     def with_record(self, record: Record) -> "Verdict":
-        """Return the verdict with the rules that read other runs checked for `record`, the others as they are."""
+        """Return the verdict with the rules that read other runs checked for `record`, other findings unchanged."""
         findings = list(self.findings)
-        for place, rule in enumerate(RECORD_RULES):
+        for index, rule in enumerate(RECORD_RULES):
             if rule.number in READ_OTHER_RUNS:
-                findings[place] = rule(record)
+                findings[index] = rule(record)
         return Verdict(_division(record, findings), tuple(findings))
 
 
-# Each of these is a function of the record.
+# rules that are functions of the record
 RECORD_RULES = (
     Rule("R1", "both", validity.versions_named),
     Rule("R2", "finished", validity.pretraining_finished, untrained=True),
@@ -103,7 +103,7 @@ RECORD_RULES = (
     Rule("R23", "closed", closed_division.predictions_present),
     Rule("R24", "closed", closed_division.weights_at_hand, untrained=False),
 )
-# Each of these is a function of the record and of the log that it was computed from.
+# rules that are functions of the record and of the log that it was computed from
 PLAUSIBILITY_RULES = (
     Rule("P1", "both", plausibility.setup_follows_recipe, untrained=True),
     Rule("P2", "both", plausibility.steps_logged, untrained=True),
@@ -126,15 +126,15 @@ PLAUSIBILITY_RULES = (
 RULES = (*RECORD_RULES, *PLAUSIBILITY_RULES)
 READ_OTHER_RUNS = ("R17",)  # what other runs of a report fine-tuned of the same weights
 KINDS: dict[str, Kind] = {rule.number: rule.kind for rule in RULES}
-# Rules that a run can already break when its training begins.
+# rules that a run can already break when its training begins
 FORESEEABLE = ("R7", "R8", "R9", "R10", "R12", "R13", "R14", "R20", "R21", "R22")
 
 
 def evaluate(evidence: Evidence) -> Verdict:
-    """Check all rules.
+    """Check all rules, and return the verdict.
 
     Invalid: a rule of both divisions is broken. Unfinished: the run or its scoring has not ended. Closed: every rule
-    holds, and the run does not itself claim the open division. Open: everything else.
+    holds, and the run does not claim the open division. Open: everything else.
     """
     findings = [rule(evidence.record) for rule in RECORD_RULES]
     findings += [rule(evidence) for rule in PLAUSIBILITY_RULES]
@@ -155,7 +155,7 @@ def _division(record: Record, findings: list[Finding]) -> Division:
 def foreseen(known: Mapping[str, Any]) -> list[str]:
     """Return one line for each rule of the closed division that a run breaks before its first step.
 
-    `known`: the record that the log gives then; its seconds are those that the budget allows.
+    `known` is the record of the log at that time; its seconds are those that the budget allows.
     """
     record = read_record(known)
     findings = [rule(record) for rule in RECORD_RULES if rule.number in FORESEEABLE]

@@ -1,4 +1,4 @@
-"""Rules for both divisions: what a run needs before its numbers are listed.
+"""Rules for both divisions: the conditions under which a run's numbers are listed.
 
 Each check's docstring is the rule's sentence in docs/reference/rules.md; `eval.rules.table` numbers them.
 """
@@ -25,7 +25,7 @@ def pretraining_finished(record: Record) -> Outcome:
     """Pretraining ended as finished, and its model was validated and exported."""
     training = record.training
     if training.status == "exhausted":
-        return False, "the budget ended without a step that was kept"
+        return False, "the budget ended without a completed step"
     if training.status != "finished":
         return False, f"pretraining is {training.status or 'of unknown status'}, not finished"
     return True, f"finished after {training.steps} steps"

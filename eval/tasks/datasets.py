@@ -1,4 +1,4 @@
-"""The examples of a task in memory, and the hashes that say whether two copies of a data set are the same."""
+"""Examples of a task in memory, and the hashes by which two copies of a data set are compared."""
 
 import hashlib
 from dataclasses import dataclass, field, replace
@@ -11,9 +11,10 @@ from cramming.data.task_files import ExampleFile, Task
 
 @dataclass(frozen=True)
 class Split:
-    """Examples of one file: texts as one list per text column, and labels (class numbers or scores) where it has them.
+    """Examples of one file: one list per text column, and labels (class numbers or scores) if it has them.
 
-    `ids` are the official example numbers of a test set. `skipped` counts known broken rows that were left out.
+    `ids` are the official example numbers of a test set. `skipped` is the number of known broken rows that were left
+    out.
     """
 
     source: ExampleFile
@@ -27,7 +28,7 @@ class Split:
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of the content, so that a stored result is never taken for one on other data."""
+        """Hash of the content, so that a stored result is never used for other data."""
         digest = hashlib.sha256()
         for column in self.texts:
             digest.update("\x1e".join(column).encode())
@@ -37,8 +38,10 @@ class Split:
 
 @dataclass(frozen=True)
 class TaskData:
-    """One task: training set, labelled sets to score, test sets to predict, why an entry is absent, and test sets that
-    are there and not asked for."""
+    """Data of one task: training set, labelled sets to score, and test sets to predict.
+
+    `absent` holds the reasons for missing entries, `unasked` test sets that exist but are not asked for.
+    """
 
     task: Task
     train: Split
@@ -49,29 +52,28 @@ class TaskData:
 
     @property
     def subset(self) -> bool:
-        """Whether the training set has another number of examples than the official one."""
+        """True if the training set has another number of examples than the official one."""
         return len(self.train) != self.task.train.examples
 
     @property
     def splits(self) -> tuple[Split, ...]:
-        """All sets."""
+        """Training set, labelled sets and test sets."""
         return (self.train, *self.scored, *self.blind)
 
     @property
     def whole(self) -> "TaskData":
-        """With all test sets: no score depends on them, so a result with their predictions is one without as well."""
+        """Data with all test sets. No score depends on them, so a result with their predictions also counts without."""
         return replace(self, blind=self.blind + self.unasked, unasked=())
 
     @property
     def sha256(self) -> str:
-        """Hash of everything a result depends on."""
-        return hashlib.sha256(
-            "".join(f"{s.source.entry}:{s.sha256}" for s in self.splits).encode()
-        ).hexdigest()
+        """Hash of all data that a result depends on."""
+        parts = [f"{split.source.entry}:{split.sha256}" for split in self.splits]
+        return hashlib.sha256("".join(parts).encode()).hexdigest()
 
 
 def examples_sha256(*splits: Split) -> str:
-    """Hash of several sets' examples that ignores order and white space, in which published copies differ."""
+    """Return a hash of several sets' examples that ignores order and white space, in which published copies differ."""
     digest = hashlib.sha256()
     for split in splits:
         digest.update("\x1d".join(sorted(_rows_as_text(split))).encode() + b"\x1c")
@@ -79,30 +81,34 @@ def examples_sha256(*splits: Split) -> str:
 
 
 def in_one_order(data: TaskData) -> TaskData:
-    """The training examples sorted by content, before a seed shuffles them: copies of a data set in another order train
-    the same model."""
+    """Return the task with its training examples sorted by content, before a seed shuffles them.
+
+    Copies of a data set in another order thus train the same model.
+    """
     train, rows = data.train, _rows_as_text(data.train)
-    order = sorted(
-        range(len(train)), key=lambda i: (rows[i], [column[i] for column in train.texts])
-    )
+
+    def sort_key(index: int) -> tuple[str, list[str]]:
+        return rows[index], [column[index] for column in train.texts]
+
+    order = sorted(range(len(train)), key=sort_key)
     labels = None if train.labels is None else train.labels[order]
     texts = tuple([column[i] for i in order] for column in train.texts)
     return replace(data, train=replace(train, texts=texts, labels=labels))
 
 
 def _rows_as_text(split: Split) -> list[str]:
-    labels = [0.0] * len(split) if split.labels is None else split.labels.tolist()
-    return [
-        "\x1e".join([*map(_plain, texts), f"{label:.3f}"])
-        for *texts, label in zip(*split.texts, labels)
-    ]
+    labels = np.zeros(len(split)) if split.labels is None else split.labels
+    rows = []
+    for *texts, label in zip(*split.texts, labels.tolist()):
+        rows.append("\x1e".join([*map(_plain, texts), f"{label:.3f}"]))
+    return rows
 
 
 def seen_in_training(train: Split, split: Split) -> int:
-    """How many examples of `split` are training examples too, whatever their labels.
+    """Return the number of examples of `split` that are training examples too, whatever their labels.
 
-    Of GLUE's development sets 1.5 % of CoLA's are, 0.4 % of STS-B's, and none of SST-2's, MRPC's, RTE's, QNLI's and
-    MNLI's (the last two in a part of the training set).
+    In GLUE's development sets these are 1.5 % of CoLA, 0.4 % of STS-B, and none of SST-2, MRPC, RTE, QNLI and MNLI
+    (the last two in a part of the training set).
     """
     known = {tuple(map(_plain, texts)) for texts in zip(*train.texts)}
     return sum(tuple(map(_plain, texts)) in known for texts in zip(*split.texts))

@@ -1,9 +1,9 @@
 """Readers of official files, tab-separated (GLUE) or JSON lines (SuperGLUE), and of GLUE on the hub.
 
 GLUE's files have no quoting, one example per line; CoLA's training and dev files have no header. Every reader is
-strict: a deviation ends with one line naming file, line and what was expected, because a silently misread column still
-trains and still gives a number. What SuperGLUE gives beside plain texts becomes text (`TEXTS`), as is usual for an
-encoder without span heads.
+strict: a deviation ends with one line naming file, line and the expected content, because a misread column still
+trains and still gives a number. Other fields of SuperGLUE become text (`TEXTS`), as is usual for an encoder without
+span heads.
 """
 
 import json
@@ -23,26 +23,27 @@ ID_COLUMNS = ("index", "id")
 
 
 def read_file(path: Path, task: Task, source: ExampleFile, labelled: bool) -> Split:
-    """Read one official file, by its suffix; UserError with file and line where it is not as the layout says."""
+    """Return the examples of one official file, by its suffix; raise UserError with file and line for a deviation."""
     content = path.read_bytes()
     try:
         lines = content.decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         line, byte = content[: error.start].count(b"\n") + 1, content[error.start]
         raise UserError(
-            f"{path}:{line}: not UTF-8 (byte 0x{byte:02x}); save the file as UTF-8"
+            f"{path}:{line}: not UTF-8 (byte 0x{byte:02x}). Save the file as UTF-8."
         ) from None
     whole = lines[-1] == ""
     if whole:
         del lines[-1]
-    split = (_read_jsonl if path.suffix == ".jsonl" else _read_tsv)(
-        path, lines, task, source, labelled
+    read_lines = _read_jsonl if path.suffix == ".jsonl" else _read_tsv
+    split = read_lines(path, lines, task, source, labelled)
+    require(
+        len(split) > 0, f"{path}: no examples in this file, {task.title} has {source.examples}."
     )
-    require(len(split) > 0, f"{path}: no examples in this file; {task.title} has {source.examples}")
     require(
         whole or len(split) >= source.examples,
-        f"{path}:{len(lines)}: the last line has no newline, and there are {len(split)} of {source.examples} examples;"
-        " is the file cut short? If it is meant to be a part, end it with a newline",
+        f"{path}:{len(lines)}: the last line has no newline, and there are {len(split)} of {source.examples} examples."
+        " If the file is not truncated but a subset, end it with a newline.",
     )
     return split
 
@@ -50,62 +51,71 @@ def read_file(path: Path, task: Task, source: ExampleFile, labelled: bool) -> Sp
 def _read_tsv(
     path: Path, lines: list[str], task: Task, source: ExampleFile, labelled: bool
 ) -> Split:
-    """One file of GLUE."""
-    columns, first = list(task.headerless), 0
-    if not (columns and labelled):
-        columns, first = (lines or [""])[0].rstrip("\r").split("\t"), 1
-        expected = [*task.text, task.label] if labelled else task.text
-        require(
-            set(expected) <= set(columns),
-            f"{path}:1: expected a header with the columns {', '.join(expected)}",
-        )
-    text_at = [columns.index(name) for name in task.text]
-    label_at = columns.index(task.label) if labelled else 0
-    id_at = next((columns.index(name) for name in ID_COLUMNS if name in columns), None)
+    """Return the examples of a file of GLUE."""
+    columns, first_row = _columns_of_tsv(path, lines, task, labelled)
+    text_indices = [columns.index(name) for name in task.text]
+    label_index = columns.index(task.label) if labelled else 0
+    id_indices = [columns.index(name) for name in ID_COLUMNS if name in columns]
     may_skip = task.broken_rows if source is task.train else 0
     rows, labels, ids, skipped = list[list[str]](), list[float](), list[int](), 0
-    for number, line in enumerate(lines[first:], start=first + 1):
+    for number, line in enumerate(lines[first_row:], start=first_row + 1):
         fields, place = line.rstrip("\r").split("\t"), f"{path}:{number}"
         if len(fields) != len(columns):
             skipped += 1
             wrong = f"expected {len(columns)} tab-separated fields ({', '.join(columns)}), found {len(fields)}"
             require(skipped <= may_skip and number < len(lines), f"{place}: {wrong}")
             continue
-        rows.append([fields[i] for i in text_at])
+        rows.append([fields[index] for index in text_indices])
         if labelled:
-            labels.append(_label(task, fields[label_at], place))
-        elif (
-            id_at is not None
-        ):  # test files must be in the official order: answers are handed in by position
-            ordered = fields[id_at].isdecimal() and int(fields[id_at]) > (ids[-1] if ids else -1)
-            require(
-                ordered, f"{place}: example number {fields[id_at]!r} is not in the official order"
-            )
-            ids.append(int(fields[id_at]))
-    return Split(
-        source, _columns(rows), _numbers(task, labels) if labelled else None, ids or None, skipped
+            labels.append(_label(task, fields[label_index], place))
+        elif id_indices:
+            ids.append(_next_id(fields[id_indices[0]], ids, place))
+    numbers = _numbers(task, labels) if labelled else None
+    return Split(source, _columns(rows), numbers, ids or None, skipped)
+
+
+def _columns_of_tsv(
+    path: Path, lines: list[str], task: Task, labelled: bool
+) -> tuple[list[str], int]:
+    """Return the names of the columns, and the index of the first line with an example."""
+    if task.headerless and labelled:
+        return list(task.headerless), 0
+    header = lines[0] if lines else ""
+    columns = header.rstrip("\r").split("\t")
+    expected = [*task.text, task.label] if labelled else task.text
+    require(
+        set(expected) <= set(columns),
+        f"{path}:1: expected a header with the columns {', '.join(expected)}",
     )
+    return columns, 1
+
+
+def _next_id(field: str, ids: list[int], place: str) -> int:
+    """Return the number of an example; test files must be in the official order, because answers have no numbers."""
+    previous = ids[-1] if ids else -1
+    is_ordered = field.isdecimal() and int(field) > previous
+    require(is_ordered, f"{place}: example number {field!r} is not in the official order")
+    return int(field)
 
 
 def _read_jsonl(
     path: Path, lines: list[str], task: Task, source: ExampleFile, labelled: bool
 ) -> Split:
-    """One file of SuperGLUE."""
+    """Return the examples of a file of SuperGLUE."""
     assert labelled, "SuperGLUE's test files are not read"
     rows, labels = list[tuple[str, ...]](), list[float]()
     for number, line in enumerate(lines, start=1):
         place = f"{path}:{number}"
         try:
             row = json.loads(line)
-            label = (
-                str(row["label"]).lower() if isinstance(row["label"], bool) else str(row["label"])
-            )
-            texts = (
-                TEXTS[task.name](row)
-                if task.name in TEXTS
-                else tuple(row[name] for name in task.text)
-            )
-            "".join(texts).encode()  # every one a text, and none with half a character
+            label = str(row["label"])
+            if isinstance(row["label"], bool):
+                label = label.lower()
+            if task.name in TEXTS:
+                texts = TEXTS[task.name](row)
+            else:
+                texts = tuple(row[name] for name in task.text)
+            "".join(texts).encode()  # raises unless all are texts without lone surrogates
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise UserError(
                 f"{place}: no example of {task.title} ({type(error).__name__}: {error})"
@@ -116,7 +126,7 @@ def _read_jsonl(
 
 
 def _label(task: Task, text: str, place: str) -> float:
-    """The class number or score that this label stands for."""
+    """Return the class number or score of a label."""
     if task.score_range is None:
         require(
             text in task.labels,
@@ -144,18 +154,21 @@ def _numbers(task: Task, labels: Any) -> np.ndarray:
 
 
 def _wsc(row: Mapping[str, Any]) -> tuple[str, str]:
-    """The text, and the text with the candidate in the pronoun's place (an index of words), as WNLI has it."""
+    """Return the text, and the text with the candidate in place of the pronoun, as in WNLI.
+
+    The pronoun's position is an index of words.
+    """
     words, target = row["text"].split(" "), row["target"]
-    place, size = int(target["span2_index"]), len(target["span2_text"].split(" "))
-    if not 0 <= place <= len(words) - size:
+    index, size = int(target["span2_index"]), len(target["span2_text"].split(" "))
+    if not 0 <= index <= len(words) - size:
         raise IndexError(
-            f"span2_index {place} with {size} words lies outside the text's {len(words)} words"
+            f"span2_index {index} with {size} words lies outside the text's {len(words)} words"
         )
-    words[place : place + size] = [target["span1_text"]]
+    words[index : index + size] = [target["span1_text"]]
     return row["text"], " ".join(words)
 
 
-# Tasks whose texts are more than the fields of their names: WiC's word stands before its first sentence.
+# Tasks whose texts are not just the fields in the table: WiC's word is put before its first sentence.
 TEXTS: dict[str, Callable[[Mapping[str, Any]], tuple[str, ...]]] = {
     "wic": lambda row: (f"{row['word']}: {row['sentence1']}", row["sentence2"]),
     "wsc": _wsc,
@@ -163,7 +176,7 @@ TEXTS: dict[str, Callable[[Mapping[str, Any]], tuple[str, ...]]] = {
 
 
 def read_hub_task(task: Task) -> TaskData:
-    """Read one task from the hub's `nyu-mll/glue`; UserError at once where there is no network and no cached copy."""
+    """Return a task from the hub's `nyu-mll/glue`; raise UserError at once without a network and a cached copy."""
     prepare_hub()
     blind = tuple(_hub_split(task, source, labelled=False) for source in task.blind)
     scored = tuple(_hub_split(task, source, labelled=True) for source in task.scored)
@@ -176,13 +189,10 @@ def _hub_split(task: Task, source: ExampleFile, labelled: bool) -> Split:
     where = f"{HUB_DATASET} ({source.hub_config}, {source.hub_split})"
     try:
         rows: Any = datasets.load_dataset(HUB_DATASET, source.hub_config, split=source.hub_split)
-    except (
-        OSError,
-        ValueError,
-    ) as error:  # ConnectionError, LocalEntryNotFoundError, missing cache entry
+    except (OSError, ValueError) as error:  # no connection, or no entry in the cache
         reason = " ".join(str(error).split())[:150]
-        hint = "without a network give eval.data_dir=<folder with CoLA/, SST-2/, ...>"
-        raise UserError(f"eval=hub: cannot load {where}: {reason}; {hint}") from None
+        hint = "Without a network set eval.data_dir=<folder with CoLA/, SST-2/, ...>."
+        raise UserError(f"eval=hub: cannot load {where}: {reason}. {hint}") from None
     texts = tuple(list(rows[name]) for name in task.hub_text or task.text)
     if not labelled:
         return Split(source, texts, None, [int(i) for i in rows["idx"]])

@@ -51,27 +51,27 @@ def needed(names: tuple[str, ...]) -> dict[str, list[Path]]:
     """These distributions and all that they need, as installed here: the top of each one's files."""
     from packaging.requirements import Requirement
 
-    found: dict[str, list[Path]] = {}
+    wheels: dict[str, list[Path]] = {}
     left = list(names)
     while left:
         name = left.pop()
         try:
-            one = distribution(name)
+            dist = distribution(name)
         except (
             PackageNotFoundError
         ):  # not on this platform, or not installed: no Triton beside torch for CPUs
             continue
-        if one.name in found:
+        if dist.name in wheels:
             continue
         tops = {
-            Path(str(file)).parts[0] for file in one.files or () if not str(file).startswith("..")
+            Path(str(file)).parts[0] for file in dist.files or () if not str(file).startswith("..")
         }
-        found[one.name] = [Path(str(one.locate_file(top))) for top in sorted(tops)]
-        for text in one.requires or ():
+        wheels[dist.name] = [Path(str(dist.locate_file(top))) for top in sorted(tops)]
+        for text in dist.requires or ():
             requirement = Requirement(text)
             if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
                 left.append(requirement.name)
-    return found
+    return wheels
 
 
 def bare_environment(folder: Path) -> Path:

@@ -116,11 +116,11 @@ def test_a_kernel_that_computes_angles_fails(
 def test_without_the_cuda_build_it_says_so_in_one_line(tmp_path: Path) -> None:
     if missing() is None:
         pytest.skip("it is there")
-    found = dry_run(tmp_path, "modern")
+    outcome = dry_run(tmp_path, "modern")
     assert (
-        found.returncode == 1
-        and found.stderr.startswith("dry_run: ")
-        and len(found.stderr.splitlines()) == 1
+        outcome.returncode == 1
+        and outcome.stderr.startswith("dry_run: ")
+        and len(outcome.stderr.splitlines()) == 1
     )
 
 
@@ -128,21 +128,21 @@ def test_without_the_cuda_build_it_says_so_in_one_line(tmp_path: Path) -> None:
 def test_a_step_on_fake_tensors(tmp_path: Path) -> None:
     if reason := missing():
         pytest.skip(reason)
-    found = dry_run(tmp_path, '"finetuning", "model": "bert-base", "mode": "bf16"')
+    outcome = dry_run(tmp_path, '"finetuning", "model": "bert-base", "mode": "bf16"')
     (row,) = map(json.loads, (tmp_path / "raw.jsonl").read_text().splitlines())
     assert set(row["outcomes"].values()) == {"ok"}, (
         row,
-        found.stderr,
+        outcome.stderr,
     )  # without a read by the host
 
 
 def missing() -> str | None:
     """Why the dry run cannot run with this Python."""
     code = "import fake_card; print(fake_card.missing() or '')"
-    found = subprocess.run(
+    outcome = subprocess.run(
         [sys.executable, "-c", code], cwd=FOLDER, capture_output=True, text=True, check=True
     )
-    return found.stdout.strip() or None
+    return outcome.stdout.strip() or None
 
 
 def dry_run(folder: Path, only: str) -> "subprocess.CompletedProcess[str]":

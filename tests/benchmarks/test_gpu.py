@@ -467,7 +467,7 @@ def test_the_predecessor_is_refused_without_what_no_bundle_brings(
 def test_the_predecessor_and_ours_train_whole_batches(
     gpu: Any, tiny_lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As many tokens a step as a speed row, in micro-batches of the same size."""
+    """A step has as many tokens as that of a speed row, in micro-batches of the same size."""
     import peers
 
     specs = []
@@ -637,8 +637,8 @@ def test_two_candidates_in_one_process_keep_their_precision(gpu: Any, tiny_lab: 
         tiny_lab.spec("bert-base", 16, "precision=fp32", f"precision.tf32={tf32}", rows=2)
         for tf32 in ("true", "false")
     ]
-    with gpu.in_process.InProcess(specs[0]) as one, gpu.in_process.InProcess(specs[1]) as other:
-        for candidate, precision in ((one, "high"), (other, "highest"), (one, "high")):
+    with gpu.in_process.InProcess(specs[0]) as first, gpu.in_process.InProcess(specs[1]) as other:
+        for candidate, precision in ((first, "high"), (other, "highest"), (first, "high")):
             assert len(candidate.run(0, 2).losses) == 2
             assert torch.get_float32_matmul_precision() == precision
 

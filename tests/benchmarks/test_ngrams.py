@@ -57,11 +57,11 @@ def test_no_more_tokens_are_counted_than_there_are(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    there = f"{Corpus.open(tiny_corpus).stream('train').num_tokens:,}"
+    num_tokens = f"{Corpus.open(tiny_corpus).stream('train').num_tokens:,}"
     for words, counted in (
-        ([], there),
+        ([], num_tokens),
         (["--tokens", "1e3"], "1,000"),
-        (["--tokens", "1e99"], there),
+        (["--tokens", "1e99"], num_tokens),
     ):
         monkeypatch.setattr(
             "sys.argv", ["ngrams.py", str(tiny_corpus), "--validation-tokens", "64", *words]
@@ -72,11 +72,11 @@ def test_no_more_tokens_are_counted_than_there_are(
 
 @pytest.mark.parametrize("window", [[1, 2, MASK, 4, 5], [5, MASK, MASK, MASK, 1], [4, 1, 3, 2, 2]])
 def test_losses_are_of_probabilities(neighbours: Any, window: list[int]) -> None:
-    found = [
+    sums = [
         neighbours.losses(np.array(window), target, MASK, PINNED) for target in range(VOCABULARY)
     ]
-    for used in found[0]:
-        assert sum(math.exp(-losses[used]) for losses in found) == pytest.approx(1.0)
+    for used in sums[0]:
+        assert sum(math.exp(-losses[used]) for losses in sums) == pytest.approx(1.0)
 
 
 def test_what_was_seen_is_known_and_what_is_hidden_is_not_used(neighbours: Any) -> None:

@@ -22,9 +22,9 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def gradient(task: Any, engine: Any, first: int, rows: int) -> torch.Tensor:
     gradients = engine.accumulate([task.source.batch(first, rows)])
-    found = torch.cat([p.grad.flatten() for p in engine.parameters])
+    flat = torch.cat([p.grad.flatten() for p in engine.parameters])
     engine.discard(gradients)
-    return found
+    return flat
 
 
 def test_the_synchronous_server_takes_the_steps_of_one_process(

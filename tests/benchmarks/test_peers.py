@@ -60,11 +60,11 @@ def test_the_other_trainer_gets_the_constants_of_ours(
     pytest.importorskip("accelerate")
     from transformers import Trainer  # noqa: F401 - the first import of it puts another module in transformers' place
 
-    given: list[Any] = []
+    received: list[Any] = []
 
     class Noted:
         def __init__(self, model: Any, arguments: Any, *_: Any, **__: Any) -> None:
-            given.append(arguments)
+            received.append(arguments)
 
         def train(self) -> Any:
             return SimpleNamespace(training_loss=1.0)
@@ -78,7 +78,7 @@ def test_the_other_trainer_gets_the_constants_of_ours(
     ]
     spec, *_ = peers.specs_of("trainer", "32,2,2,4", torch.device("cpu"), optim)
     peers.candidate_of(spec, torch.device("cpu")).run(0, 1)
-    (arguments,) = given
+    (arguments,) = received
     assert arguments.learning_rate == pytest.approx(0.02)  # four sequences
     assert (arguments.adam_beta1, arguments.adam_beta2, arguments.adam_epsilon) == (0.8, 0.9, 1e-7)
 

@@ -31,5 +31,9 @@ def test_a_whole_preparation_is_measured(preparation: Any, tmp_path: Path) -> No
     arguments = Namespace(threads=1, vocab_size=700, tasks=None, scratch=tmp_path)
     arguments.tokenizer = preparation.train_tokenizer([text], arguments)
     config = preparation.settings([text], tmp_path, "with near-duplicates", arguments)
-    found = preparation.measure(preparation.PREPARE, json.dumps(config), threads=1)
-    assert 2 <= found["bytes_per_token"] < 6 and found["documents"] > 0 and found["index_bytes"] > 0
+    measured = preparation.measure(preparation.PREPARE, json.dumps(config), threads=1)
+    assert (
+        2 <= measured["bytes_per_token"] < 6
+        and measured["documents"] > 0
+        and measured["index_bytes"] > 0
+    )

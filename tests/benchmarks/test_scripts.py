@@ -28,7 +28,7 @@ def imported() -> Iterator[tuple[str, str, str]]:
 
 
 def exists(module: str, name: str) -> bool:
-    """Whether the module has it, or is a package that has a module of this name."""
+    """Return whether the module has this name, as an attribute or a submodule."""
     if hasattr(importlib.import_module(module), name):
         return True
     with suppress(ModuleNotFoundError):  # no package
@@ -37,9 +37,9 @@ def exists(module: str, name: str) -> bool:
 
 
 def test_what_the_scripts_import_exists() -> None:
-    found = set(imported())
-    assert len({file for file, _, _ in found}) > 20
-    assert not [each for each in sorted(found) if not exists(*each[1:])]
+    modules = set(imported())
+    assert len({file for file, _, _ in modules}) > 20
+    assert not [each for each in sorted(modules) if not exists(*each[1:])]
 
 
 @pytest.mark.parametrize("script", ["bundle", "run", "write"])

@@ -53,12 +53,12 @@ def make_engine(
         **memory: Any,
     ) -> Engine:
         torch.manual_seed(seed)
-        own = compose(f"optim={(optim or {}).get('name', 'adamw-tiny')}")["optim"]
-        own = {key: 1e-8 if key == "eps" else value for key, value in own.items()}
+        defaults = compose(f"optim={(optim or {}).get('name', 'adamw-tiny')}")["optim"]
+        defaults = {key: 1e-8 if key == "eps" else value for key, value in defaults.items()}
         config = plain.replace(
             model=model,
             memory=plain.memory.replace(**memory),
-            optim=choose(OPTIMIZERS, {**own, **(optim or {})}, "optim"),
+            optim=choose(OPTIMIZERS, {**defaults, **(optim or {})}, "optim"),
             precision=plain.precision.replace(
                 mode=mode, emulate_fp8=mode == "fp8", residual=residual
             ),
@@ -69,16 +69,16 @@ def make_engine(
 
 
 def train_steps(engine: Engine, source: Any, steps: range, cut: int = 1) -> list[StepResult]:
-    found = []
+    losses = []
     for step in steps:
         torch.manual_seed(step)
         rows = 4 // cut
-        found.append(
+        losses.append(
             engine.step(
                 [source.batch(4 * step + rows * k, rows) for k in range(cut)], 1e-2 / (step + 1)
             )
         )
-    return found
+    return losses
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def start_clock(config: BudgetConfig, folder: Path) -> BudgetClock:
 
 
 def training(folder: Path) -> Training:
-    """What the log in `folder` says."""
+    """Return the content of the log in `folder`."""
     return training_of(read_log(folder / RUN_LOG))
 
 
@@ -276,10 +276,10 @@ class TestClock:
         assert budget["overrun_seconds"] == 0.0
 
     @pytest.mark.parametrize(
-        ("unit", "limit", "kept"), [("hours", 1 / 3600, False), ("tokens", 5.0, True)]
+        ("unit", "limit", "is_recorded"), [("hours", 1 / 3600, False), ("tokens", 5.0, True)]
     )
     def test_a_step_that_ended_after_the_deadline_is_not_noted(
-        self, tmp_path: Path, young: None, unit: str, limit: float, kept: bool
+        self, tmp_path: Path, young: None, unit: str, limit: float, is_recorded: bool
     ) -> None:
         """Only where time is what the budget limits."""
         clock = start_clock(config(**{unit: limit}), tmp_path)
@@ -287,10 +287,10 @@ class TestClock:
         assert clock.step_synchronised(0.1)
         before = clock.work.last_step_seconds
         clock._began -= 3.0
-        assert clock.step_synchronised(2.0) == kept
+        assert clock.step_synchronised(2.0) == is_recorded
         assert (clock.slowest_update_seconds, clock.work.last_step_seconds > before) == (
-            (0.1, 2.0)[kept],
-            kept,
+            (0.1, 2.0)[is_recorded],
+            is_recorded,
         )
         clock.close("finished")
         assert load_record(tmp_path)["pretrain"]["budget"]["overrun_seconds"] == 0
@@ -354,7 +354,7 @@ class TestStepTimePredictor:
         assert predictor.step_seconds(1) == pytest.approx(990), "it has become slow"
 
     def test_validations_are_foretold_like_steps(self) -> None:
-        """As training on as much at first; then by their own, without those that compiled."""
+        """The first is predicted like training on as many micro-batches, later ones by those without compilation."""
         predictor = StepTimePredictor(0.0)
         predictor.note(2, 4.0, 0.1, compiled=False)
         assert predictor.validation_seconds(10) == pytest.approx(22.0)

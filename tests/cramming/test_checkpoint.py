@@ -53,15 +53,15 @@ class State(Engine):
             self.precision.scaler.state_dict(),
         ]
 
-    def save(self, folder: Path, steps: int, *, kept: bool = False) -> Path:
-        return checkpoint.save(folder, self, *record_of(steps), kept=kept)
+    def save(self, folder: Path, steps: int, *, retain: bool = False) -> Path:
+        return checkpoint.save(folder, self, *record_of(steps), retain=retain)
 
     def save_with(self, saver: checkpoint.Saver, folder: Path, steps: int) -> None:
-        saver.save(folder, self, *record_of(steps), kept=False)
+        saver.save(folder, self, *record_of(steps), retain=False)
 
     def load(self, folder: Path) -> Work | None:
-        found = checkpoint.newest_of(folder, KNOWN)
-        return checkpoint.load(checkpoint.path_of(folder, found), self) if found else None
+        newest = checkpoint.newest_of(folder, KNOWN)
+        return checkpoint.load(checkpoint.path_of(folder, newest), self) if newest else None
 
 
 def record_of(steps: int) -> tuple[Work, Callable[[str], None]]:
@@ -149,8 +149,8 @@ def test_a_save_that_ends_at_any_byte_is_the_systems_error_and_keeps_the_old_one
     state = State(make_model(), 1)
     size = state.save(tmp_path, 1).stat().st_size
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    for most in [*range(0, size, size // 20), *range(size - 2000, size, 100), size - 1]:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
+    for limit in [*range(0, size, size // 20), *range(size - 2000, size, 100), size - 1]:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
         try:
             with pytest.raises(OSError, match="File too large") as caught:
                 state.save(tmp_path, 2)
@@ -208,15 +208,15 @@ def test_a_checkpoint_that_is_no_entry_is_not_taken(
         checkpoint.newest_of(tmp_path / "ours", known)
 
 
-@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("retain", [False, True])
 def test_of_two_files_with_one_number_the_one_on_record_is_loaded(
-    tmp_path: Path, make_model: Callable[..., Any], kept: bool
+    tmp_path: Path, make_model: Callable[..., Any], retain: bool
 ) -> None:
-    """One is kept; the other is another run's, or of a training that a crash threw away."""
+    """One checkpoint is retained; the other is another run's, or of a training that a crash threw away."""
     theirs, ours, other = (State(make_model(seed), 2) for seed in (7, 8, 9))
-    theirs.save(tmp_path, 2, kept=not kept)
+    theirs.save(tmp_path, 2, retain=not retain)
     del KNOWN[-1]
-    path = ours.save(tmp_path, 2, kept=kept)
+    path = ours.save(tmp_path, 2, retain=retain)
     assert other.load(tmp_path) == Work(steps=2, sequences=14)
     assert same(other.everything(), ours.everything())
     assert checkpoint.path_of(tmp_path, KNOWN[-1]) == path

@@ -23,7 +23,7 @@ sys.exit(run_process([sys.executable, "-c", {code!r}]))
 
 
 def test_a_child_gets_our_sigterm() -> None:
-    """As when a job scheduler ends `cramming run`: the verb that runs must hear of it."""
+    """A job scheduler ends `cramming run` with SIGTERM; the running verb must receive it."""
     code = (
         "import os, signal, time; signal.signal(15, lambda *_: (os.write(1, b'told'), os._exit(7)));"
         " print('on', flush=True); time.sleep(30)"
@@ -38,7 +38,7 @@ def test_a_child_gets_our_sigterm() -> None:
 @pytest.mark.parametrize("ended", [0, 2, 143])
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_is_ours_however_the_child_ends(sent: signal.Signals, ended: int) -> None:
-    """As when Ctrl-C comes while a verb finishes, or ends in order: what would come next was not asked for."""
+    """Ctrl-C may come while a verb finishes without error: the next verb must not start."""
     child = "import os, signal, time; [signal.signal(s, lambda *_: None) for s in (2, 15)]; print('on', flush=True)"
     with parent_of(f"{child}; time.sleep(0.5); os._exit({ended})") as process:
         time.sleep(0.1)

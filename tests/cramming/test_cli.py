@@ -186,7 +186,7 @@ def test_mistakes_are_one_line_and_code_2(
         (
             PermissionError(13, "Permission denied", "runs"),
             2,
-            "runs: Permission denied; get the right",
+            "runs: Permission denied. ",
         ),
         (NotADirectoryError(20, "Not a directory", "a.txt/b"), 2, "a.txt/b: Not a directory"),
         (KeyboardInterrupt(), 130, "interrupted"),
@@ -701,7 +701,7 @@ def test_a_shell_completes_verbs_options_and_settings(
 def test_a_process_whose_neighbour_has_ended_says_so_in_one_line(
     run: Run, monkeypatch: pytest.MonkeyPatch, said: str
 ) -> None:
-    """What gloo raises there names no cause: that stands in what the other process said."""
+    """gloo's exception names no cause, which is in the output of the other process."""
 
     def fail(recipe: dict[str, Any], invocation: Invocation) -> None:
         raise RuntimeError(f"[gloo/transport/tcp/pair.cc:553] {said}")

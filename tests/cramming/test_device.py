@@ -29,7 +29,7 @@ def test_an_amd_gpu_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, requeste
     """torch built for ROCm calls its devices cuda."""
     monkeypatch.setattr(torch.version, "hip", "6.4.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(UserError, match=f"--device={requested}: .*ROCm.*set --device=cpu"):
+    with pytest.raises(UserError, match=f"--device={requested}: .*ROCm.*[Ss]et --device=cpu"):
         select(requested)
     assert select("cpu").type == "cpu"
 
@@ -82,7 +82,7 @@ def test_a_card_that_this_torch_has_no_kernels_for_is_refused_in_one_line(
     with pytest.raises(UserError, match=rf"^--device={requested}: .*{name}") as refusal:
         select(requested)
     says = str(refusal.value)
-    assert fix in says and says.endswith("or set --device=cpu") and "\n" not in says
+    assert fix in says and "--device=cpu" in says and "\n" not in says
     assert select("cpu").type == "cpu"
 
 
@@ -153,8 +153,8 @@ class Nvml:
     def nvmlDeviceGetHandleByUUID(self, uuid: bytes, handle: Any) -> int:  # noqa: N802
         return 0 if uuid == b"GPU-1111" else 6
 
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: Any, found: Any) -> int:  # noqa: N802
-        found._obj.value = 0 if self.joules is None else round(1000 * self.joules)
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: Any, pointer: Any) -> int:  # noqa: N802
+        pointer._obj.value = 0 if self.joules is None else round(1000 * self.joules)
         return 3 if self.joules is None else 0
 
 
@@ -269,19 +269,21 @@ print(cache_dir(), triton_cache_dir(0), found)
 """
 
 
-@pytest.mark.parametrize("given", [(), CACHE_VARIABLES[:1], CACHE_VARIABLES[1:]])
+@pytest.mark.parametrize("preset", [(), CACHE_VARIABLES[:1], CACHE_VARIABLES[1:]])
 def test_compiled_code_is_the_runs_own_unless_the_user_says_otherwise(
-    tmp_path: Path, given: tuple[str, ...]
+    tmp_path: Path, preset: tuple[str, ...]
 ) -> None:
     """In a fresh process: importing torch's compiler sets the first variable, to a place that all runs share."""
     environment = {name: value for name, value in os.environ.items() if name not in CACHE_VARIABLES}
-    environment |= {variable: str(tmp_path / variable) for variable in given}
+    environment |= {variable: str(tmp_path / variable) for variable in preset}
     run = tmp_path / "run"
     command = [sys.executable, "-c", CACHES, str(run)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    own = dict(zip(CACHE_VARIABLES, (run / "compile_cache", run / "compile_cache" / "triton")))
-    expected = [str(tmp_path / name if name in given else own[name]) for name in CACHE_VARIABLES]
-    assert done.stdout.split()[-3:] == [*expected, "given" if given else "own"]
+    folders = dict(zip(CACHE_VARIABLES, (run / "compile_cache", run / "compile_cache" / "triton")))
+    expected = [
+        str(tmp_path / name if name in preset else folders[name]) for name in CACHE_VARIABLES
+    ]
+    assert done.stdout.split()[-3:] == [*expected, "given" if preset else "own"]
 
 
 CHILD = """
@@ -311,16 +313,19 @@ def test_the_record_says_where_compiled_code_was_kept_and_whether_there_is_any(
     monkeypatch.setattr(device, "compiled_graphs", lambda: 0)
     run = start("budget.steps=1", f"runtime.compile={how}", name="a")
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(run / "compile_cache")
-    found = load_record(run)
-    assert (found["environment"]["compile_cache"], found["pretrain"]["compiled"]) == (
+    record = load_record(run)
+    assert (record["environment"]["compile_cache"], record["pretrain"]["compiled"]) == (
         "own",
         how == "blocks",
     )
     monkeypatch.setattr(device, "GIVEN_CACHES", {"TORCHINDUCTOR_CACHE_DIR": "/warm"})
     monkeypatch.setattr(device, "compiled_graphs", lambda: 1)
-    found = load_record(start("budget.steps=1", f"runtime.compile={how}", name="b"))
+    record = load_record(start("budget.steps=1", f"runtime.compile={how}", name="b"))
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/warm"
-    assert (found["environment"]["compile_cache"], found["pretrain"]["compiled"]) == ("given", True)
+    assert (record["environment"]["compile_cache"], record["pretrain"]["compiled"]) == (
+        "given",
+        True,
+    )
 
 
 @pytest.mark.parametrize("has_trained", [False, True])
@@ -380,7 +385,7 @@ def test_more_variants_than_the_compiler_may_make_end_the_run_in_one_line(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="on Linux only")
 @pytest.mark.parametrize(
-    ("given", "kernel", "expected"),
+    ("preset", "kernel", "expected"),
     [
         ({}, "6.8.0-generic", ("expandable_segments:True", None)),
         ({}, "6.18.33.2-microsoft-standard-WSL2", (None, None)),
@@ -390,14 +395,14 @@ def test_more_variants_than_the_compiler_may_make_end_the_run_in_one_line(
 )
 def test_memory_segments_of_a_gpu_grow_unless_the_user_or_wsl_says_otherwise(
     monkeypatch: pytest.MonkeyPatch,
-    given: dict[str, str],
+    preset: dict[str, str],
     kernel: str,
     expected: tuple[str | None, str | None],
 ) -> None:
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
     for name in names:
         monkeypatch.delenv(name, raising=False)
-    for name, value in given.items():
+    for name, value in preset.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(release=kernel))
     importlib.reload(cramming)
@@ -448,9 +453,9 @@ def test_a_version_of_flash_attention_is_taken_where_it_runs(
     monkeypatch.setattr(device, "find_spec", lambda name: name in installed or None)
     monkeypatch.setattr(torch, "__version__", "2.13.0")
     config = Config.of(compose(*overrides))
-    place = Hardware(kind, "this device", "bf16", capability, trains=True)
+    hardware = Hardware(kind, "this device", "bf16", capability, trains=True)
     with nullcontext() if says is None else pytest.raises(UserError) as refusal:
-        check(config, place)
+        check(config, hardware)
     if says is not None:
         message = str(refusal.value)
         assert message.startswith(overrides[0]) and says in message
@@ -461,9 +466,9 @@ def test_flash_attention_4_wants_the_torch_whose_backward_pass_takes_bounds(
 ) -> None:
     monkeypatch.setattr(device, "find_spec", lambda name: True)
     monkeypatch.setattr(torch, "__version__", "2.11.0+cu130")
-    place = Hardware("cuda", "H100", "bf16", (9, 0), trains=True)
+    hardware = Hardware("cuda", "H100", "bf16", (9, 0), trains=True)
     with pytest.raises(UserError, match=r"flash=4: needs torch 2\.13 or newer, this is 2\.11"):
-        check(Config.of(compose("attention.flash=4")), place)
+        check(Config.of(compose("attention.flash=4")), hardware)
 
 
 def test_the_version_of_flash_attention_is_torchs_to_switch(
@@ -486,20 +491,23 @@ def test_the_version_of_flash_attention_is_torchs_to_switch(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="torch's threads are libgomp's on Linux")
 @pytest.mark.parametrize(
-    ("given", "spins"),
+    ("preset", "spins"),
     [({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "passive"}, "0")],
 )
 def test_threads_do_not_spin_for_long_unless_the_user_says_so(
-    given: dict[str, str], spins: str
+    preset: dict[str, str], spins: str
 ) -> None:
-    """As libgomp itself tells, when it is loaded."""
-    own = {
+    """libgomp prints the setting when it is loaded."""
+    environment = {
         name: value
         for name, value in os.environ.items()
         if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
     }
     program = [sys.executable, "-c", "import cramming, torch"]
     done = subprocess.run(
-        program, env={**own, "OMP_DISPLAY_ENV": "verbose", **given}, capture_output=True, text=True
+        program,
+        env={**environment, "OMP_DISPLAY_ENV": "verbose", **preset},
+        capture_output=True,
+        text=True,
     )
     assert f"GOMP_SPINCOUNT = '{spins}'" in done.stderr

@@ -56,17 +56,17 @@ def test_rows_with_fewer_targets_do_not_count_more(
     """A mean of means would: here one micro-batch keeps two targets, the other all."""
     from dataclasses import replace
 
-    few, many = tiny_source.batch(0, 4), tiny_source.batch(4, 4)
-    ids = few.target_ids_M.clone()
+    first, many = tiny_source.batch(0, 4), tiny_source.batch(4, 4)
+    ids = first.target_ids_M.clone()
     ids[2:] = -100
-    few = replace(few, target_ids_M=ids, num_targets=2)
+    first = replace(first, target_ids_M=ids, num_targets=2)
     model = make_model()
     with torch.no_grad():
         sums = [
             model(b.ids_T, b.positions_T, b.packing, b.target_positions_M, b.target_ids_M)[0].item()
-            for b in (few, many)
+            for b in (first, many)
         ]
-    stats = engine(model).step([few, many], 0.1)
+    stats = engine(model).step([first, many], 0.1)
     assert stats.loss == pytest.approx(sum(sums) / (2 + many.num_targets), rel=1e-6)
 
 
@@ -89,16 +89,16 @@ def test_a_fused_update_clips_as_a_separate_pass_does(
 ) -> None:
     """AdamW's first step hardly knows how long a gradient is, so two of different lengths are taken."""
     for clip in (0.05, 1e9):
-        found, expected = make_model(), make_model()
+        fused_model, expected = make_model(), make_model()
         optimizers = [
             torch.optim.AdamW(m.parameters(), lr=1e-3, fused=fused)
-            for m, fused in ((found, True), (expected, False))
+            for m, fused in ((fused_model, True), (expected, False))
         ]
-        for model, optimizer in zip((found, expected), optimizers):
+        for model, optimizer in zip((fused_model, expected), optimizers):
             precision = Precision(PrecisionConfig(mode="fp32", tf32=False), CPU)
-            one = Engine(model, optimizer, precision, clip, Mesh.solo(CPU), CPU)
+            clipped = Engine(model, optimizer, precision, clip, Mesh.solo(CPU), CPU)
             for rows in (1, 6):
-                one.step([tiny_source.batch(0, rows)], 1e-3)
+                clipped.step([tiny_source.batch(0, rows)], 1e-3)
         for name in ("exp_avg", "exp_avg_sq"):
             moments = [
                 [state[name] for state in optimizer.state.values()] for optimizer in optimizers
@@ -120,10 +120,10 @@ class Poisoned(nn.Module):
         return (loss * self.value if self.bad(self.calls - 1) else loss), torch.tensor(1)
 
 
-def history(one: Engine) -> list[torch.Tensor]:
+def history(trainer: Engine) -> list[torch.Tensor]:
     return [
         v.clone()
-        for state in one.optimizer.state.values()
+        for state in trainer.optimizer.state.values()
         for v in state.values()
         if torch.is_tensor(v)
     ]
@@ -136,30 +136,32 @@ def test_a_gradient_that_is_not_finite_is_skipped(
     tiny_source: Any, kind: str, mode: str, value: float
 ) -> None:
     model = Poisoned(lambda call: call == 1, value)
-    one = engine(model, mode, clip=0.5, kind=kind)
+    trainer = engine(model, mode, clip=0.5, kind=kind)
     batch = tiny_source.batch(0, 1)
-    first = one.step([batch], 0.1)
-    before, scale = weights(model), one.precision.scaler.get_scale()
-    state = history(one)
-    second = one.step([batch], 0.1)
+    first = trainer.step([batch], 0.1)
+    before, scale = weights(model), trainer.precision.scaler.get_scale()
+    state = history(trainer)
+    second = trainer.step([batch], 0.1)
     assert unchanged(model, before)
-    assert all(torch.equal(a, b) for a, b in zip(history(one), state, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(history(trainer), state, strict=True))
     assert (first.skipped, second.skipped) == (False, True)
     if mode == "fp16":
-        assert one.precision.scaler.get_scale() == scale / 2
-    third = one.step([batch], 0.1)
+        assert trainer.precision.scaler.get_scale() == scale / 2
+    third = trainer.step([batch], 0.1)
     assert not third.skipped
     assert not unchanged(model, before)
     assert all(torch.isfinite(w).all() for w in weights(model))
 
 
 def test_nothing_but_skipped_steps_ends_the_run(tiny_source: Any) -> None:
-    one = engine(Poisoned(lambda call: call != 3))
+    trainer = engine(Poisoned(lambda call: call != 3))
     batch = tiny_source.batch(0, 1)
     with pytest.raises(UserError, match=r"not finite in 50 steps in a row.*optim\.lr") as caught:
         for _ in range(4 + MAX_SKIPPED_IN_A_ROW):
-            one.step([batch], 1e-3)
-    assert one.model.calls == 4 + MAX_SKIPPED_IN_A_ROW  # the good step in between began a new row
+            trainer.step([batch], 1e-3)
+    assert (
+        trainer.model.calls == 4 + MAX_SKIPPED_IN_A_ROW
+    )  # the good step in between began a new row
     assert "\n" not in str(caught.value)
 
 
@@ -169,19 +171,19 @@ def test_what_the_update_compiles_counts_as_well(
     """torchao's optimizers compile themselves. The first update may; a skipped one, as fp16 begins, does not."""
     graphs = [0]
     monkeypatch.setattr("cramming.engine.compiled_graphs", lambda: graphs[0])
-    one = engine(Poisoned(lambda call: call == 0))
-    update = one.optimizer.step
+    trainer = engine(Poisoned(lambda call: call == 0))
+    update = trainer.optimizer.step
 
     def compiling(*arguments: Any) -> Any:
         graphs[0] += 1
         return update(*arguments)
 
-    batch, found = tiny_source.batch(0, 1), list[int]()
+    batch, compiled = tiny_source.batch(0, 1), list[int]()
     for compiles in (False, True, False, True):
-        monkeypatch.setattr(one.optimizer, "step", compiling if compiles else update)
-        stats = one.step([batch], 0.1)
-        found.append(stats.recompilations)
-    assert found == [0, 0, 0, 1]
+        monkeypatch.setattr(trainer.optimizer, "step", compiling if compiles else update)
+        stats = trainer.step([batch], 0.1)
+        compiled.append(stats.recompilations)
+    assert compiled == [0, 0, 0, 1]
 
 
 @pytest.mark.parametrize("mode", ["fp32", "fp16"])
@@ -190,45 +192,45 @@ def test_a_discarded_step_leaves_everything_as_it_was(
 ) -> None:
     """And the same step can follow: in fp16 gradients are unscaled once."""
     model = make_model(dropout=0.1, hidden_size=8, num_layers=1, intermediate_size=8)
-    one = engine(model, mode, kind="adamw", clip=1.0)
-    one.precision.scaler = torch.amp.GradScaler("cpu", init_scale=2.0, enabled=mode == "fp16")
-    one.step([tiny_source.batch(0, 2)], 1e-3)
+    trainer = engine(model, mode, kind="adamw", clip=1.0)
+    trainer.precision.scaler = torch.amp.GradScaler("cpu", init_scale=2.0, enabled=mode == "fp16")
+    trainer.step([tiny_source.batch(0, 2)], 1e-3)
     before, random_state = weights(model), torch.get_rng_state()
-    gradients = one.forward_backward([tiny_source.batch(2, 2)])
+    gradients = trainer.forward_backward([tiny_source.batch(2, 2)])
     assert gradients.is_whole
     assert all(p.grad is not None for p in model.parameters())
-    one.discard(gradients)
+    trainer.discard(gradients)
     assert unchanged(model, before)
     assert all(p.grad is None for p in model.parameters())
-    assert all(int(s["step"]) == 1 for s in one.optimizer.state.values())
+    assert all(int(s["step"]) == 1 for s in trainer.optimizer.state.values())
     assert torch.equal(torch.get_rng_state(), random_state)
-    assert not one.step([tiny_source.batch(2, 2)], 1e-3).skipped
+    assert not trainer.step([tiny_source.batch(2, 2)], 1e-3).skipped
 
 
 def test_fp16_with_loss_scaling_is_close_to_fp32(
     make_model: Callable[..., Any], tiny_source: Any
 ) -> None:
     """Large scales overflow at first: those steps are skipped, the rest agrees."""
-    found = {}
+    losses = {}
     for mode in ("fp32", "fp16"):
         model = make_model(hidden_size=8, num_layers=1, intermediate_size=8)
-        one = engine(model, mode, clip=1.0)
-        stats = [one.step([tiny_source.batch(0, 1)], 0.1) for _ in range(4)]
-        found[mode] = [(s.loss, s.grad_norm) for s in stats if not s.skipped]
-    assert found["fp16"]
-    for half, full in zip(found["fp16"], found["fp32"]):
+        trainer = engine(model, mode, clip=1.0)
+        stats = [trainer.step([tiny_source.batch(0, 1)], 0.1) for _ in range(4)]
+        losses[mode] = [(s.loss, s.grad_norm) for s in stats if not s.skipped]
+    assert losses["fp16"]
+    for half, full in zip(losses["fp16"], losses["fp32"]):
         assert half == pytest.approx(full, rel=0.02)
 
 
 def test_evaluation_changes_nothing(make_model: Callable[..., Any], tiny_source: Any) -> None:
     model = make_model(dropout=0.5)
-    one = engine(model)
+    trainer = engine(model)
     before, state = weights(model), torch.get_rng_state()
     batches = [tiny_source.batch(0, 4), tiny_source.batch(4, 3)]
-    first, second = one.evaluate(batches), one.evaluate(batches)
+    first, second = trainer.evaluate(batches), trainer.evaluate(batches)
     assert first == second  # no dropout
     assert first[2] == sum(b.num_targets for b in batches)
-    assert first == pytest.approx(one.evaluate([tiny_source.batch(0, 7)]), rel=1e-6)
+    assert first == pytest.approx(trainer.evaluate([tiny_source.batch(0, 7)]), rel=1e-6)
     assert unchanged(model, before)
     assert torch.equal(torch.get_rng_state(), state)
     assert model.training
@@ -243,14 +245,14 @@ def test_the_host_reads_once_before_the_update_and_never_in_it(
     rows: list[int],
 ) -> None:
     """Loss, hits and gradient norm together; an update only waits for its end."""
-    one, batches = engine(make_model(), clip=1.0), [tiny_source.batch(0, n) for n in rows]
+    trainer, batches = engine(make_model(), clip=1.0), [tiny_source.batch(0, n) for n in rows]
     waiting = list[Gradients]()
-    assert host_reads(lambda: waiting.append(one.forward_backward(batches))) == ["tolist"]
-    assert host_reads(lambda: one.update(waiting[0], 0.1)) == []
+    assert host_reads(lambda: waiting.append(trainer.forward_backward(batches))) == ["tolist"]
+    assert host_reads(lambda: trainer.update(waiting[0], 0.1)) == []
 
 
 class Replayed(nn.Module):
-    """As compiled into a CUDA graph: each pass writes what it returns where the pass before wrote it."""
+    """Model whose passes write their results to the same memory, like a CUDA graph."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -55,12 +55,12 @@ def run_git(home: Path, *arguments: str) -> None:
 
 
 def state_of(home: Path, before: str = "", **variables: str) -> dict[str, Any]:
-    """What the code in this checkout says of itself; packages in the folder `before` come first."""
+    """Return the environment of this checkout's code; packages in the folder `before` come first."""
     code = "import json; from cramming.environment import git_state; print(json.dumps(git_state()))"
     path = os.pathsep.join([before, str(home)] if before else [str(home)])
     command, variables = [sys.executable, "-P", "-c", code], {"PYTHONPATH": path, **variables}
-    found = subprocess.run(command, env=os.environ | variables, check=True, capture_output=True)
-    return dict(json.loads(found.stdout))
+    completed = subprocess.run(command, env=os.environ | variables, check=True, capture_output=True)
+    return dict(json.loads(completed.stdout))
 
 
 def test_git_is_only_read(checkout: Path) -> None:

@@ -15,7 +15,7 @@ from cramming.config import UserError
 from cramming.files import (
     ADVICE,
     LOCK,
-    explained,
+    explain_os_error,
     lock,
     overwrite_atomically,
     release,
@@ -172,22 +172,20 @@ def test_a_sync_that_fails_is_an_error_of_the_file(
 @pytest.mark.parametrize(
     ("number", "advice"),
     [
-        (errno.ENOSPC, "make room"),
-        (errno.EDQUOT, "make room"),
-        (errno.EROFS, "it can only be read; give another place"),
-        (errno.EIO, "check that the disk is sound"),
-        (errno.EACCES, "get the right to use it"),
+        (errno.ENOSPC, "space"),
+        (errno.EDQUOT, "space"),
+        (errno.EROFS, "another folder"),
+        (errno.EIO, "disk"),
+        (errno.EACCES, "permission"),
         (errno.EFBIG, "ulimit -f"),
     ],
 )
 def test_each_error_of_the_system_has_its_own_advice(number: int, advice: str) -> None:
-    told = str(explained(OSError(number, os.strerror(number)), "runs/a", "run again"))
-    assert (
-        told.startswith(f"runs/a: {os.strerror(number)}; ")
-        and advice in told
-        and told.endswith(", then run again")
-    )
-    assert ("make room" in told) == (number in (errno.ENOSPC, errno.EDQUOT))
+    told = str(explain_os_error(OSError(number, os.strerror(number)), "runs/a", "run again"))
+    problem, remedy = told.split(". ")
+    assert problem == f"runs/a: {os.strerror(number)}"
+    assert advice in remedy and remedy.endswith(", then run again.")
+    assert ("space" in remedy) == (number in (errno.ENOSPC, errno.EDQUOT))
 
 
 @pytest.mark.skipif(
@@ -203,12 +201,10 @@ def test_a_place_where_nothing_can_be_made_is_named() -> None:
         lambda place: overwrite_atomically(place / "a/b", Path.mkdir),
     ]
     for make in makes:
-        with pytest.raises(
-            UserError, match=r"^/proc/x: nothing can be made here; give another place"
-        ):
+        with pytest.raises(UserError, match=r"^/proc/x: "):
             make(Path("/proc/x"))
     with (
-        pytest.raises(UserError, match=r"^/proc: nothing can be made here"),
+        pytest.raises(UserError, match=r"^/proc: "),
         lock(Path("/proc"), "at work"),
     ):
         pass
@@ -247,7 +243,7 @@ def test_a_file_that_the_writer_misses_is_a_defect_of_ours(tmp_path: Path) -> No
 def test_an_error_that_is_a_defect_of_ours_is_raised() -> None:
     assert errno.ENOENT not in ADVICE
     with pytest.raises(FileNotFoundError, match="ours"):
-        explained(FileNotFoundError(errno.ENOENT, "ours"), "runs/a")
+        explain_os_error(FileNotFoundError(errno.ENOENT, "ours"), "runs/a")
 
 
 def test_a_folder_that_cannot_be_exchanged_comes_back(

@@ -59,15 +59,15 @@ def test_low_bit_states_are_near_and_resume_exactly(
             make_engine(seed, model=wide, optim={"name": kind})
             for seed, kind in ((0, name), (0, name), (1, name), (0, "adamw"))
         )
-        found, expected = (train(e, tiny_source, range(5)) for e in (unbroken, plain))
+        actual, expected = (train(e, tiny_source, range(5)) for e in (unbroken, plain))
         train(first, tiny_source, range(3))
         with checkpoint.Saver() as saver:
-            saver.save(tmp_path, first, Work(steps=3), lambda _: None, kept=False)
+            saver.save(tmp_path, first, Work(steps=3), lambda _: None, retain=False)
             train(first, tiny_source, range(3, 4))
         checkpoint.load(tmp_path / "step-00000003.pt", second)
         train(second, tiny_source, range(3, 5))
-    assert [s.loss for s in found] == pytest.approx([s.loss for s in expected], rel=tolerance)
-    assert [s.loss for s in found] != [s.loss for s in expected]
+    assert [s.loss for s in actual] == pytest.approx([s.loss for s in expected], rel=tolerance)
+    assert [s.loss for s in actual] != [s.loss for s in expected]
     assert same_bits(weights(second), weights(unbroken))
 
 
@@ -98,12 +98,12 @@ def test_fp8_converts_the_blocks_only_and_exports_fp32(
     }
     assert {k for n, k in kinds.items() if ".blocks." in n} == {"Float8Linear"}
     assert {k for n, k in kinds.items() if ".blocks." not in n} == {"Linear"}
-    found, expected = (train(e, tiny_source, range(3)) for e in (engine, plain))
-    assert [s.loss for s in found] == pytest.approx([s.loss for s in expected], rel=0.02)
-    assert [s.loss for s in found] != [s.loss for s in expected]
+    actual, expected = (train(e, tiny_source, range(3)) for e in (engine, plain))
+    assert [s.loss for s in actual] == pytest.approx([s.loss for s in expected], rel=0.02)
+    assert [s.loss for s in actual] != [s.loss for s in expected]
     files = []
-    for one, folder in ((engine, tmp_path / "fp8"), (plain, tmp_path / "plain")):
-        save_pretrained(one.model, folder, tiny_corpus / "tokenizer.json")  # type: ignore[arg-type]
+    for trained, folder in ((engine, tmp_path / "fp8"), (plain, tmp_path / "plain")):
+        save_pretrained(trained.model, folder, tiny_corpus / "tokenizer.json")  # type: ignore[arg-type]
         files.append(load_file(folder / "model.safetensors"))
     assert [(k, v.dtype, v.shape) for k, v in files[0].items()] == [
         (k, v.dtype, v.shape) for k, v in files[1].items()
@@ -112,7 +112,7 @@ def test_fp8_converts_the_blocks_only_and_exports_fp32(
 
 
 def test_fp8_multiplies_rounded_numbers(make_engine: Make) -> None:
-    """What comes out of a layer is the product of operands with 3 bits of mantissa, as the scale says."""
+    """The output of a layer is the product of scaled operands with 3 bits of mantissa."""
     layer = make_engine(mode="fp8").model.encoder.blocks[0].attn.out  # type: ignore[union-attr]
     x = torch.randn(16, 32)
 

@@ -66,11 +66,11 @@ def test_a_trick_changes_no_bit(
     weights: Weights,
 ) -> None:
     ours, reference = make_engine(**memory), make_engine()
-    found, expected = (train(e, tiny_source, range(4), cut) for e in (ours, reference))
-    assert [(s.loss, s.accuracy, s.skipped) for s in found] == [
+    actual, expected = (train(e, tiny_source, range(4), cut) for e in (ours, reference))
+    assert [(s.loss, s.accuracy, s.skipped) for s in actual] == [
         (s.loss, s.accuracy, s.skipped) for s in expected
     ]
-    assert [s.grad_norm for s in found] == pytest.approx([s.grad_norm for s in expected], rel=1e-5)
+    assert [s.grad_norm for s in actual] == pytest.approx([s.grad_norm for s in expected], rel=1e-5)
     assert equal(weights(ours), weights(reference))
     assert equal(state(ours), state(reference))
     batches = [tiny_source.batch(50, 3)]

@@ -20,7 +20,7 @@ def test_a_closed_pipe_is_not_an_error() -> None:
 
 
 def test_a_closed_output_is_not_an_error() -> None:
-    """As some daemons start a program."""
+    """Some daemons start programs this way."""
     done = subprocess.run(
         ["sh", "-c", f"{sys.executable} -m cramming --help >&-"], capture_output=True, check=False
     )

@@ -41,7 +41,7 @@ def test_the_budget_that_is_typed_wins_over_an_experiments(base: list[str], unit
     ],
 )
 def test_text_that_needs_quotes_is_refused_with_the_way_to_quote_it(value: str) -> None:
-    """What the message proposes, typed into a shell, is that text."""
+    """The proposed text, typed into a shell, is the refused text."""
     with pytest.raises(UserError) as error:
         compose(["data=text", f"data.paths={value}"])
     said = str(error.value)
@@ -119,8 +119,8 @@ def test_what_says_no_budget_implies_none() -> None:
     [("bf16", "bf16", True), ("auto", "auto", True), ("fp32", "fp32", False)],
 )
 def test_a_precision_may_be_typed_by_its_mode(typed: str, mode: str, tf32: bool) -> None:
-    found = compose([f"precision={typed}"])["precision"]
-    assert (found["mode"], found["tf32"]) == (mode, tf32)
+    composed = compose([f"precision={typed}"])["precision"]
+    assert (composed["mode"], composed["tf32"]) == (mode, tf32)
 
 
 @pytest.mark.parametrize("base", [[], *([f"experiment={name}"] for name in EXPERIMENTS)])
@@ -146,7 +146,7 @@ def test_a_compression_may_be_typed_by_its_name_and_brings_its_own_settings() ->
 
 
 def test_of_a_setting_that_is_given_twice_in_a_sweep_the_last_one_counts() -> None:
-    """As for Hydra: no other points are checked than will run."""
+    """Hydra does the same, so the checked points are those that will run."""
     assert points_of(["seed=1,2", "optim.lr=1,2", "seed=3"]) == [
         ["seed=3", "optim.lr=1"],
         ["seed=3", "optim.lr=2"],

@@ -38,8 +38,8 @@ def refuse(what: str) -> NoReturn:
 
 
 class UnsendableError(Exception):
-    def __init__(self, one: int, two: int) -> None:
-        super().__init__(one + two)
+    def __init__(self, first: int, two: int) -> None:
+        super().__init__(first + two)
 
 
 def fail_oddly() -> NoReturn:

@@ -81,10 +81,10 @@ def test_fp8_names_what_it_needs(
     lowbit: bool,
 ) -> None:
     monkeypatch.setattr(recipe, "find_spec", lambda name: lowbit or None)
-    place = Hardware("cuda", name, "fp8", capability, trains=True)
+    hardware = Hardware("cuda", name, "fp8", capability, trains=True)
     says = rf"Ada or Hopper.*this is {name}" if lowbit else r"cramming\[lowbit\]"
     with nullcontext() if accepted and lowbit else pytest.raises(UserError, match=says):
-        check(Config.of(compose("precision=fp8")), place)
+        check(Config.of(compose("precision=fp8")), hardware)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_the_gate_judges_the_residual_stream_that_auto_means(
     """A stream in bf16 that has failed on this GPU is refused, though nobody has typed it."""
     monkeypatch.setattr(device, "describe", lambda _: device.DeviceInfo("cuda", "a GPU", 1, None))
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: True)
-    where = gate.place("a GPU", torch.__version__)
+    where = gate.device_key("a GPU", torch.__version__)
     failed = gate.Verdict("bf16 residual stream", False, 1.0, 0.1, 20, 200, 1.0, "")
     gates = tmp_path / "gates.json"
     gate.save(gates, where, [failed], [])

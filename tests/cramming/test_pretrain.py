@@ -29,8 +29,8 @@ TOKENS = ["budget.steps=null"]
 
 
 def test_a_run_learns_and_leaves_everything_behind(unbroken: Path, losses: Losses) -> None:
-    found = load_record(unbroken)
-    section = found["pretrain"]
+    record = load_record(unbroken)
+    section = record["pretrain"]
     assert section["status"] == "finished"
     assert section["steps"] == 12
     assert section["sequences"] == 12 * 8
@@ -43,8 +43,8 @@ def test_a_run_learns_and_leaves_everything_behind(unbroken: Path, losses: Losse
     assert [step for step, _ in losses(unbroken)] == list(range(1, 13))
     assert losses(unbroken)[-1][1] < losses(unbroken)[0][1]
     assert section["train_loss"] == losses(unbroken)[-1][1]
-    assert {"config", "environment", "corpus", "pretrain"} <= found.keys()
-    assert found["corpus"]["changed"] == {} and section["gate"] == {"all tricks": "untested"}
+    assert {"config", "environment", "corpus", "pretrain"} <= record.keys()
+    assert record["corpus"]["changed"] == {} and section["gate"] == {"all tricks": "untested"}
     names = {p.name for p in unbroken.iterdir()}
     assert names == {"run.jsonl", "checkpoints", "final", "record.json"}
     saved = training_of(read_log(unbroken / RUN_LOG)).saved
@@ -56,7 +56,7 @@ def test_a_run_learns_and_leaves_everything_behind(unbroken: Path, losses: Losse
     assert not [p for p in unbroken.rglob("*") if ".tmp" in p.name or ".old" in p.name]
     rates = [row["lr"] for row in load_metrics(unbroken) if "lr" in row]
     assert rates[0] == 0.0  # progress 0 of a schedule with warm-up
-    assert max(rates) == pytest.approx(found["config"]["optim"]["lr"])
+    assert max(rates) == pytest.approx(record["config"]["optim"]["lr"])
     assert (
         sum("validation_loss" in row for row in load_metrics(unbroken)) == 3 - 1
     )  # half way, and the end
@@ -86,9 +86,9 @@ def test_each_phase_of_the_objective_has_its_own_number_of_targets(
     monkeypatch.setattr(Engine, "forward_backward", noted)
     run = start("objective.phases=[{at: 0.5, rate: 0.15}, {at: 0.75, rate: 0.05}]", name="a")
     assert seen == [[4 * 8] * 2] * 6 + [[4 * 5] * 2] * 3 + [[4 * 2] * 2] * 3
-    found, without = (load_record(folder)["pretrain"] for folder in (run, unbroken))
-    assert found["validation"]["targets"] == without["validation"]["targets"]
-    assert without["exaflops"] > found["exaflops"] > without["exaflops"] / 2
+    recorded, without = (load_record(folder)["pretrain"] for folder in (run, unbroken))
+    assert recorded["validation"]["targets"] == without["validation"]["targets"]
+    assert without["exaflops"] > recorded["exaflops"] > without["exaflops"] / 2
     as_many = start(
         "objective.phases=[{at: 0.3, rate: 0.26}]", "checkpoint.every_steps=3", name="b"
     )
@@ -108,10 +108,10 @@ def test_a_causal_phase_is_on_record_and_comes_before_masks(
     monkeypatch.setattr(Engine, "forward_backward", noted)
     run = start("objective=causal-then-mlm", name="a")
     assert seen == [[(4 * 8, True)] * 2] * 5 + [[(4 * 8, False)] * 2] * 7
-    found, without = (load_record(folder)["pretrain"] for folder in (run, unbroken))
-    assert (found["objective"], without["objective"]) == ("causal, then mlm", "mlm")
-    assert found["exaflops"] == without["exaflops"]
-    assert found["validation"]["targets"] == without["validation"]["targets"]
+    recorded, without = (load_record(folder)["pretrain"] for folder in (run, unbroken))
+    assert (recorded["objective"], without["objective"]) == ("causal, then mlm", "mlm")
+    assert recorded["exaflops"] == without["exaflops"]
+    assert recorded["validation"]["targets"] == without["validation"]["targets"]
 
 
 def test_final_loads_in_stock_transformers(unbroken: Path) -> None:
@@ -124,7 +124,7 @@ def test_final_loads_in_stock_transformers(unbroken: Path) -> None:
 def test_special_tokens_spelled_otherwise_reach_the_exported_tokenizer(
     start: Start, make_corpus: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """As in the cramming paper's own corpus: it must not end in an error after the training."""
+    """The corpus of the cramming paper has such tokens: they must not end in an error after the training."""
     corpus = make_corpus(tmp_path / "corpus", spelling="<pad>")
     run = start("budget.steps=2", f"data.corpus={corpus}", name="a")
     saved = json.loads((run / "final" / "special_tokens_map.json").read_text())
@@ -145,9 +145,9 @@ def test_files_that_the_run_did_not_make_outlive_a_budget_without_a_step(
 def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(
     start: Start, unbroken: Path, losses: Losses, result: Result
 ) -> None:
-    again = start("checkpoint.every_steps=5", name="a")  # when it saves must not matter
-    assert losses(again) == losses(unbroken)
-    assert result(again) == result(unbroken)
+    repeated = start("checkpoint.every_steps=5", name="a")  # when it saves must not matter
+    assert losses(repeated) == losses(unbroken)
+    assert result(repeated) == result(unbroken)
     other = start("seed=1", "budget.steps=2", name="b")
     assert losses(other)[0] != losses(unbroken)[0]
 
@@ -204,9 +204,9 @@ def test_another_corpus_can_be_what_is_validated_on(
     assert losses(start(f"train.validation_corpus={other}", name="a")) == losses(unbroken)
     theirs = start(f"data.corpus={other}", "budget.steps=1", name="b")
     ours = start(f"train.validation_corpus={other}", "budget.steps=1", name="c")
-    same, own = load_record(ours), start("budget.steps=1", name="d")
+    same, default = load_record(ours), start("budget.steps=1", name="d")
     assert same["pretrain"]["validation"] == load_record(theirs)["pretrain"]["validation"]
-    assert same["pretrain"]["validation"] != load_record(own)["pretrain"]["validation"]
+    assert same["pretrain"]["validation"] != load_record(default)["pretrain"]["validation"]
     assert same["corpus"]["validation"] == {
         "folder": str(other),
         "manifest_sha256": load_record(theirs)["corpus"]["manifest_sha256"],
@@ -259,11 +259,11 @@ def test_an_automatic_micro_batch_is_recorded_and_changes_nothing(
     start: Start, unbroken: Path, losses: Losses, result: Result
 ) -> None:
     """Here the whole batch of 8 fits: the same run, bit for bit, as with that number given."""
-    run, given = (
+    run, fixed = (
         start("train.micro_batch=auto", name="auto"),
         start("train.micro_batch=8", name="m8"),
     )
-    assert result(run) == result(given)
+    assert result(run) == result(fixed)
     section = load_record(run)["pretrain"]
     assert section["micro_batch"] == 8
     assert section["micro_batch_found"].startswith("auto, predicted ")

@@ -51,7 +51,7 @@ def test_without_a_terminal_the_lines_say_the_same(
 def test_the_remaining_time_goes_by_what_was_done_since_the_bar_began(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As on a resume, where most of the budget was spent by an earlier process."""
+    """In a resumed run an earlier process has spent most of the budget."""
     monkeypatch.setattr(progress, "LOG_EVERY_SECONDS", 0.0)
     now = iter([0.0, 10.0, 10.0, 10.0, 10.0])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(now))

@@ -83,7 +83,7 @@ def values_of(node: Any) -> set[str]:
 
 
 def test_no_fact_is_stored_twice(unbroken: Path) -> None:
-    """Of the folder's documents the log alone says anything, but for what is derived from it and the model's files."""
+    """The log is the only source: other files of the folder are derived from it, or are the model's."""
     documents = {path.name for path in unbroken.iterdir() if path.is_file()}
     assert documents == {RUN_LOG, "record.json"}
     lines = [json.loads(line) for line in (unbroken / RUN_LOG).read_text().splitlines()]

@@ -35,9 +35,7 @@ def test_a_full_disk_before_the_first_step_leaves_the_name_free(
 
     with monkeypatch.context() as patch:
         patch.setattr(run_module, "build_engine", full)
-        with pytest.raises(
-            UserError, match=r"runs/a: No space left on device; make room there, then run again"
-        ):
+        with pytest.raises(UserError, match=r"runs/a: No space left on device\. .* run again"):
             start(name="a")
     assert not (tmp_path / "runs" / "a").exists()
     start("budget.steps=1", name="a")
@@ -98,7 +96,7 @@ def test_a_full_disk_later_on_keeps_the_run(
 
     with monkeypatch.context() as patch:
         patch.setattr(EventLog, "append", full)
-        with pytest.raises(UserError, match=r"runs/a: No space left on device; .* with --resume"):
+        with pytest.raises(UserError, match=r"runs/a: No space left on device. .* with --resume"):
             start(name="a")
     start(name="a", resume=True)
 
@@ -119,7 +117,7 @@ def test_a_trick_that_failed_the_gate_here_is_refused_unless_forced(
     start: Start, tmp_path: Path
 ) -> None:
     gates = tmp_path / "gates.json"
-    where = gate.place(devices.describe(torch.device("cpu")).name, torch.__version__)
+    where = gate.device_key(devices.describe(torch.device("cpu")).name, torch.__version__)
     gate.save(gates, where, [gate.Verdict("checkpoint all", False, None, 0.02, 10, 200, 1.0)])
     with pytest.raises(UserError, match="failed the correctness gate"):
         start("memory.checkpoint_every=1", f"gates={gates}", name="a")
@@ -133,9 +131,9 @@ def test_a_trick_that_failed_the_gate_here_is_refused_unless_forced(
 def test_an_automatic_attention_kernel_hides_no_trick(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where `auto` would take a kernel that failed the gate, the run is refused as with that kernel named."""
+    """If `auto` selects a kernel that failed the gate, the run is refused as with that kernel named."""
     gates = tmp_path / "gates.json"
-    where = gate.place(devices.describe(torch.device("cpu")).name, torch.__version__)
+    where = gate.device_key(devices.describe(torch.device("cpu")).name, torch.__version__)
     gate.save(gates, where, [gate.Verdict("attention varlen", False, None, 0.05, 10, 200, 1.0)])
     monkeypatch.setattr(
         tricks,
@@ -224,7 +222,7 @@ def test_one_line_and_nothing_is_left(
 def test_a_batch_that_grows_is_cut_for_all_processes(
     compose: Callable[..., dict[str, Any]], processes: int
 ) -> None:
-    """Of 120 sequences it grows by 12 at a time."""
+    """It grows by 12 of 120 sequences at a time."""
     config = Config.of(
         compose(
             "train.batch_ramp={start: 0.1, until: 0.5}",
@@ -232,12 +230,12 @@ def test_a_batch_that_grows_is_cut_for_all_processes(
             "train.micro_batch=20",
         )
     )
-    place = Hardware("cpu", "a CPU", "fp32", processes=processes)
+    hardware = Hardware("cpu", "a CPU", "fp32", processes=processes)
     setting = "micro_batch=20" if 120 % (20 * processes) == 0 else "batch_size=120"
     with pytest.raises(UserError, match=rf"^train\.{setting}: .*{processes} process"):
-        check(config, place)
+        check(config, hardware)
     if 12 % processes == 0:
-        check(config.replace(train=config.train.replace(micro_batch=12 // processes)), place)
+        check(config.replace(train=config.train.replace(micro_batch=12 // processes)), hardware)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -121,12 +121,12 @@ def test_a_run_without_kept_checkpoints_is_replayed_from_its_seed(
 
 
 def test_what_is_kept_stays_and_changes_no_number(start: Start) -> None:
-    kept = start(*KEPT, "checkpoint.every_steps=1", name="a")
+    saving = start(*KEPT, "checkpoint.every_steps=1", name="a")
     plain = start(*KEPT, "checkpoint.keep_at=[]", name="b")
     names = [f"kept-0000000{step}.pt" for step in (0, 2, 4, 6)]
     names += [f"step-0000000{step}.pt" for step in (7, 8)]
-    assert sorted(path.name for path in (kept / "checkpoints").iterdir()) == names
-    hashes = [load_record(run)["pretrain"]["final_sha256"] for run in (kept, plain)]
+    assert sorted(path.name for path in (saving / "checkpoints").iterdir()) == names
+    hashes = [load_record(run)["pretrain"]["final_sha256"] for run in (saving, plain)]
     assert hashes[0] == hashes[1]
 
 
@@ -160,7 +160,7 @@ def test_a_signal_ends_a_replay_wherever_it_comes(
 
 
 def test_the_stated_probability_is_right() -> None:
-    """Of 2,000 draws, the share that covers the interval where a forger put weights in."""
+    """The share of 2,000 draws that cover the interval with forged weights is the stated one."""
     intervals = []
     for number in range(20):
         end = Saved(5 * number + 5, "")
@@ -468,7 +468,7 @@ def test_weights_swapped_in_during_training_are_named_by_the_interval_that_cover
 def test_elsewhere_a_tolerance_is_measured(
     honest: Start, tmp_path: Path, replayed: Callable[..., list[str]]
 ) -> None:
-    """As on a machine with other threads: what is honest passes, a curve that is one per cent lower does not."""
+    """With another number of threads an honest run passes, and a curve that is one per cent lower fails."""
     run = tmp_path / "a"
     shutil.copytree(honest(), run)
     change_environment(run, threads=7)
@@ -561,7 +561,7 @@ def test_a_run_with_numbers_that_one_process_here_does_not_have_is_refused(
 def test_random_numbers_are_drawn_as_the_run_drew_them_elsewhere_too(
     honest: Start, tmp_path: Path, compose: Compose, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """How it is computed decides which numbers are drawn: it is the run's own, not this call's."""
+    """The drawn numbers depend on the way of computing: it is that of the run, not of this call."""
     run = tmp_path / "a"
     overrides = (
         "model.attention_dropout=0.2",

@@ -265,7 +265,9 @@ def test_a_run_killed_at_its_last_checkpoint_has_a_loss(
     )
     save = Checkpointer.save
     with monkeypatch.context() as patch, pytest.raises(Crash):
-        patch.setattr(Checkpointer, "save", lambda self, *kept: (save(self, *kept), crash()))
+        patch.setattr(
+            Checkpointer, "save", lambda self, *arguments: (save(self, *arguments), crash())
+        )
         start(*settings, name="a")
     run = start(*settings, name="a", resume=True)
     assert load_record(run)["pretrain"]["train_loss"] is not None
@@ -355,9 +357,9 @@ def test_a_budget_of_hours_is_saved_shortly_before_its_end(
     asked = set[int]()
 
     def progress(self: BudgetClock) -> float:
-        again = self.work.steps in asked
+        is_repeated = self.work.steps in asked
         asked.add(self.work.steps)
-        return 0.9695 + 0.004 * self.work.steps + pause * again
+        return 0.9695 + 0.004 * self.work.steps + pause * is_repeated
 
     monkeypatch.setattr(BudgetClock, "progress", progress)
     stall(9)
@@ -420,7 +422,7 @@ def test_a_resume_without_time_for_a_step_is_told_apart_from_a_run_that_goes_on(
         assert "there was no checkpoint to roll back to" in refused(*HOURS, resume=True)
     record = load_record(tmp_path / "runs" / "a")
     assert (record["pretrain"]["status"], record["pretrain"]["steps"]) == ("exhausted", 0)
-    assert "budget is spent, without a step that was kept" in refused(*HOURS, resume=True)
+    assert "budget is spent, without a completed step" in refused(*HOURS, resume=True)
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -582,7 +584,7 @@ def test_an_unfinished_run_and_a_resume_with_other_settings(
 def test_a_resume_may_find_the_corpus_elsewhere(
     start: Start, make_corpus: Callable[..., Path], tmp_path: Path, break_run: Break
 ) -> None:
-    """As one that newer settings would name otherwise; that it is the same, its manifest tells."""
+    """Newer settings may name its folder otherwise; the manifest identifies the corpus."""
     corpus = make_corpus(tmp_path / "corpus", documents=50)
     break_run(4, "crash", f"data.corpus={corpus}", name="a")
     moved = corpus.rename(tmp_path / "moved")

@@ -31,10 +31,10 @@ def variants(name: str) -> list[Schedule]:
         "start": (0.0, 0.25, 1.0),
         "final": (0.0, 0.1, 1.0),
     }
-    own = [field for field in SCHEDULES[name].model_fields if field != "name"]
+    fields = [field for field in SCHEDULES[name].model_fields if field != "name"]
     return [
-        SCHEDULES[name](**dict(zip(own, chosen)))
-        for chosen in product(*(values[setting] for setting in own))
+        SCHEDULES[name](**dict(zip(fields, chosen)))
+        for chosen in product(*(values[setting] for setting in fields))
     ]
 
 
@@ -84,10 +84,10 @@ def test_batch_ramp_grows_from_its_start_to_the_full_batch(size: int, ramp: Batc
     step = ramp_step(ramp, size)
     assert size % step == 0 and step <= ramp.start * size + 1e-9
     sizes = [sequences_per_step(ramp, p, size) for p in GRID]
-    for progress, found in zip(GRID, sizes):
+    for progress, batch in zip(GRID, sizes):
         line = size * min(1.0, ramp.start + (1 - ramp.start) * progress / ramp.until)
-        assert found % step == 0
-        assert abs(found - line) <= step / 2 + 1e-6, progress
+        assert batch % step == 0
+        assert abs(batch - line) <= step / 2 + 1e-6, progress
     assert sizes == sorted(sizes)
     assert sizes[0] < sizes[-1] == size
 

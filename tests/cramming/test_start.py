@@ -82,8 +82,8 @@ def test_words_of_one_topic_are_alike() -> None:
     torch.testing.assert_close(vectors[known].square().mean(1), torch.ones(35))
     alike = vectors @ vectors.T
     assert min(alike[3:20, 3:20].mean(), alike[20:38, 20:38].mean()) > alike[3:20, 20:38].mean() + 2
-    again, _ = word_vectors(pairs, 2, 0, CPU)
-    assert torch.equal(vectors, again)
+    repeated, _ = word_vectors(pairs, 2, 0, CPU)
+    assert torch.equal(vectors, repeated)
 
 
 @pytest.mark.parametrize("seed", [2**32, 2**63 - 1])
@@ -108,11 +108,11 @@ def test_the_factors_are_those_of_a_full_decomposition(width: int) -> None:
     rng = np.random.default_rng(0)
     left, right = (np.linalg.qr(rng.standard_normal((VOCAB, VOCAB)))[0] for _ in range(2))
     matrix = (left * np.geomspace(10, 1e-3, VOCAB) @ right.T).astype(np.float32)
-    found = _decompose(sparse.csr_array(matrix), width, 0, CPU)
+    factors = _decompose(sparse.csr_array(matrix), width, 0, CPU)
     expected = left[:, :width] * np.geomspace(10, 1e-3, VOCAB)[:width] ** 0.25
-    assert found.shape == (VOCAB, width)
+    assert factors.shape == (VOCAB, width)
     torch.testing.assert_close(
-        found @ found.T, torch.from_numpy(expected @ expected.T).float(), rtol=0, atol=0.02
+        factors @ factors.T, torch.from_numpy(expected @ expected.T).float(), rtol=0, atol=0.02
     )
 
 

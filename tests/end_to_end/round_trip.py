@@ -41,16 +41,16 @@ def main() -> None:
     for folder in map(Path, sys.argv[1:]):
         torch.manual_seed(0)
         told = {"trust_remote_code": True} if (folder / "hf_adapter.py").exists() else {}
-        found = {
+        outcome = {
             "folder": folder.name,
             "transformers": transformers.__version__,
             "torch": torch.__version__,
         }
-        found["largest_difference"] = masked_lm(folder, told)
-        found["fill_mask"] = fill_mask(folder, told)
-        found["losses"] = fine_tune(folder, told)
+        outcome["largest_difference"] = masked_lm(folder, told)
+        outcome["fill_mask"] = fill_mask(folder, told)
+        outcome["losses"] = fine_tune(folder, told)
         other_heads(folder, told)
-        print(json.dumps(found), flush=True)
+        print(json.dumps(outcome), flush=True)
 
 
 def masked_lm(folder: Path, told: dict[str, Any]) -> float:
@@ -66,14 +66,14 @@ def masked_lm(folder: Path, told: dict[str, Any]) -> float:
             logits = model.eval()(input_ids=ids, attention_mask=expected["mask"]).logits
         return (logits - expected["logits"])[expected["mask"] == 1].abs().max().item()
 
-    found = difference(expected["ids"])
-    assert found < 1e-4, found
+    distance = difference(expected["ids"])
+    assert distance < 1e-4, distance
     changed = expected["ids"].clone()
     changed[:, 0] = changed[:, 1]
     assert (
         difference(changed) > 1e-2
     )  # one other token in each row is seen: the comparison can fail
-    return found
+    return distance
 
 
 def fill_mask(folder: Path, told: dict[str, Any]) -> str:
@@ -104,9 +104,9 @@ def fine_tune(folder: Path, told: dict[str, Any]) -> list[float]:
     saved = folder.parent / f"{folder.name}-classifier"
     model.eval().save_pretrained(saved)
     tokenizer.save_pretrained(saved)
-    again = AutoModelForSequenceClassification.from_pretrained(saved, **told).eval()
+    reloaded = AutoModelForSequenceClassification.from_pretrained(saved, **told).eval()
     with torch.no_grad():
-        assert torch.equal(again(**inputs).logits, model(**inputs).logits)
+        assert torch.equal(reloaded(**inputs).logits, model(**inputs).logits)
     assert len(pipeline("text-classification", model=str(saved), **told)(TEXTS)) == 4
     return [losses[0], losses[-1]]
 

@@ -90,27 +90,27 @@ def expected(model: MaskedLM) -> dict[str, torch.Tensor]:
 
 def needed_by(*names: str) -> dict[str, Distribution]:
     """The installed packages of these names and all that they need, without extras."""
-    found: dict[str, Distribution] = {}
+    distributions: dict[str, Distribution] = {}
     waiting = list(names)
     while waiting:
         name = waiting.pop().lower().replace("_", "-")
-        if name in found:
+        if name in distributions:
             continue
         try:
-            found[name] = distribution(name)
+            distributions[name] = distribution(name)
         except PackageNotFoundError:
             continue
-        needs = map(Requirement, found[name].requires or [])
+        needs = map(Requirement, distributions[name].requires or [])
         waiting += [
             need.name
             for need in needs
             if need.marker is None or need.marker.evaluate({"extra": ""})
         ]
-    return found
+    return distributions
 
 
 def use(python: list[str], folders: list[Path], cache: Path) -> list[dict[str, Any]]:
-    """What the program found in each folder."""
+    """Return the results of the program in each folder."""
     environment = os.environ | {
         "HF_HOME": str(cache),
         "HF_HUB_OFFLINE": "1",
@@ -139,8 +139,8 @@ def test_torch_and_transformers_are_enough(folders: dict[str, Path], tmp_path: P
             if source.exists() and not (site / top).exists():
                 (site / top).symlink_to(source)
     code = f"import runpy, sys; sys.path.append({str(site)!r}); runpy.run_path({str(PROGRAM)!r}, run_name='__main__')"
-    found = use([sys.executable, "-I", "-S", "-c", code], [folders["crammed-bert"]], tmp_path)
-    assert [one["folder"] for one in found] == ["crammed-bert"]
+    results = use([sys.executable, "-I", "-S", "-c", code], [folders["crammed-bert"]], tmp_path)
+    assert [result["folder"] for result in results] == ["crammed-bert"]
 
 
 def fresh_environment(folder: Path, *packages: str) -> str:
@@ -159,10 +159,12 @@ def test_every_family_in_a_fresh_environment(
     version: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
     python = fresh_environment(tmp_path / "venv", version)
-    found = use([python, str(PROGRAM)], list(folders.values()), tmp_path)
-    print(*found, sep="\n")
-    assert [one["folder"] for one in found] == list(folders)
-    assert all(one["transformers"].split(".")[0] == version[len("transformers>=")] for one in found)
+    results = use([python, str(PROGRAM)], list(folders.values()), tmp_path)
+    print(*results, sep="\n")
+    assert [result["folder"] for result in results] == list(folders)
+    assert all(
+        result["transformers"].split(".")[0] == version[len("transformers>=")] for result in results
+    )
 
 
 @pytest.mark.slow

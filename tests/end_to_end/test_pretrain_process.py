@@ -57,8 +57,8 @@ def command(
 
 def processes(run: Path) -> list[dict[str, Any]]:
     """The processes of a run, as its record has them."""
-    found: list[dict[str, Any]] = load_record(run)["pretrain"]["budget"]["processes"]
-    return found
+    recorded: list[dict[str, Any]] = load_record(run)["pretrain"]["budget"]["processes"]
+    return recorded
 
 
 def losses(run: Path) -> list[tuple[int, float]]:
@@ -76,7 +76,7 @@ def killed_run(tmp_path_factory: pytest.TempPathFactory, tiny_overrides: list[st
 
 @pytest.fixture(scope="module")
 def start_seconds(killed_run: Path) -> float:
-    """How long this machine takes now from the start of a process to its training."""
+    """Return the seconds from the start of a process to its training, on this machine now."""
     return float(processes(killed_run)[-1]["spent_seconds"])
 
 
@@ -173,8 +173,10 @@ def test_ctrl_c_ends_with_130_and_the_run_can_go_on(
 def test_two_ranks_equal_one(
     tmp_path: Path, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str]
 ) -> None:
-    """The same losses, with masks that follow those of all ranks; and a second start of the finished run has nothing to
-    do, on every rank."""
+    """Losses are equal, with masks that follow those of all ranks.
+
+    A second start of the finished run has nothing to do, on every rank.
+    """
     torchrun = [
         sys.executable,
         "-m",
@@ -190,9 +192,9 @@ def test_two_ranks_equal_one(
         [*torchrun, *arguments], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=180
     )
     launch.main(compose(*tiny_overrides, *by_loss), Invocation("one", tmp_path, device="cpu"))
-    one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
-    assert [step for step, _ in two] == [step for step, _ in one]
-    assert [loss for _, loss in two] == pytest.approx([loss for _, loss in one], rel=1e-4)
+    single, two = losses(tmp_path / "one"), losses(tmp_path / "two")
+    assert [step for step, _ in two] == [step for step, _ in single]
+    assert [loss for _, loss in two] == pytest.approx([loss for _, loss in single], rel=1e-4)
     section = load_record(tmp_path / "two")["pretrain"]
     assert section["devices"] == 2
     assert section["tokens"] == load_record(tmp_path / "one")["pretrain"]["tokens"]
@@ -227,8 +229,8 @@ def test_a_start_from_counts_is_the_same_on_both_ranks(
             env={**os.environ, "OMP_NUM_THREADS": "1", "WEIGHTS": str(tmp_path / name)},
             timeout=180,
         )
-    one, first, second = (
+    single, first, second = (
         torch.load(tmp_path / name) for name in ("one-0.pt", "two-0.pt", "two-1.pt")
     )
-    for name, weight in one.items():
+    for name, weight in single.items():
         assert torch.equal(first[name], weight) and torch.equal(second[name], weight), name

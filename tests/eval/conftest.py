@@ -138,7 +138,7 @@ def clean_tree(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
 
 @pytest.fixture(scope="session")
 def inputs(honest_run: Path) -> Inputs:
-    """What a verifier has besides the honest run, or a copy of it.
+    """Inputs of a verifier besides the honest run, or a copy of it.
 
     Its tasks are taken from its corpus, where they are as generated: to generate them takes two seconds.
     """

@@ -25,11 +25,11 @@ def make_data(name: str, examples: int = 600) -> TaskData:
             if len(texts) == 1:
                 texts[0].append(" ".join([*first[1:], WORDS[0] if label else first[0]]))
             else:
-                kept = int(label) if task.regression else 6 * int(label == 0)
+                index = int(label) if task.regression else 6 * int(label == 0)
                 rest = [w for w in WORDS if w not in first]
                 texts[0].append(" ".join(first))
                 texts[1].append(
-                    " ".join([*first[:kept], *random.choice(rest, 6 - kept, replace=False)])
+                    " ".join([*first[:index], *random.choice(rest, 6 - index, replace=False)])
                 )
             labels.append(label)
         return Split(source, texts, np.array(labels, np.float32 if task.regression else np.int64))  # type: ignore[arg-type]
@@ -40,9 +40,11 @@ def make_data(name: str, examples: int = 600) -> TaskData:
 def test_it_learns_words_and_what_two_texts_share() -> None:
     for name, enough in (("sst2", 0.95), ("rte", 0.95), ("stsb", 0.9)):
         data = make_data(name)
-        found, labels = predict_from_words(data)[0], data.scored[0].labels
+        predictions, labels = predict_from_words(data)[0], data.scored[0].labels
         assert labels is not None
-        assert score(data.task.metrics, found, labels).values[data.task.main_metric] > enough, name
+        assert (
+            score(data.task.metrics, predictions, labels).values[data.task.main_metric] > enough
+        ), name
 
 
 def test_it_is_the_same_every_time() -> None:
@@ -66,5 +68,5 @@ def test_the_constant_is_the_most_frequent_class_or_the_mean_label() -> None:
         data = make_data(name, 3)
         kind = np.float32 if data.task.regression else np.int64
         data = replace(data, train=replace(data.train, labels=np.array(labels, kind)))
-        found = predict_constant(data)[0]
-        assert set(found) == {expected} and len(found) == len(data.scored[0]), name
+        predictions = predict_constant(data)[0]
+        assert set(predictions) == {expected} and len(predictions) == len(data.scored[0]), name

@@ -43,8 +43,8 @@ def _ranked(runs: Path) -> list[RankedEntry]:
 
 def _groups(runs: Path) -> dict[str, list[str]]:
     frame = _board(runs).frame
-    own = frame[frame["division"] != "published"]
-    return {title: list(group["model"]) for title, group in own.groupby("group", sort=False)}
+    measured = frame[frame["division"] != "published"]
+    return {title: list(group["model"]) for title, group in measured.groupby("group", sort=False)}
 
 
 def _on(device: str) -> dict[str, Any]:

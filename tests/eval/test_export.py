@@ -53,8 +53,8 @@ def run_export(runs: Path) -> Export:
     """`run_export(name="stock", ...)`: where the folder should be."""
 
     def call(name: str = "default", out: Path | None = None, **options: Any) -> Path:
-        given = {"model": None, "license": None, "language": None, **options}
-        export.main(name=name, runs=runs, out=out, **given)
+        arguments = {"model": None, "license": None, "language": None, **options}
+        export.main(name=name, runs=runs, out=out, **arguments)
         return out or runs / name / "export"
 
     return call
@@ -109,16 +109,16 @@ def test_the_card_says_what_the_record_says(runs: Path, run_export: Export) -> N
     assert header["license"] == "apache-2.0" and header["language"] == "en"
     assert header["library_name"] == "transformers" and header["pipeline_tag"] == "fill-mask"
     assert "custom_code" in header["tags"]
-    found = {
+    shown = {
         (r.dataset_config, r.dataset_split): r
         for r in ModelCard.load(folder / "README.md").data.eval_results
     }
-    cola = found["cola", "validation"]
+    cola = shown["cola", "validation"]
     assert (cola.metric_type, cola.metric_value) == (
         "matthews_correlation",
         round(section["tasks"]["cola"]["score"], 2),
     )
-    assert ("mnli", "validation_mismatched") in found and ("rte", "validation") not in found
+    assert ("mnli", "validation_mismatched") in shown and ("rte", "validation") not in shown
     corpus = record["corpus"]
     for text in (
         corpus["manifest_sha256"],
@@ -172,9 +172,9 @@ def test_the_header_names_data_sets_as_the_hub_does_and_no_path(tmp_path: Path) 
     hub = {"name": "allenai/c4/en/train", "kind": "hub", "dataset": "allenai/c4"}
     folder = "/home/user/sets/mine"
     local = {"name": f"{folder}/train", "kind": "hub", "folder": folder}
-    own = [{**hub, "name": "allenai/c4/vocab/tokenizer.json", "kind": "tokenizer"}]
-    own += [{**local, "name": f"{folder}/tokenizer.json", "kind": "tokenizer"}]
-    sources = [hub, local, {**hub, "dataset": "old"}, *own]
+    tokenizer_source = [{**hub, "name": "allenai/c4/vocab/tokenizer.json", "kind": "tokenizer"}]
+    tokenizer_source += [{**local, "name": f"{folder}/tokenizer.json", "kind": "tokenizer"}]
+    sources = [hub, local, {**hub, "dataset": "old"}, *tokenizer_source]
     write_run(tmp_path / "stock", change={"setup": {"corpus": {"sources": sources}}})
     (tmp_path / "README.md").write_text(write_card(MODEL, load_run(tmp_path / "stock")))
     header, body = card(tmp_path)
@@ -195,12 +195,14 @@ def test_an_export_takes_the_place_of_an_earlier_one(
     """Whole: of the earlier one's files none is left, though another model made it."""
     first = run_export(out=tmp_path / "out", name="own")
     assert (first / "hf_adapter.py").is_file()
-    again = run_export(out=tmp_path / "out", name="stock")
-    assert not (again / "hf_adapter.py").exists() and card(again) == card(run_export(name="stock"))
-    (again / "notes.txt").write_text("mine")
+    repeated = run_export(out=tmp_path / "out", name="stock")
+    assert not (repeated / "hf_adapter.py").exists() and card(repeated) == card(
+        run_export(name="stock")
+    )
+    (repeated / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match="--out="):
         run_export(out=tmp_path / "out", name="stock")
-    assert (again / "notes.txt").read_text() == "mine"
+    assert (repeated / "notes.txt").read_text() == "mine"
 
 
 def remove(path: Path) -> None:
@@ -256,7 +258,7 @@ def test_the_schema_names_what_is_written(runs: Path) -> None:
 def test_the_record_knows_every_file_of_the_model(
     runs: Path, run_export: Export, tmp_path: Path
 ) -> None:
-    """Of a folder that is no longer the run's, the card does not tell the run's story."""
+    """The card of a folder that is no longer the run's does not describe the run."""
     for name in ("stock", "own"):
         record = load_record(runs / name)
         assert record["pretrain"]["final_files"] == file_hashes(runs / name / "final")

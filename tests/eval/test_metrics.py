@@ -33,15 +33,15 @@ def test_every_small_input_equals_the_reference_or_says_why_not(name: str) -> No
     for size in (1, 2, 3):
         cells = list(itertools.product((0, 1), repeat=size))
         for predictions, labels in itertools.product(map(np.array, cells), repeat=2):
-            found = score([name], predictions, labels)
-            value = found.values[name]
+            metrics = score([name], predictions, labels)
+            value = metrics.values[name]
             undefined = (
                 name in ("pearson", "spearmanr", "matthews_correlation")
                 and len(set(labels.tolist())) == 1
             )
             undefined |= name in ("pearson", "spearmanr") and len(set(predictions.tolist())) == 1
             undefined |= name == "f1" and not (predictions.any() or labels.any())
-            assert math.isnan(value) == undefined == bool(found.problems)
+            assert math.isnan(value) == undefined == bool(metrics.problems)
             if not undefined:
                 assert value == pytest.approx(REFERENCE[name](predictions, labels), abs=1e-12)
 
@@ -49,12 +49,12 @@ def test_every_small_input_equals_the_reference_or_says_why_not(name: str) -> No
 def test_values_counted_by_hand() -> None:
     """Three classes, ties, and numbers whose squares are none."""
     predictions, labels = np.array([0, 1, 1, 1, 2, 0]), np.array([0, 0, 1, 1, 2, 2])
-    found = score(
+    metrics = score(
         ["accuracy", "f1_macro", "accuracy_f1", "matthews_correlation"], predictions, labels
     ).values
     macro = (1 / 2 + 4 / 5 + 2 / 3) / 3
     expected = [4 / 6, macro, (4 / 6 + macro) / 2, 12 / math.sqrt(22 * 24)]
-    assert list(found.values()) == pytest.approx(expected, abs=1e-12)
+    assert list(metrics.values()) == pytest.approx(expected, abs=1e-12)
     tied, labels = np.array([1.0, 2.0, 2.0, 3.0]), np.array([1.0, 3.0, 2.0, 4.0])
     for scale in (1.0, 1e150, 1e-150):
         values = score(["pearson", "spearmanr"], scale * tied, labels).values

@@ -45,8 +45,8 @@ def test_likelihoods_are_the_definition_packed_and_padded(bert: Path) -> None:
         expected.append(total)
     for make in (_own_model, _stock_model):
         for tokens in (1, 200, 10**6):
-            found = likelihoods(sentences, MASK, {2, 3}, make(bert, CPU), tokens)
-            np.testing.assert_allclose(found, expected, atol=1e-3)
+            likelihoods_N = likelihoods(sentences, MASK, {2, 3}, make(bert, CPU), tokens)
+            np.testing.assert_allclose(likelihoods_N, expected, atol=1e-3)
     assert np.std(expected) > 1
 
 
@@ -61,7 +61,7 @@ def test_accuracy_is_the_mean_over_paradigms_and_turns_with_the_pairs(
     pairs = [("w1 w2 w3", "w3 w2 w1"), ("w4 w5", "w6 w7"), ("w8 w9 w1", "w9 w9 w9")]
     write(tmp_path / "a.jsonl", pairs)
     write(tmp_path / "b.jsonl", [(bad, good) for good, bad in pairs])
-    for source in (open_model(bert), replace(open_model(bert), own=False)):
+    for source in (open_model(bert), replace(open_model(bert), is_native=False)):
         scores = score_pairs(source, read_pairs(tmp_path), CPU, 24, None)
         first, second = (scores.paradigms[name]["accuracy"] for name in "ab")
         assert first + second == pytest.approx(100) and scores.accuracy == pytest.approx(50)
@@ -84,9 +84,9 @@ def test_what_is_known_of_this_model_and_these_pairs_is_not_scored_again(
         replace(source, sha256="0"),
         replace(source, files={**source.files, "tokenizer.json": "0"}),
     )
-    for one, length in ((source, 16), *((other, 24) for other in others)):
+    for model, length in ((source, 16), *((other, 24) for other in others)):
         with pytest.raises(KeyboardInterrupt):
-            score_pairs(one, pairs, CPU, length, known)
+            score_pairs(model, pairs, CPU, length, known)
 
 
 def interrupt(*_: object) -> None:

@@ -35,9 +35,10 @@ def test_intervals_cover_what_they_say(budgets: list[float]) -> None:
     for _ in range(times):
         law = PowerLaw(budgets, [planted(c) + rng.normal(0, 0.02) for c in budgets])
         new = [(law.predict(c), planted(c) + rng.normal(0, 0.02)) for c in (3.0, 3000.0)]
-        found = [*new, (law.floor, 2.0), (law.alpha, 0.3)]
+        estimates = [*new, (law.floor, 2.0), (law.alpha, 0.3)]
         hits += [
-            (e.low or 0.0) <= truth <= (np.inf if e.high is None else e.high) for e, truth in found
+            (e.low or 0.0) <= truth <= (np.inf if e.high is None else e.high)
+            for e, truth in estimates
         ]
     four_errors = 4 * (LEVEL * (1 - LEVEL) / times) ** 0.5
     assert (abs(hits / times - LEVEL) < four_errors).all(), hits / times
@@ -87,15 +88,15 @@ def verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
     monkeypatch.setattr(progress, "_console", progress._console)
 
     def call(**changes: Any) -> None:
-        given = {"names": None, "hours": 24.0, "exaflops": None, "out": None, "json": False}
-        project.main(path=tmp_path / "runs", **{**given, **changes})
+        arguments = {"names": None, "hours": 24.0, "exaflops": None, "out": None, "json": False}
+        project.main(path=tmp_path / "runs", **{**arguments, **changes})
 
     return call
 
 
 def read_json(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return report
 
 
 def test_the_full_budget_from_runs(
@@ -110,10 +111,10 @@ def test_the_full_budget_from_runs(
     verb(exaflops=320.0 * UNIT)
     said = capsys.readouterr().out
     verb(exaflops=320.0 * UNIT, json=True)
-    found = read_json(capsys)
-    law, score = found["loss"], found["lost_score"]
-    assert len(found["runs"]) == 7
-    assert found["left_out"] == ["3-0-0.001: is running", "2-0-0.003: optim.lr 0.001 and 0.003"]
+    report = read_json(capsys)
+    law, score = report["loss"], report["lost_score"]
+    assert len(report["runs"]) == 7
+    assert report["left_out"] == ["3-0-0.001: is running", "2-0-0.003: optim.lr 0.001 and 0.003"]
     assert law["predicted"]["low"] < planted(320.0) < law["predicted"]["high"]
     assert score["predicted"]["value"] == pytest.approx(10 * planted(320.0), abs=1.0)
     assert law["full_budget"] == 320.0 * UNIT
@@ -188,16 +189,16 @@ def test_seeds_do_not_stand_for_budgets(
     write_budget: Write, verb: Any, capsys: pytest.CaptureFixture[str], count: int
 ) -> None:
     """They tell their own noise, not how well a law fits: with more of them its interval stays."""
-    found = []
+    intervals = []
     for seeds in (range(1, 2), range(4)):  # the second and the mean of four differ by 0.001
         for place, seed in product(range(count), seeds):
             write_budget(BUDGETS[place], seed=seed, off=0.1 * (-1) ** place)
         verb(exaflops=320.0 * UNIT, json=True)
-        found.append(read_json(capsys)["loss"]["predicted"])
-    assert found[0]["value"] == pytest.approx(found[1]["value"], abs=2e-3)
-    assert (found[0]["high"] is None) == (found[1]["high"] is None) == (count == 3)
+        intervals.append(read_json(capsys)["loss"]["predicted"])
+    assert intervals[0]["value"] == pytest.approx(intervals[1]["value"], abs=2e-3)
+    assert (intervals[0]["high"] is None) == (intervals[1]["high"] is None) == (count == 3)
     if count == 4:
-        assert found[0]["high"] == pytest.approx(found[1]["high"], abs=2e-3)
+        assert intervals[0]["high"] == pytest.approx(intervals[1]["high"], abs=2e-3)
 
 
 def test_a_held_out_budget_has_no_part_in_its_prediction(

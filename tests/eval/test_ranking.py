@@ -22,8 +22,8 @@ def _simulated(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 def test_p_values_are_the_larger_of_both_tests() -> None:
     random = np.random.default_rng(0)
-    for few, many in itertools.product(SIZES, repeat=2):
-        first, second = random.standard_normal((5, few)), random.standard_normal((5, many))
+    for smaller, many in itertools.product(SIZES, repeat=2):
+        first, second = random.standard_normal((5, smaller)), random.standard_normal((5, many))
         p = p_values([*first.tolist(), *second.tolist()])
         assert np.diagonal(p[:5, 5:]) == pytest.approx(_simulated(first, second))
         assert np.array_equal(p, p.T, equal_nan=True)
@@ -33,18 +33,18 @@ def test_p_values_are_the_larger_of_both_tests() -> None:
 def test_equal_recipes_are_called_different_no_more_often_than_is_said(spread: float) -> None:
     """Also where the spreads are not one, but for very few runs against many."""
     random = np.random.default_rng(0)
-    for few, many in itertools.product(SIZES, repeat=2):
-        first = spread * random.standard_normal((DRAWS, few))
+    for smaller, many in itertools.product(SIZES, repeat=2):
+        first = spread * random.standard_normal((DRAWS, smaller))
         share = (_simulated(first, random.standard_normal((DRAWS, many))) < NOISE).mean()
-        limit = 0.057 if spread == 1 else 0.09 if few == 2 else 0.07
-        assert share < limit, (few, many)
+        limit = 0.057 if spread == 1 else 0.09 if smaller == 2 else 0.07
+        assert share < limit, (smaller, many)
 
 
-@pytest.mark.parametrize(("most", "share"), [(5, 0.08), (10, 0.14)])
-def test_seeds_added_until_p_is_small_find_too_much(most: int, share: float) -> None:
-    """As the page of rules says, of equal recipes with three runs each to begin with."""
-    first, second = np.random.default_rng(3).standard_normal((2, DRAWS, most))
-    counts = range(3, most + 1)
+@pytest.mark.parametrize(("max_seeds", "share"), [(5, 0.08), (10, 0.14)])
+def test_seeds_added_until_p_is_small_find_too_much(max_seeds: int, share: float) -> None:
+    """Equal recipes start with three runs each, as on the page of rules."""
+    first, second = np.random.default_rng(3).standard_normal((2, DRAWS, max_seeds))
+    counts = range(3, max_seeds + 1)
     different = [_simulated(first[:, :count], second[:, :count]) < NOISE for count in counts]
     assert np.any(different, axis=0).mean() == pytest.approx(share, abs=0.01)
 

@@ -137,7 +137,7 @@ def test_copies_of_a_data_set_train_the_same_model_and_have_one_hash(glue: Path)
     """Publishers order examples and spell white space as they like; file order is no seed."""
     path, task = glue / "RTE/train.tsv", GLUE["rte"]
 
-    def found() -> tuple[str, str, str]:
+    def hashes() -> tuple[str, str, str]:
         data = read_task(glue, task)
         return data.sha256, in_one_order(data).sha256, examples_sha256(data.train, *data.scored)
 
@@ -145,13 +145,13 @@ def test_copies_of_a_data_set_train_the_same_model_and_have_one_hash(glue: Path)
         header, *rows = path.read_text(encoding="utf-8").splitlines()
         path.write_text("\n".join([header, *map(change, rows[::-1])]) + "\n", encoding="utf-8")
 
-    content, ordered, examples = found()
+    content, ordered, examples = hashes()
     rewrite(lambda row: row)
-    assert found() == (found()[0], ordered, examples) and found()[0] != content
+    assert hashes() == (hashes()[0], ordered, examples) and hashes()[0] != content
     rewrite(lambda row: row.replace(" ", "  "))
-    assert found()[2] == examples and found()[0] != content
+    assert hashes()[2] == examples and hashes()[0] != content
     edit(path, 2, lambda line: line.replace("says", "said"))
-    assert found()[2] != examples
+    assert hashes()[2] != examples
 
 
 BROKEN = [
@@ -230,13 +230,13 @@ def test_missing_and_cut_files_and_wrong_folders_are_named(glue: Path) -> None:
     """The fields of a cut file may all be there, only the end of the last one is not."""
     path = glue / "STS-B/dev.tsv"
     path.write_bytes(path.read_bytes()[:-2])
-    is_refused(glue, GLUE["stsb"], r"dev.tsv:6: the last line has no newline, .* cut short")
+    is_refused(glue, GLUE["stsb"], r"dev.tsv:6: the last line has no newline")
     (glue / "SST-2/train.tsv").write_text("sentence\tlabel\n")
     is_refused(glue, GLUE["sst2"], r"train.tsv: no examples")
     (glue / "SST-2/dev.tsv").unlink()
-    is_refused(glue, GLUE["sst2"], r"SST-2/dev.tsv: no such file; SST-2 needs")
+    is_refused(glue, GLUE["sst2"], r"SST-2/dev.tsv: no such file")
     for folder in (glue / "CoLA", glue / "nowhere"):
-        with pytest.raises(UserError, match=r"no GLUE task found; expected .*CoLA/, SST-2/"):
+        with pytest.raises(UserError, match=r"no GLUE task found.*CoLA/, SST-2/"):
             tasks_in_folder(folder, None)
 
 
@@ -332,9 +332,9 @@ def test_superglues_official_layouts_are_read(superglue: Path) -> None:
     assert [task.name for task in tasks] == list(SUPERGLUE) and not absent
     data = {task.name: read_task(superglue, task) for task in tasks}
     labels = {
-        name: found.scored[0].labels.tolist()
-        for name, found in data.items()
-        if found.scored[0].labels is not None
+        name: task_data.scored[0].labels.tolist()
+        for name, task_data in data.items()
+        if task_data.scored[0].labels is not None
     }
     assert labels == {
         "boolq": [1, 0],
@@ -343,7 +343,10 @@ def test_superglues_official_layouts_are_read(superglue: Path) -> None:
         "wic": [1],
         "wsc": [0],
     }
-    first = {name: tuple(column[0] for column in found.train.texts) for name, found in data.items()}
+    first = {
+        name: tuple(column[0] for column in task_data.train.texts)
+        for name, task_data in data.items()
+    }
     assert first["boolq"] == ("is w1 w2", "w1 -- w2 w3") and first["wic"] == ("w1: w1 w2", "w3 w1")
     assert first["wsc"] == (
         WSC["text"],
@@ -353,7 +356,7 @@ def test_superglues_official_layouts_are_read(superglue: Path) -> None:
         "cb",
         "wic",
     ]
-    with pytest.raises(UserError, match=r"no SuperGLUE task found; .* BoolQ/, CB/"):
+    with pytest.raises(UserError, match=r"no SuperGLUE task found.*BoolQ/, CB/"):
         tasks_in_folder(superglue / "CB", None, "superglue")
 
 

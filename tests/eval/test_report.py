@@ -395,7 +395,7 @@ def test_the_gain_is_over_the_best_row_without_pretraining(
 
 
 def test_facts_name_the_corpus_that_was_read(tmp_path: Path) -> None:
-    """Where it was given by its folder, the settings of text and tokenizer beside it were not read."""
+    """If the corpus is set by its folder, the settings of text and tokenizer were not read."""
     corpus = {
         "vocab_size": 199,
         "tokenizer": {"kind": "bpe"},

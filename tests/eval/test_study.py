@@ -65,14 +65,14 @@ def start(compose: Callable[..., dict[str, Any]], tmp_path: Path) -> Start:
     """`start(*overrides, what="vocab", ...)`: a study in the test's folder."""
 
     def call(*overrides: str, table: dict[str, list[str]] | None = None, **options: Any) -> None:
-        given = {"what": "vocab", "seeds": "0,1", "vocab_sizes": "512,1024", "stages": 3}
+        arguments = {"what": "vocab", "seeds": "0,1", "vocab_sizes": "512,1024", "stages": 3}
         if table is not None:
             file = tmp_path / "data.yaml"
             file.write_text(json.dumps(table))
-            given["what"] = str(file)
+            arguments["what"] = str(file)
         overrides = overrides or ("budget.hours=1",)
         here = Invocation("x", tmp_path, tmp_path / "corpora", overrides=overrides)
-        main(compose(), here, **{**given, "glue": None, "out": None, **options})
+        main(compose(), here, **{**arguments, "glue": None, "out": None, **options})
 
     return call
 
@@ -123,9 +123,11 @@ def earlier(compose: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[
     """`earlier("budget.hours=2", ...)`: the run of variant `vocab1024`, seed 1, with settings of its own."""
 
     def make(*overrides: str, **facts: Any) -> Path:
-        own = ("seed=1", "tokenizer.vocab_size=1024", "budget.hours=1")
+        settings = ("seed=1", "tokenizer.vocab_size=1024", "budget.hours=1")
         typed = {override.partition("=")[0] for override in overrides}
-        recipe = compose(*(each for each in own if each.partition("=")[0] not in typed), *overrides)
+        recipe = compose(
+            *(each for each in settings if each.partition("=")[0] not in typed), *overrides
+        )
         limit = recipe["budget"]["hours"]
         whole = {"scores": {}, **facts}
         return write_run(tmp_path / "x-vocab1024-1", recipe=recipe, limit=limit, **whole)
@@ -197,7 +199,7 @@ def test_a_corpus_may_lie_elsewhere_and_must_be_the_same(
             f"train.validation_corpus={folders[2]}",
         ),
     ):
-        given = ["budget.hours=1", f"{key}={folders[0]}"]
+        overrides = ["budget.hours=1", f"{key}={folders[0]}"]
         for folder, sha256, problem in (
             (folders[1], hashes[1], None),
             (folders[2], hashes[2], other),
@@ -207,9 +209,9 @@ def test_a_corpus_may_lie_elsewhere_and_must_be_the_same(
             earlier(f"{key}={folder}", change=change)
             if problem:
                 with pytest.raises(UserError, match=problem):
-                    start(*given, vocab_sizes="1024", seeds="1", glue=False)
+                    start(*overrides, vocab_sizes="1024", seeds="1", glue=False)
             else:
-                start(*given, vocab_sizes="1024", seeds="1", glue=False)
+                start(*overrides, vocab_sizes="1024", seeds="1", glue=False)
     assert not ran(calls)
 
 
@@ -228,11 +230,11 @@ def test_scores_made_with_other_settings_end_a_study_of_scores_only(
     scored: dict[str, Any],
     problem: str,
 ) -> None:
-    given = compose()["eval"]
+    section = compose()["eval"]
     same = {
-        "hyperparameters": given["hyperparameters"],
+        "hyperparameters": section["hyperparameters"],
         "precision": "fp32",
-        "threads_per_run": given["threads"],
+        "threads_per_run": section["threads"],
     }
     score_run(earlier(), suite="embedded", change={"scoring": same | scored})
     with pytest.raises(UserError, match=problem):
@@ -316,15 +318,17 @@ def test_losses_on_one_text_compare(tmp_path: Path, scored: Callable[..., Run]) 
         return {"validation": {"folder": folder, "manifest_sha256": sha256}}
 
     first = scored("a", on("text", "1"))
-    own = scored("e", {"manifest_sha256": "9" * 64})  # on the held-out text of its own corpus
+    on_own_text = scored(
+        "e", {"manifest_sha256": "9" * 64}
+    )  # on the held-out text of its own corpus
     lost = Run(Path("f"), "f", Record(pretrain=Pretraining(status="diverged")))  # of no text
     others = [(scored("b", on("text", "1")), True), (scored("c", on("other", "2")), False)]
-    others += [(scored("d"), False), (own, False)]
+    others += [(scored("d"), False), (on_own_text, False)]
     for other, compare in others:
         write(tmp_path, "data", {"v": [first], "w": [other, lost]})
         text = (tmp_path / "study.md").read_text()
         assert ("Validation losses are all on one text." in text) == compare
-    write(tmp_path, "masking", {"v": [own], "w": [own]})
+    write(tmp_path, "masking", {"v": [on_own_text], "w": [on_own_text]})
     assert "Validation losses are all on one text." in (tmp_path / "study.md").read_text()
 
 
@@ -405,11 +409,11 @@ def test_a_study_of_one_variant_end_to_end(tiny_overrides: list[str], tmp_path: 
         f"--corpora={tmp_path / 'corpora'}",
         *("--name", "x", "--no-glue", "--vocab-sizes", "300", "--seeds", "0"),
     ]
-    given = [o for o in tiny_overrides if not o.startswith("data.corpus=")] + [
+    overrides = [o for o in tiny_overrides if not o.startswith("data.corpus=")] + [
         "data=embedded",
         "data.size=20000",
     ]
-    wanted = [*places, *given, "budget.steps=3"]
+    wanted = [*places, *overrides, "budget.steps=3"]
     command = [sys.executable, "-m", "cramming", "study", "vocab", *wanted]
     subprocess.run(command, check=True)
     record = json.loads((tmp_path / "runs/x-vocab300-0/record.json").read_text())
@@ -417,9 +421,9 @@ def test_a_study_of_one_variant_end_to_end(tiny_overrides: list[str], tmp_path: 
     loss, tokens = record["pretrain"]["validation"]["loss"], record["pretrain"]["tokens"]
     table = (tmp_path / "runs/x-vocab-study/study.md").read_text()
     assert f"| vocab300 | 1 | 300 | – | – | {loss:.3f} | {tokens:,} |" in table
-    again = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    repeated = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert (
-        "cramming pretrain" not in again
+        "cramming pretrain" not in repeated
         and (tmp_path / "runs/x-vocab-study/study.md").read_text() == table
     )
     other = subprocess.run([*command, "optim.lr=0.5"], check=False, capture_output=True, text=True)
@@ -454,9 +458,9 @@ def quick(monkeypatch: pytest.MonkeyPatch, compose: Callable[..., dict[str, Any]
 STUDIES = ("architectures", "batch", "data", "masking", "schedules")
 
 
-def changes_of(what: str, given: Sequence[str]) -> dict[str, list[str]]:
+def changes_of(what: str, words: Sequence[str]) -> dict[str, list[str]]:
     """The overrides of each variant of a study whose runs all have those of `given`."""
-    shared = Invocation(overrides=tuple(given))
+    shared = Invocation(overrides=tuple(words))
     made = Study(what, variants_of(what, "1"), [0], shared, False)
     return {variant: made.changes_of(variant) for variant in made.variants}
 
@@ -467,24 +471,24 @@ def test_every_variant_is_a_run_at_any_size(
     compose: Callable[..., dict[str, Any]], what: str
 ) -> None:
     """Names are of one study only: the runs of all studies with one name lie in one folder."""
-    given = ["experiment=crammed-bert-day", "scale=30M"]
-    variants = changes_of(what, given)
+    overrides = ["experiment=crammed-bert-day", "scale=30M"]
+    variants = changes_of(what, overrides)
     others = [name for other in STUDIES if other != what for name in variants_of(other, "1")]
     assert len(variants) > 1 and not variants.keys() & set(others)
     seen = []
     for changes in variants.values():
-        found = Config.of(composed := compose(*given, *changes))
-        check(found, Hardware("cuda", "a GPU", "bf16", (9, 0)))
+        config = Config.of(composed := compose(*overrides, *changes))
+        check(config, Hardware("cuda", "a GPU", "bf16", (9, 0)))
         seen.append(composed)
-    assert all(one != other for i, one in enumerate(seen) for other in seen[:i])
+    assert all(first != other for i, first in enumerate(seen) for other in seen[:i])
 
 
 @pytest.mark.usefixtures("quick")
 def test_shapes_have_the_parameters_of_the_model(compose: Callable[..., dict[str, Any]]) -> None:
-    for given in ("scale=10M", "scale=30M", "scale=110M", "scale=350M"):
-        variants, counts = changes_of("architectures", ["model=crammed-bert", given]), {}
+    for scale in ("scale=10M", "scale=30M", "scale=110M", "scale=350M"):
+        variants, counts = changes_of("architectures", ["model=crammed-bert", scale]), {}
         for name in ("as-chosen", "deep-narrow", "shallow-wide", "plain-mlp"):
-            model = compose("model=crammed-bert", given, *variants[name])["model"] | {
+            model = compose("model=crammed-bert", scale, *variants[name])["model"] | {
                 "vocab_size": 32768
             }
             counts[name] = count_parameters(build(ModelConfig, model, "")).without_embeddings
@@ -533,7 +537,7 @@ def test_a_multiple_is_of_what_the_variant_has_otherwise(
 def test_learning_rates_follow_the_batch_by_the_square_root(
     compose: Callable[..., dict[str, Any]],
 ) -> None:
-    """Of every optimizer, with a rule of its own (`optim.lr_scale`) or without."""
+    """This holds for every optimizer, with or without a rule in `optim.lr_scale`."""
     for name in sorted(file.stem for file in (config_folder() / "optim").glob("*.yaml")):
         for batch in (16, 256):
             shared = [f"optim={name}", f"train.batch_size={batch}"]

@@ -71,8 +71,8 @@ def store(folder: Path, predictions: dict[str, np.ndarray], **changed: dict[str,
     def content(task: Task, seed: int) -> bytes:
         arrays = by_task[task.name] | changed.get(task.name, {})
         buffer = io.BytesIO()
-        kept = {name: values for name, values in arrays.items() if values is not None}
-        np.savez_compressed(buffer, **kept)
+        present = {name: values for name, values in arrays.items() if values is not None}
+        np.savez_compressed(buffer, **present)
         return buffer.getvalue()
 
     write_run(folder, scores={"pretrained": 0.7}, seeds=[3], predictions=content)
@@ -84,10 +84,10 @@ def store(folder: Path, predictions: dict[str, np.ndarray], **changed: dict[str,
 def test_collects_what_fine_tuning_left(tmp_path: Path) -> None:
     predictions = _predictions()
     scores = store(tmp_path, predictions)
-    found, missing = collect(tmp_path / "predictions", scores, 3)
-    assert missing == {} and archive(found) == archive(predictions)
-    found, missing = collect(tmp_path / "predictions", scores, 1)
-    assert not found and set(missing) == set(FILES)
+    collected, missing = collect(tmp_path / "predictions", scores, 3)
+    assert missing == {} and archive(collected) == archive(predictions)
+    collected, missing = collect(tmp_path / "predictions", scores, 1)
+    assert not collected and set(missing) == set(FILES)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ MAIN = {"cola": "matthews_correlation", "mrpc": "f1", "qqp": "f1", "stsb": "pear
 
 
 def test_sizes_labels_and_metrics_are_the_official_ones() -> None:
-    found = {
+    official = {
         t.name: (
             t.train.folder,
             t.train.examples,
@@ -46,7 +46,7 @@ def test_sizes_labels_and_metrics_are_the_official_ones() -> None:
         )
         for t in (*GLUE.values(), *SUPERGLUE.values())
     }
-    assert found == SIZES and AX in GLUE["mnli"].blind
+    assert official == SIZES and AX in GLUE["mnli"].blind
     labels = dict.fromkeys(("cola", "sst2", "mrpc", "qqp", "wnli"), ("0", "1")) | {"stsb": ()}
     labels |= dict.fromkeys(("rte", "qnli"), ("entailment", "not_entailment"))
     assert {t.name: t.labels for t in GLUE.values()} == {

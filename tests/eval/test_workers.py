@@ -33,32 +33,32 @@ def test_memory_decides_how_many_work_side_by_side(
     weight_bytes: int,
     count: int,
 ) -> None:
-    """What this process can get, a container's limit included; never none."""
+    """The memory is what this process can get, within a limit of its container; at least one works."""
     monkeypatch.setattr(workers, "usable_cores", lambda: cores)
     monkeypatch.setattr(workers, "available_bytes", lambda: 1e12)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 150e9))
     gpu = torch.device("cuda")
     assert workers.choose_workers(None, 1, 100, seeds, gpu, weight_bytes) == count
     assert workers.choose_workers(3, 1, 100, seeds, gpu, weight_bytes) == 3
-    for memory, most in ((1e12, cores), (3 * workers.PROCESS_BYTES, 2), (0, 1)):
+    for memory, expected in ((1e12, cores), (3 * workers.PROCESS_BYTES, 2), (0, 1)):
         monkeypatch.setattr(workers, "available_bytes", lambda memory=memory: memory)
-        assert workers.choose_workers(None, 1, 100, seeds, torch.device("cpu"), 0) == most
+        assert workers.choose_workers(None, 1, 100, seeds, torch.device("cpu"), 0) == expected
 
 
-@pytest.mark.parametrize(("given", "kept"), [(None, "64"), ("7", "7")])
+@pytest.mark.parametrize(("preset", "expected"), [(None, "64"), ("7", "7")])
 def test_fine_tuning_on_a_cpu_keeps_few_of_onednns_kernels_unless_told(
-    monkeypatch: pytest.MonkeyPatch, given: str | None, kept: str
+    monkeypatch: pytest.MonkeyPatch, preset: str | None, expected: str
 ) -> None:
-    name, found = workers.KERNEL_CACHE[0], list[str]()
-    monkeypatch.setenv(name, given or "")
-    if given is None:
+    name, values = workers.KERNEL_CACHE[0], list[str]()
+    monkeypatch.setenv(name, preset or "")
+    if preset is None:
         monkeypatch.delenv(name)
     monkeypatch.setattr(
-        workers, "finetune", lambda run, on_examples: found.append(os.environ[name])
+        workers, "finetune", lambda run, on_examples: values.append(os.environ[name])
     )
     run = SimpleNamespace(threads=1, device="cpu", precision="fp32")
     list(workers.run_all([cast(workers.TaskRun, run)], 1, lambda examples: None))
-    assert found == [kept]
+    assert values == [expected]
 
 
 NO_MEMORY = [
@@ -103,11 +103,11 @@ def test_what_is_done_when_another_fails_is_not_lost(monkeypatch: pytest.MonkeyP
         yield submit
 
     monkeypatch.setattr(workers, "process_pool", pool)
-    found = []
+    results = []
     with pytest.raises(UserError, match="died"):
         for _, result in workers.run_all(cast(Any, range(20)), 19, lambda examples: None):
-            found.append(result)
-    assert len(found) == 10
+            results.append(result)
+    assert len(results) == 10
 
 
 @pytest.mark.parametrize("count", [1, 2])

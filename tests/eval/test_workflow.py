@@ -38,7 +38,7 @@ def committed(folder: Path) -> str:
 
 
 def run_steps(folder: Path, base: str, head: str, tools: Path) -> bool:
-    """Whether all succeed; `tools` come first in PATH."""
+    """Return whether all steps succeed; `tools` come first in PATH."""
     environment = {
         **os.environ,
         "BASE": base,
@@ -47,8 +47,8 @@ def run_steps(folder: Path, base: str, head: str, tools: Path) -> bool:
     }
     commands = ([*SHELL[step.get("shell")], step["run"]] for step in STEPS)
     return all(
-        subprocess.run(one, cwd=folder, env=environment, capture_output=True).returncode == 0
-        for one in commands
+        subprocess.run(command, cwd=folder, env=environment, capture_output=True).returncode == 0
+        for command in commands
     )
 
 
@@ -107,14 +107,15 @@ def test_what_a_pull_request_changes_is_verified(
 
 
 def test_no_text_of_a_record_is_a_command_to_the_runner() -> None:
-    """Where it may be printed, commands are stopped before, until a word that nobody can know."""
+    """Commands are stopped before the text is printed, until a random word."""
     before = [
         step["run"].partition("cramming ")[0]
         for step in JOB["steps"]
         if "cramming " in step.get("run", "")
     ]
     assert len(before) == 2 and all(
-        'echo "::stop-commands::$(cat /proc/sys/kernel/random/uuid)"' in one for one in before
+        'echo "::stop-commands::$(cat /proc/sys/kernel/random/uuid)"' in earlier
+        for earlier in before
     )
 
 

@@ -85,9 +85,9 @@ def make_engine(
     """`make_engine("model=modern", "runtime.compile=model")`: seeded weights, small unless they say more."""
 
     def make(*overrides: str) -> Engine:
-        found = compose(f"precision={mode}", *SMALL, *overrides)
+        settings = compose(f"precision={mode}", *SMALL, *overrides)
         torch.manual_seed(0)
-        return build_engine(Config.of(found), Mesh.solo(device), device)
+        return build_engine(Config.of(settings), Mesh.solo(device), device)
 
     return make
 
@@ -109,13 +109,13 @@ def train(batch_of: Callable[..., Batch]) -> Callable[..., list[StepResult]]:
     """`train(engine, 3)`: three steps of a few sequences in two micro-batches; what each came to."""
 
     def run(engine: Engine, steps: int, packing: str = "rows", cut: int = 2) -> list[StepResult]:
-        found = []
+        results = []
         for step in range(steps):
             stats = engine.step(
                 [batch_of((cut * step + i) * ROWS, packing) for i in range(cut)], 1e-3
             )
             assert not stats.skipped or engine.precision.mode == "fp16"  # until its scale fits
-            found.append(stats)
-        return found
+            results.append(stats)
+        return results
 
     return run

@@ -53,8 +53,8 @@ def packing_of(name: str, device: torch.device) -> Packing:
     )
 
 
-def distance(found: Tensor, expected: Tensor) -> float:
-    return float((found.detach().double() - expected.detach()).norm() / expected.norm())
+def distance(actual: Tensor, expected: Tensor) -> float:
+    return float((actual.detach().double() - expected.detach()).norm() / expected.norm())
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -73,9 +73,9 @@ def test_attention_is_its_definition(
         pytest.skip("takes rows only")
     layout = attention.prepare(kernel, packing, TOKENS, window, dtype, 0.0)
     torch.manual_seed(0)
-    given = torch.randn(TOKENS, 3, HEADS, SIZE, device=device, dtype=dtype)
+    stacked = torch.randn(TOKENS, 3, HEADS, SIZE, device=device, dtype=dtype)
     weight = torch.randn(TOKENS, HEADS, SIZE, device=device, dtype=dtype)
-    qkv, exact = given.clone().requires_grad_(), given.double().requires_grad_()
+    qkv, exact = stacked.clone().requires_grad_(), stacked.double().requires_grad_()
     out = attention.attend(*qkv.unbind(1), layout)
     (out * weight).sum().backward()
     expected = dense(exact, mask_of(packing, window))
@@ -86,7 +86,7 @@ def test_attention_is_its_definition(
 
 
 def mask_of(packing: Packing, window: int | None) -> Tensor:
-    """Which token sees which: bool [T, T]."""
+    """Return the attention mask, bool [T, T]."""
     ids = sequence_ids(packing.bounds_S, TOKENS)
     mask, place = ids[:, None] == ids, torch.arange(TOKENS, device=ids.device)
     mask = mask.tril() if packing.causal else mask
@@ -112,19 +112,19 @@ def test_a_query_subset_gets_what_it_got_among_all(
     if reason := attention.reason_against(kernel, device, dtype, 0.0):
         pytest.skip(reason)
     torch.manual_seed(0)
-    given = torch.randn(3, TOKENS, HEADS, SIZE, device=device, dtype=dtype)
+    qkv = torch.randn(3, TOKENS, HEADS, SIZE, device=device, dtype=dtype)
     weight = torch.randn(len(queries), HEADS, SIZE, device=device, dtype=dtype)
     layout = attention.prepare(kernel, packing, TOKENS, None, dtype, 0.0)
     fewer = attention.restrict(layout, queries, TOKENS)
     assert fewer is not None
-    subset, whole = given.clone().requires_grad_(), given.clone().requires_grad_()
+    subset, whole = qkv.clone().requires_grad_(), qkv.clone().requires_grad_()
     q, k, v = subset.unbind()
-    found = attention.attend(fewer.at_queries(q), k, v, fewer)
-    (found * weight).sum().backward()
+    output = attention.attend(fewer.at_queries(q), k, v, fewer)
+    (output * weight).sum().backward()
     among_all = attention.attend(*whole.unbind(), layout)[queries]
     (among_all * weight).sum().backward()
     assert subset.grad is not None and whole.grad is not None
-    assert distance(found, among_all.double()) < TOLERANCE[dtype]
+    assert distance(output, among_all.double()) < TOLERANCE[dtype]
     for part, expected in zip(subset.grad, whole.grad, strict=True):
         assert distance(part, expected.double()) < TOLERANCE[dtype]
 
@@ -156,6 +156,6 @@ def test_the_fused_loss_is_cross_entropy(device: torch.device, compiled: bool) -
     (expected * 1e-3).backward()
     assert float(loss) == pytest.approx(float(expected), rel=1e-3)
     assert abs(int(hits) - int((logits.argmax(-1) == wanted).sum())) <= 5  # equal logits in 16 bits
-    for found, right in zip(ours, exact, strict=True):
-        assert found.grad is not None and right.grad is not None
-        assert distance(found.grad, right.grad) < TOLERANCE[dtype]
+    for actual, right in zip(ours, exact, strict=True):
+        assert actual.grad is not None and right.grad is not None
+        assert distance(actual.grad, right.grad) < TOLERANCE[dtype]

@@ -46,20 +46,20 @@ def test_resumed_equals_unbroken_as_a_repetition_does(
         launch.main(compose(*tiny_overrides, *settings), here)
 
     start("whole")
-    start("again")
+    start("second")
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         before_step(patch, 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
         start("broken")
     start("broken", resume=True)
-    whole, again, broken = (
-        load_record(tmp_path / name)["pretrain"] for name in ("whole", "again", "broken")
+    whole, second, broken = (
+        load_record(tmp_path / name)["pretrain"] for name in ("whole", "second", "broken")
     )
     assert broken["steps"] == 12
-    if again["final_sha256"] == whole["final_sha256"]:
+    if second["final_sha256"] == whole["final_sha256"]:
         assert broken["final_sha256"] == whole["final_sha256"]
     losses, repeated, resumed = (
         [row["loss"] for row in load_metrics(tmp_path / name) if "loss" in row]
-        for name in ("whole", "again", "broken")
+        for name in ("whole", "second", "broken")
     )
     noise = max(abs(a - b) for a, b in zip(losses, repeated, strict=True))
     assert noise < 0.01 and resumed == pytest.approx(losses, rel=0, abs=10 * noise)

@@ -60,18 +60,18 @@ def test_a_compiled_step_equals_an_eager_one(
 
     expected = train(make_engine(f"model={model}"), 4, packing)
     counters.clear()
-    found = train(make_engine(f"model={model}", "runtime.compile=model"), 4, packing)
+    actual = train(make_engine(f"model={model}", "runtime.compile=model"), 4, packing)
     assert compiled_graphs() == 1 and not counters["graph_break"], dict(counters["graph_break"])
-    assert [stats.recompilations for stats in found] == [0] * 4
-    assert [s.loss for s in found] == pytest.approx([s.loss for s in expected], abs=CLOSE[mode])
-    assert [s.grad_norm for s in found] == pytest.approx([s.grad_norm for s in expected], rel=0.05)
+    assert [stats.recompilations for stats in actual] == [0] * 4
+    assert [s.loss for s in actual] == pytest.approx([s.loss for s in expected], abs=CLOSE[mode])
+    assert [s.grad_norm for s in actual] == pytest.approx([s.grad_norm for s in expected], rel=0.05)
 
 
 def test_compiled_blocks_equal_eager_ones(make_engine: Make, train: Train, mode: str) -> None:
-    found, expected = (
+    actual, expected = (
         train(make_engine("model=modern", *more), 3) for more in (["runtime.compile=blocks"], [])
     )
-    assert [s.loss for s in found] == pytest.approx([s.loss for s in expected], abs=CLOSE[mode])
+    assert [s.loss for s in actual] == pytest.approx([s.loss for s in expected], abs=CLOSE[mode])
 
 
 @pytest.mark.parametrize("kernel", ["varlen", "flex", "padded"])
@@ -80,7 +80,7 @@ def test_every_kernel_trains_alike(
 ) -> None:
     if device.type == "cpu" and kernel in ("varlen", "flex"):
         pytest.skip("trains on CUDA only")
-    found, expected = (
+    actual, expected = (
         train(
             make_engine("model=modern", "precision.mode=auto", f"attention.kernel={k}"),
             3,
@@ -88,7 +88,7 @@ def test_every_kernel_trains_alike(
         )
         for k in (kernel, "sdpa")
     )
-    assert [s.loss for s in found] == pytest.approx([s.loss for s in expected], abs=CLOSE["bf16"])
+    assert [s.loss for s in actual] == pytest.approx([s.loss for s in expected], abs=CLOSE["bf16"])
 
 
 @pytest.mark.parametrize("lever", COMPILERS.values(), ids=COMPILERS)
@@ -103,16 +103,16 @@ def test_what_the_compiler_tries_or_replays_equals_an_eager_step(
     """Two micro-batches a step; between the steps a step that is not applied, and a validation."""
 
     def losses(engine: Engine) -> list[float]:
-        found = [s.loss for s in train(engine, 3)]
+        values = [s.loss for s in train(engine, 3)]
         engine.discard(engine.forward_backward([batch_of(0), batch_of(ROWS)]))
-        found += engine.evaluate([batch_of(8 * ROWS), batch_of(9 * ROWS)])[:1]
-        return found + [s.loss for s in train(engine, 2)]
+        values += engine.evaluate([batch_of(8 * ROWS), batch_of(9 * ROWS)])[:1]
+        return values + [s.loss for s in train(engine, 2)]
 
-    found, expected = (
+    actual, expected = (
         losses(make_engine("model=modern", *more))
         for more in (["runtime.compile=model", *lever], [])
     )
-    assert found == pytest.approx(expected, abs=CLOSE[mode])
+    assert actual == pytest.approx(expected, abs=CLOSE[mode])
 
 
 @pytest.mark.parametrize("format_", FORMATS)
@@ -127,11 +127,11 @@ def test_fewer_bits_learn_what_fp32_learns(
     if format_ == "fp16" and device.type == "cpu":
         pytest.skip("takes minutes where no instruction multiplies fp16")
     emulated = f"precision.emulate_fp8={str(is_fp8 and device.type == 'cpu').lower()}"
-    found, expected = (
+    actual, expected = (
         train(make_engine("model=bert-base", *more), 5)
         for more in ([*FORMATS[format_], emulated], ["precision.mode=fp32"])
     )
-    assert [s.loss for s in found] == pytest.approx([s.loss for s in expected], abs=0.1)
+    assert [s.loss for s in actual] == pytest.approx([s.loss for s in expected], abs=0.1)
 
 
 @pytest.mark.parametrize("memory", LESS_MEMORY.values(), ids=LESS_MEMORY)
@@ -139,10 +139,10 @@ def test_less_memory_trains_alike(
     make_engine: Make, train: Train, memory: list[str], mode: str
 ) -> None:
     unclipped = memory[1:]
-    found, expected = (
+    actual, expected = (
         train(make_engine("model=crammed-bert", *more), 4, cut=1) for more in (memory, unclipped)
     )
-    assert [s.loss for s in found] == pytest.approx([s.loss for s in expected], abs=CLOSE[mode])
+    assert [s.loss for s in actual] == pytest.approx([s.loss for s in expected], abs=CLOSE[mode])
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_less_memory_trains_alike(
 def test_less_memory_is_less_memory(
     make_engine: Make, train: Train, gpu: torch.device, memory: list[str]
 ) -> None:
-    """Of a model whose activations and weights are what counts."""
+    """Activations and weights dominate the memory of this model."""
     peaks = []
     for more in ([], memory):
         engine = make_engine(
@@ -184,12 +184,12 @@ def test_a_checkpoint_written_while_training_continues_is_of_its_step(
             saved = checkpoint.contents(engine, Work(steps=step))
             expected = {name: w.cpu().clone() for name, w in saved["model"].items()}
             moments = [s["exp_avg"].cpu().clone() for s in saved["optimizer"]["state"].values()]
-            saver.save(tmp_path, engine, Work(steps=step), lambda _: None, kept=False)
+            saver.save(tmp_path, engine, Work(steps=step), lambda _: None, retain=False)
             train(engine, 1)
             saver.wait()
-            found = checkpoint.read(tmp_path / f"step-{step:08d}.pt")
-            assert all(torch.equal(found["model"][name], w) for name, w in expected.items())
-            states = found["optimizer"]["state"].values()
+            saved = checkpoint.read(tmp_path / f"step-{step:08d}.pt")
+            assert all(torch.equal(saved["model"][name], w) for name, w in expected.items())
+            states = saved["optimizer"]["state"].values()
             assert all(torch.equal(s["exp_avg"], m) for s, m in zip(states, moments, strict=True))
 
 
@@ -203,7 +203,7 @@ def test_a_batch_too_large_is_survived(
 
     By `plan` 1,024 sequences, the most that `auto` tries, take 0.55 GiB.
     """
-    few = batch_of(0)
+    batch = batch_of(0)
     share = torch.cuda.get_per_process_memory_fraction(gpu)
     cap_memory(gpu, 0.4 + torch.cuda.memory_allocated() / 2**30)
     try:
@@ -219,33 +219,33 @@ def test_a_batch_too_large_is_survived(
         )
         config = Config.of(sections)
         rows, how = find_micro_batch(
-            engine, lambda first, count: repeated(few, count), config, 2**17
+            engine, lambda first, count: repeated(batch, count), config, 2**17
         )
         assert 8 <= rows < 2**17 and "does not fit" in how
-        stats = engine.step([repeated(few, rows)], 1e-3)
+        stats = engine.step([repeated(batch, rows)], 1e-3)
         assert not stats.skipped
     finally:
         torch.cuda.set_per_process_memory_fraction(share, gpu)
 
 
-def repeated(few: Batch, rows: int) -> Batch:
+def repeated(batch: Batch, rows: int) -> Batch:
     """So many sequences: the eight of `few` again and again."""
-    again, length = rows // 8, few.ids_T.numel() // 8
-    places = (few.target_positions_M + 8 * length * torch.arange(again)[:, None]).flatten()
+    copies, length = rows // 8, batch.ids_T.numel() // 8
+    places = (batch.target_positions_M + 8 * length * torch.arange(copies)[:, None]).flatten()
     packing = Packing(
         torch.arange(0, rows * length + 1, length, dtype=torch.int32), length, length, length
     )
-    tokens = (few.ids_T.repeat(again), few.positions_T.repeat(again), packing)
-    return Batch(*tokens, places, few.target_ids_M.repeat(again), again * few.num_targets)
+    tokens = (batch.ids_T.repeat(copies), batch.positions_T.repeat(copies), packing)
+    return Batch(*tokens, places, batch.target_ids_M.repeat(copies), copies * batch.num_targets)
 
 
-@pytest.mark.parametrize("again", [1, 3])
+@pytest.mark.parametrize("copies", [1, 3])
 def test_a_repeated_batch_has_the_loss_of_one(
-    make_engine: Make, batch_of: Callable[..., Batch], again: int
+    make_engine: Make, batch_of: Callable[..., Batch], copies: int
 ) -> None:
-    """What the test above makes is a batch."""
-    few = batch_of(0)
-    found, expected = (
-        make_engine("model=bert-base").evaluate([b]) for b in (repeated(few, 8 * again), few)
+    """This checks the batch that the test above makes."""
+    batch = batch_of(0)
+    actual, expected = (
+        make_engine("model=bert-base").evaluate([b]) for b in (repeated(batch, 8 * copies), batch)
     )
-    assert found[0] == pytest.approx(expected[0], abs=1e-2) and found[2] == again * expected[2]
+    assert actual[0] == pytest.approx(expected[0], abs=1e-2) and actual[2] == copies * expected[2]

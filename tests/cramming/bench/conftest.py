@@ -66,7 +66,7 @@ def small(compose: Callable[..., dict[str, Any]]) -> SmallGate:
 
 
 @pytest.fixture(scope="session")
-def few(compose: Callable[..., dict[str, Any]]) -> SmallGate:
+def halved(compose: Callable[..., dict[str, Any]]) -> SmallGate:
     """Half the rows, one layer, and gradients that are never so large that they are clipped."""
     return small_gate(compose, FEW)
 

@@ -173,7 +173,7 @@ def _late_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _one_weight_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the host's optimizer makes of one parameter is not copied back."""
+    """Plant a fault: one parameter's update by the host's optimizer is not copied back."""
     after_step = HostCopies.after_step
 
     def broken(self: HostCopies, *args: Any) -> None:
@@ -290,7 +290,7 @@ FAULTS: dict[str, Fault] = {
         _scales_of_other_blocks, the("8-bit AdamW"), ("4-bit AdamW",), "wide", "torchao"
     ),
     "bias correction": Fault(_around_adamw(_second_step_for_the_first), PLAIN),
-    "loss scaling": Fault(_clipped_by_the_scaled_norm, the("fp16"), size="few"),
+    "loss scaling": Fault(_clipped_by_the_scaled_norm, the("fp16"), size="halved"),
     "learning rate": Fault(_learning_rate_too_high, PLAIN),
 }
 
@@ -318,9 +318,9 @@ def test_no_trick_is_without_a_fault() -> None:
 
 
 def test_steps_that_fp16_skips_until_its_scale_fits_are_no_fault(
-    few: Any, monkeypatch: pytest.MonkeyPatch
+    halved: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few.sound(the("fp16"))
+    halved.sound(the("fp16"))
     skipped, step = list[bool](), Engine.step
 
     def counting(self: Engine, *args: Any) -> Any:
@@ -330,5 +330,5 @@ def test_steps_that_fp16_skips_until_its_scale_fits_are_no_fault(
 
     monkeypatch.setattr(Engine, "step", counting)
     monkeypatch.setattr(torch.amp, "GradScaler", partial(torch.amp.GradScaler, init_scale=2.0**24))
-    assert few.verdict(the("fp16")).passed
-    assert sum(skipped) >= 2 and len(skipped) - sum(skipped) == few.steps
+    assert halved.verdict(the("fp16")).passed
+    assert sum(skipped) >= 2 and len(skipped) - sum(skipped) == halved.steps

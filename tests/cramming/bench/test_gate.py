@@ -29,7 +29,7 @@ def test_another_repetition_passes_and_fp32_is_not_allowed_what_bf16_is(small: A
     def judged(size: float, rounding: float) -> bool:
         (curve,) = small.losses([small.spec(BASELINE) | {"perturbed": (size, 4)}])
         trick = replace(PLAIN, rounding=rounding)
-        return gate.judge(trick, small.reference, curve, small.floor(rounding)).passed
+        return gate.compare_curves(trick, small.reference, curve, small.floor(rounding)).passed
 
     assert judged(SAME, SAME) and judged(COARSE, COARSE)
     assert not judged(COARSE, SAME)
@@ -45,14 +45,16 @@ def test_the_tolerance_never_falls_and_has_a_least() -> None:
 
 def test_a_curve_that_is_not_finite_fails() -> None:
     curve = [3.0] * 20 + [2.0] * 20
-    verdict = gate.judge(PLAIN, curve, [*curve[:-1], math.nan], NoiseFloor(SAME, [[0.0] * 4]))
+    verdict = gate.compare_curves(
+        PLAIN, curve, [*curve[:-1], math.nan], NoiseFloor(SAME, [[0.0] * 4])
+    )
     assert not verdict.passed and verdict.distance is None and verdict.at_step == 40
 
 
 def test_steps_that_are_left_over_are_a_window_too() -> None:
     curve = [3.0] * 13
     assert gate.distances(curve, [3.5] * 10 + [5.0] * 3) == [0.5, 2.0]
-    verdict = gate.judge(PLAIN, curve, [*curve[:-1], 4.5], NoiseFloor(SAME, [[0.0] * 2]))
+    verdict = gate.compare_curves(PLAIN, curve, [*curve[:-1], 4.5], NoiseFloor(SAME, [[0.0] * 2]))
     assert not verdict.passed and (verdict.distance, verdict.at_step) == (0.5, 13)
 
 
@@ -61,7 +63,7 @@ def test_a_repetition_that_diverged_judges_nothing(diverged: float, tmp_path: Pa
     """It would allow whatever there is, and a number that JSON has not would cost the whole file."""
     curve, floor = [3.0] * 20 + [2.0] * 20, NoiseFloor(SAME, [[0.1] * 4, [diverged] * 4])
     with pytest.raises(UserError, match="not finite"):
-        gate.judge(PLAIN, curve, curve, floor)
+        gate.compare_curves(PLAIN, curve, curve, floor)
     with pytest.raises(UserError, match="not finite"):
         gate.save(tmp_path / "gates.json", "here", [], [floor])
     assert not (tmp_path / "gates.json").exists()
@@ -72,7 +74,7 @@ def test_a_reference_that_learns_nothing_proves_nothing(
 ) -> None:
     fresh = gate.Curves(small.settings, small.steps, small.vocab_size, small.device, small.make)
     monkeypatch.setattr(fresh, "losses", lambda specs: [[3.0] * 60 for _ in specs])
-    with pytest.raises(UserError, match=r"^--gate-steps=60: the reference's loss fell by 0\.00"):
+    with pytest.raises(UserError, match=r"^--gate-steps=60: "):
         fresh.floor(SAME)
 
 
@@ -116,7 +118,7 @@ def test_a_file_that_holds_no_verdicts_is_named(tmp_path: Path, content: str) ->
     file = tmp_path / "gates.json"
     file.write_text(content, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(
-        UserError, match=r"gates\.json: no table of verdicts in format \d+; remove it"
+        UserError, match=r"gates\.json: no table of verdicts in format \d+. Remove it"
     ):
         gate.load(file)
 
@@ -130,7 +132,9 @@ def test_the_best_stack_has_a_verdict_of_its_own(
     settings = compose(
         f"gates={tmp_path / 'g.json'}", *(f"{key}={value}" for key, value in best.settings.items())
     )
-    failed = Verdict(tricks.BEST, False, None, 0.02, 10, 200, 1.0, tricks.spelled(best.settings))
+    failed = Verdict(
+        tricks.BEST, False, None, 0.02, 10, 200, 1.0, tricks.as_overrides(best.settings)
+    )
     gate.save(
         tmp_path / "g.json", "here", [replace(failed, settings="attention.last_layer=targets")]
     )
@@ -138,7 +142,7 @@ def test_the_best_stack_has_a_verdict_of_its_own(
         gate.check(settings, "here", "cpu", mode)[tricks.BEST] == "untested"
     )  # another stack had that name
     gate.save(tmp_path / "g.json", "here", [failed])
-    with pytest.raises(UserError, match=r"last_layer=targets.*'best stack' failed .*leave it off"):
+    with pytest.raises(UserError, match=r"last_layer=targets.*'best stack' failed .*Leave it off"):
         gate.check(settings, "here", "cpu", mode)
     assert (
         gate.check(settings | {"forced": [tricks.BEST]}, "here", "cpu", mode)[tricks.BEST]
@@ -168,16 +172,16 @@ def test_another_value_does_not_hide_a_trick(
     compose: Compose, overrides: list[str], names: set[str]
 ) -> None:
     plain = {trick.name for trick in tricks.in_force(compose(), "cpu", "fp32")}
-    found = {trick.name for trick in tricks.in_force(compose(*overrides), "cpu", "fp32")}
-    assert names <= found and found - plain <= names | {"checkpoint every 2nd"}
-    assert "tf32" not in found
+    in_force = {trick.name for trick in tricks.in_force(compose(*overrides), "cpu", "fp32")}
+    assert names <= in_force and in_force - plain <= names | {"checkpoint every 2nd"}
+    assert "tf32" not in in_force
 
 
 @pytest.mark.parametrize("content", ["[]", '{"here": {}}', '{"format": 3, "places": {}}'])
 def test_a_table_of_another_format_is_named(compose: Compose, tmp_path: Path, content: str) -> None:
     (tmp_path / "gates.json").write_text(content)
     with pytest.raises(
-        UserError, match=r"gates\.json: no table of verdicts in format 2; remove it"
+        UserError, match=r"gates\.json: no table of verdicts in format 2. Remove it"
     ):
         gate.check(compose(f"gates={tmp_path / 'gates.json'}"), "here", "cpu", "fp32")
 

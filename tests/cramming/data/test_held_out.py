@@ -12,8 +12,8 @@ import torch
 
 from cramming.data.batches import (
     ALL_MASK,
+    EXCERPT_TOKENS,
     PINNED,
-    STRETCH,
     BatchSource,
     HeldOut,
     tokens_per_byte,
@@ -30,29 +30,31 @@ def held_out(
     packing: Literal["rows", "documents"] = "rows",
     rate: float = 0.15,
     seed: int = 0,
-    most: int = 700,
+    max_tokens: int = 700,
 ) -> HeldOut:
     objective = MaskedTargets(rate, 1.0, 0.0)
     masker = Masker(
         objective, corpus.vocab_size, corpus.special_ids.mask, tuple(corpus.special_ids), seed
     )
-    return HeldOut(BatchSource(corpus.stream("validation"), masker, length, packing, seed), most)
+    return HeldOut(
+        BatchSource(corpus.stream("validation"), masker, length, packing, seed), max_tokens
+    )
 
 
 def asked(text: HeldOut, form: MaskedTargets, rows: int) -> list[tuple[int, int, int]]:
     """Place in the text, target and what stands there instead, of every target of all batches."""
-    found, tokens = [], 0
+    targets, tokens = [], 0
     for batch in text.batches(form, rows):
         valid = batch.target_ids_M != IGNORE
         assert int(valid.sum()) == batch.num_targets
         places = batch.target_positions_M[valid]
-        found += zip(
+        targets += zip(
             (places + tokens).tolist(),
             batch.target_ids_M[valid].tolist(),
             batch.ids_T[places].tolist(),
         )
         tokens += len(batch.ids_T)
-    return found
+    return targets
 
 
 @pytest.mark.parametrize("form", [PINNED, ALL_MASK])
@@ -97,21 +99,23 @@ def test_three_of_twenty_tokens_are_targets(tiny_corpus: Path) -> None:
     )
     counts = text.is_target_N[: len(text.ids_N) // BLOCK * BLOCK].reshape(-1, BLOCK).sum(1)
     assert set(counts) <= {2, PER_BLOCK} and (counts == PER_BLOCK).mean() > 0.99
-    found = asked(text, PINNED, 16)
-    shares = [np.mean([shown == kind for _, _, shown in found]) for kind in (4,)]
-    kept = np.mean([shown == target for _, target, shown in found])
-    assert shares[0] == pytest.approx(0.8, abs=0.03) and kept == pytest.approx(0.1, abs=0.02)
+    targets = asked(text, PINNED, 16)
+    shares = [np.mean([shown == kind for _, _, shown in targets]) for kind in (4,)]
+    unchanged_share = np.mean([shown == target for _, target, shown in targets])
+    assert shares[0] == pytest.approx(0.8, abs=0.03) and unchanged_share == pytest.approx(
+        0.1, abs=0.02
+    )
     assert {shown for _, _, shown in asked(text, ALL_MASK, 16)} == {4}
 
 
 def test_the_text_is_spread_over_the_whole_split() -> None:
     """Also where it is a part only: documents lie in the order of their sources."""
     stream = TokenStream.of_array(np.arange(100_000), np.arange(0, 100_000, 700))
-    ids, starts = validation_text(stream, 10 * STRETCH + 5)
-    assert len(ids) == 10 * STRETCH and ids[0] == 0 and ids[-1] == 99_999
-    assert (np.diff(ids[::STRETCH]) > 9000).all()
+    ids, starts = validation_text(stream, 10 * EXCERPT_TOKENS + 5)
+    assert len(ids) == 10 * EXCERPT_TOKENS and ids[0] == 0 and ids[-1] == 99_999
+    assert (np.diff(ids[::EXCERPT_TOKENS]) > 9000).all()
     assert set(starts) == {
-        place for place, token in enumerate(ids) if token % 700 == 0 or place % STRETCH == 0
+        place for place, token in enumerate(ids) if token % 700 == 0 or place % EXCERPT_TOKENS == 0
     }
     assert len(validation_text(stream, 300)[0]) == 300
     assert len(validation_text(TokenStream.of_array(np.arange(50), np.array([0])), 300)[0]) == 50

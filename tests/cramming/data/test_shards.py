@@ -74,9 +74,9 @@ def test_gather_equals_slicing_at_any_place_and_length(
     for length in (1, 2, 24, 25, 26, 100):
         starts = rng.integers(0, len(flat) - length + 1, size=64)
         expected = np.stack([flat[start : start + length] for start in starts])
-        found = stream.gather(starts, length)
-        assert found.dtype == np.int64
-        np.testing.assert_array_equal(found, expected)
+        gathered = stream.gather(starts, length)
+        assert gathered.dtype == np.int64
+        np.testing.assert_array_equal(gathered, expected)
     assert stream.gather(np.empty(0, np.int64), 5).shape == (0, 5)
 
 
@@ -101,7 +101,7 @@ def _other_format(folder: Path) -> None:
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "missing": (shutil.rmtree, "no corpus here; make it with `cramming prepare`"),
+    "missing": (shutil.rmtree, "no corpus here. Make it with `cramming prepare`"),
     "half-written": (lambda folder: (folder / MANIFEST).unlink(), "half-written"),
     "no json": (lambda folder: (folder / MANIFEST).write_text("{"), "not a corpus manifest"),
     "too deep": (
@@ -139,10 +139,10 @@ def test_damage_is_a_user_error_that_names_the_file(
 
 def _put_back(path: Path) -> None:
     """Other tokens, then the same as before, with the time of the modification."""
-    content, found = path.read_bytes(), path.stat()
+    content, stat = path.read_bytes(), path.stat()
     path.write_bytes(bytes(len(content)))
     path.write_bytes(content)
-    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
 def _exchange(path: Path) -> None:
@@ -174,10 +174,14 @@ def test_a_process_without_descriptors_has_no_changed_files(
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
     try:
-        found = corpus.changed(), corpus.changed(last=True), corpus.is_as_prepared("tokenizer.json")
+        answers = (
+            corpus.changed(),
+            corpus.changed(last=True),
+            corpus.is_as_prepared("tokenizer.json"),
+        )
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert found == ([], [], None)
+    assert answers == ([], [], None)
     (corpus.folder / "tokenizer.json").unlink()
     assert corpus.changed() == ["tokenizer.json"]
 
@@ -242,10 +246,13 @@ SPELT = {  # another way to type the same number
 
 
 def test_a_number_spelt_another_way_names_the_same_corpus() -> None:
-    settings, again = composed(SPELT.keys()), composed(SPELT.values())
-    assert corpus_folder(settings) == corpus_folder(again) and "-1000-" in corpus_folder(again).name
+    settings, respelt = composed(SPELT.keys()), composed(SPELT.values())
+    assert (
+        corpus_folder(settings) == corpus_folder(respelt)
+        and "-1000-" in corpus_folder(respelt).name
+    )
     assert json.dumps(content_settings(settings)) == json.dumps(
-        content_settings(again)
+        content_settings(respelt)
     )  # the manifest's bytes
 
 
@@ -260,8 +267,8 @@ def test_settings_keep_the_name_that_earlier_versions_gave_them() -> None:
     }
     data |= {"clean": {"min_characters": 20}, "filters": {"max_symbols": 0.5, "min_words": None}}
     tokenizer = {"kind": "bpe", "vocab_size": 300, "sample_mb": 100, "path": None}
-    found = corpus_folder({"data": data, "tokenizer": tokenizer})
-    assert found.name == "mine-bpe-300-ded341b2e04c"
+    folder = corpus_folder({"data": data, "tokenizer": tokenizer})
+    assert folder.name == "mine-bpe-300-ded341b2e04c"
 
 
 def test_a_filter_that_judges_otherwise_renames_the_corpora_that_it_made(

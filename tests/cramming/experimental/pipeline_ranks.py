@@ -31,7 +31,7 @@ def start(config: Config, mesh: Mesh) -> Engine:
 
 def train(engine: Engine, config: Config, data: RunData, steps: range) -> list[list[float]]:
     """Loss, accuracy and gradient norm of each step."""
-    mesh, train, found = engine.mesh, config.train, []
+    mesh, train, losses = engine.mesh, config.train, []
     for step in steps:
         count = train.batch_size // (train.rows * mesh.data_size)
         firsts = [
@@ -41,8 +41,8 @@ def train(engine: Engine, config: Config, data: RunData, steps: range) -> list[l
         stats = engine.step(
             [data.source.batch(first, train.rows) for first in firsts], config.peak_learning_rate
         )
-        found.append([stats.loss, stats.accuracy, stats.grad_norm])
-    return found
+        losses.append([stats.loss, stats.accuracy, stats.grad_norm])
+    return losses
 
 
 def opened(settings: dict[str, Any]) -> tuple[Config, RunData]:
@@ -65,7 +65,7 @@ def note_passes(done: list[tuple[str, int, int]]) -> None:
         setattr(PipelineStage, method, noted)
 
     noting("forward_one_chunk", lambda _: "F")
-    noting("backward_one_chunk", lambda given: "B" if given.get("full_backward", True) else "I")
+    noting("backward_one_chunk", lambda options: "B" if options.get("full_backward", True) else "I")
     noting("backward_weight_one_chunk", lambda _: "W")
 
 
@@ -78,22 +78,22 @@ def main(folder: Path) -> None:
         mesh = Mesh(config.parallel, CPU)
         engine = start(config, mesh)
         done.clear()
-        found = train(engine, config, data, range(1))
+        losses = train(engine, config, data, range(1))
         order: list[Any] = [None] * mesh.world_size
         dist.all_gather_object(order, list(done))
-        found += train(engine, config, data, range(1, HALF))
-        assert engine.spread
-        state = engine.spread.state(engine.optimizer)
+        losses += train(engine, config, data, range(1, HALF))
+        assert engine.strategy
+        state = engine.strategy.state(engine.optimizer)
         engine = start(config, mesh)
-        assert engine.spread
-        engine.spread.load_state(engine.optimizer, state)
-        found += train(engine, config, data, range(HALF, 2 * HALF))
+        assert engine.strategy
+        engine.strategy.load_state(engine.optimizer, state)
+        losses += train(engine, config, data, range(HALF, 2 * HALF))
         validation = engine.evaluate(data.held_out.batches(PINNED, config.train.rows))
         counts = mesh.object_from_main(sum(p.numel() for p in engine.parameters))
-        state = engine.spread.state(engine.optimizer)
+        state = engine.strategy.state(engine.optimizer)
         if mesh.is_main:
             results = {
-                "steps": found,
+                "steps": losses,
                 "validation": validation,
                 "state": state,
                 "counts": counts,

@@ -92,7 +92,7 @@ dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def sums(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     program = tmp_path_factory.mktemp("compression") / "program.py"
     program.write_text(PROGRAM)
     command = [
@@ -119,40 +119,40 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
 
 @pytest.mark.parametrize("name", CASES)
 def test_all_processes_have_the_same_sum_and_no_random_number_of_the_run_is_used(
-    found: Any, name: str
+    sums: Any, name: str
 ) -> None:
-    assert found[name]["same"] and found[name]["random"]
+    assert sums[name]["same"] and sums[name]["random"]
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_sum_after_a_step_that_was_skipped_is_as_good_as_any(found: Any, name: str) -> None:
+def test_the_sum_after_a_step_that_was_skipped_is_as_good_as_any(sums: Any, name: str) -> None:
     """A loss was not finite, on one process."""
-    assert found[name]["after"] <= 1.1 * max(found[name]["steps"])
+    assert sums[name]["after"] <= 1.1 * max(sums[name]["steps"])
 
 
 @pytest.mark.parametrize(
     ("name", "nearly"), [("none", 1e-6), ("topk of all", 1e-6), ("bf16", 2**-7), ("fp16", 2**-10)]
 )
-def test_these_sums_are_exact_but_for_rounding(found: Any, name: str, nearly: float) -> None:
-    assert max(found[name]["steps"]) < nearly
+def test_these_sums_are_exact_but_for_rounding(sums: Any, name: str, nearly: float) -> None:
+    assert max(sums[name]["steps"]) < nearly
 
 
-def test_powersgd_sums_its_first_steps_whole_and_what_it_leaves_out_later(found: Any) -> None:
-    steps = found["powersgd"]["steps"]
+def test_powersgd_sums_its_first_steps_whole_and_what_it_leaves_out_later(sums: Any) -> None:
+    steps = sums["powersgd"]["steps"]
     assert max(steps[:START_POWER_SGD]) < 1e-6 < 0.05 < min(steps[START_POWER_SGD:])
-    assert found["powersgd"]["mean"] < 0.2 * sum(steps[START_POWER_SGD:]) / len(steps)
+    assert sums["powersgd"]["mean"] < 0.2 * sum(steps[START_POWER_SGD:]) / len(steps)
 
 
-def test_topk_sends_a_tenth_and_loses_nothing(found: Any) -> None:
-    """What was sent and what waits are what there was, in DDP's final buckets, which it makes after the first step."""
-    topk = found["topk"]
+def test_topk_sends_a_tenth_and_loses_nothing(sums: Any) -> None:
+    """Sent and waiting entries add up to the gradient, in DDP's final buckets, which exist after the first step."""
+    topk = sums["topk"]
     assert 0.1 <= topk["nonzero"] <= 0.2 + 1e-3
     assert topk["sent"] == pytest.approx(topk["exact"], rel=1e-4)
     assert topk["mean"] < 0.3 * min(topk["steps"])
 
 
-def test_qsgd_rounds_each_entry_to_a_level_and_the_mean_to_none(found: Any) -> None:
-    qsgd = found["qsgd"]
+def test_qsgd_rounds_each_entry_to_a_level_and_the_mean_to_none(sums: Any) -> None:
+    qsgd = sums["qsgd"]
     assert 0 < qsgd["entry"] <= RANKS / LEVELS
     assert qsgd["mean"] < 2 * min(qsgd["steps"]) / STEPS**0.5
     assert qsgd["follows the seed"]

@@ -63,37 +63,40 @@ def test_losses_are_those_of_one_process(
     every = {name: compose(*tiny_overrides, *model, *changes) for name, changes in settings.items()}
     launch(
         tmp_path,
-        {name: {"settings": found, "ranks": ranks} for name, found in every.items()},
+        {name: {"settings": recipe, "ranks": ranks} for name, recipe in every.items()},
         SCRIPT,
     )
 
     config, data = opened(compose(*tiny_overrides, *model))
-    one = start(config, Mesh.solo(CPU))
-    expected = train(one, config, data, range(2 * HALF))
-    validation = one.evaluate(data.held_out.batches(PINNED, config.train.rows))
+    single = start(config, Mesh.solo(CPU))
+    expected = train(single, config, data, range(2 * HALF))
+    validation = single.evaluate(data.held_out.batches(PINNED, config.train.rows))
     for name in settings:
-        found = torch.load(tmp_path / name, weights_only=True)
+        outcome = torch.load(tmp_path / name, weights_only=True)
         torch.testing.assert_close(
-            torch.tensor(found["steps"]), torch.tensor(expected), rtol=1e-5, atol=0
+            torch.tensor(outcome["steps"]), torch.tensor(expected), rtol=1e-5, atol=0
         )
-        assert found["validation"] == pytest.approx(validation, rel=1e-5), name
-        assert found["counts"] < sum(p.numel() for p in one.parameters), (
+        assert outcome["validation"] == pytest.approx(validation, rel=1e-5), name
+        assert outcome["counts"] < sum(p.numel() for p in single.parameters), (
             f"{name}: rank 0 has a part of the model"
         )
         stages = every[name]["parallel"]["pp"]
         counted = actions(every[name]["parallel"]["schedule"], stages, 8 // (2 * ranks // stages))
-        assert found["order"][:: ranks // stages] == counted, (
+        assert outcome["order"][:: ranks // stages] == counted, (
             f"{name}: what was computed is what the bubble counts"
         )
-        weights, optimizer = found["state"]
+        weights, optimizer = outcome["state"]
         other = start(config, Mesh.solo(CPU))
         other.model.load_state_dict(weights)
         other.optimizer.load_state_dict(optimizer)
-        for a, b in zip(other.model.parameters(), one.model.parameters(), strict=True):
+        for a, b in zip(other.model.parameters(), single.model.parameters(), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
             for key in ("exp_avg", "exp_avg_sq"):
                 torch.testing.assert_close(
-                    other.optimizer.state[a][key], one.optimizer.state[b][key], rtol=1e-3, atol=1e-6
+                    other.optimizer.state[a][key],
+                    single.optimizer.state[b][key],
+                    rtol=1e-3,
+                    atol=1e-6,
                 )
 
 
@@ -135,12 +138,12 @@ def test_an_old_torch_runs_the_schedules_with_one_backward_pass(
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.11.0+cpu"))
     changes = ("parallel=pp", f"parallel.schedule={schedule}", "model.num_layers=4")
     config = Config.of(compose(*tiny_overrides, *changes, "train.micro_batch=1"))
-    place = Hardware("cpu", "cpu", "fp32", processes=2)
+    hardware = Hardware("cpu", "cpu", "fp32", processes=2)
     if ORDERS[schedule].splits_backward:
         with pytest.raises(UserError, match=rf"parallel.schedule={schedule}: needs torch"):
-            check(config, place)
+            check(config, hardware)
     else:
-        check(config, place)
+        check(config, hardware)
 
 
 def test_stages_without_a_pipeline_are_refused(

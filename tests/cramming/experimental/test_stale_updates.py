@@ -73,7 +73,7 @@ def matrices(model: nn.Module) -> list[Tensor]:
 
 
 def gradients(forward: list[Tensor], backward: list[Tensor], x: Tensor) -> list[Tensor]:
-    """Of the chain's loss by hand, where the backward pass has other weights than the forward pass."""
+    """Return the gradients of the chain's loss, computed by hand with other weights in the backward pass."""
     (a, b), b_back = forward, backward[1]
     out = b @ a @ x
     return [torch.outer(b_back.T @ out, x), torch.outer(out, a @ x)]
@@ -84,11 +84,11 @@ def test_no_age_is_plain_training_bit_for_bit(
     make_model: Callable[..., Any], tiny_source: Any, name: str, stages: int
 ) -> None:
     plain, stale = (make_model(num_layers=4, tie_embeddings=False) for _ in range(2))
-    one = engine_of(plain, torch.optim.AdamW)
+    engine = engine_of(plain, torch.optim.AdamW)
     other = StaleTraining(engine_of(stale, torch.optim.AdamW), RULES[name], Stages(stages, 2), 5)
     for step in range(4):
         batches = [tiny_source.batch(8 * step + 4 * k, 4) for k in range(2)]
-        assert one.step(batches, 1e-3) == other.step(batches, 1e-3)
+        assert engine.step(batches, 1e-3) == other.step(batches, 1e-3)
     assert all(torch.equal(a, b) for a, b in zip(matrices(plain), matrices(stale), strict=True))
 
 
@@ -130,8 +130,8 @@ def test_updates_are_those_that_are_calculated_by_hand(name: str) -> None:
                 newest = [
                     w - v * (2 * (1 - s) + 1) / 2 for s, (w, v) in enumerate(zip(newest, velocity))
                 ]
-            found = gradients(seen, seen if rule.stashes else newest, x)
-            total = [a + b / 2 for a, b in zip(total, found)]  # the engine's mean over targets
+            grads = gradients(seen, seen if rule.stashes else newest, x)
+            total = [a + b / 2 for a, b in zip(total, grads)]  # the engine's mean over targets
         rates = [rate / 1.5 ** (1 - min(step / annealing, 1)) if rule.slows else rate, rate]
         versions.append([w - r * g for w, r, g in zip(versions[-1], rates, total)])
         keep = [DECAY ** (1 / 1.5), DECAY ** (1 / 0.5)]
@@ -206,10 +206,10 @@ def test_a_run_that_diverged_says_so(
             line.strip("| ").split(" | ")
             for line in (tmp_path / "study.md").read_text().splitlines()
         )
-        found = {row[0]: row[3:] for row in rows if row[0] in RULES}
-        assert {name for name, row in found.items() if row[0] == "diverged"} == set(lost)
+        cells = {row[0]: row[3:] for row in rows if row[0] in RULES}
+        assert {name for name, row in cells.items() if row[0] == "diverged"} == set(lost)
         against = "–" if "synchronous" in lost else "+0.000"
-        assert all(row == ["diverged", "–", "–"] for name, row in found.items() if name in lost)
+        assert all(row == ["diverged", "–", "–"] for name, row in cells.items() if name in lost)
         assert all(
-            row == ["2.500", "0.000", against] for name, row in found.items() if name not in lost
+            row == ["2.500", "0.000", against] for name, row in cells.items() if name not in lost
         )

@@ -52,14 +52,16 @@ FOUR: dict[str, tuple[list[str], list[str]]] = {
 def spread(
     case: Callable[..., dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
-    """Of each case what every rank found. Two ranks leave a checkpoint of step 10, from which four go on, in two ways,
-    and leave one of step 20."""
+    """Results of every rank for each case.
+
+    Two ranks leave a checkpoint of step 10, from which four resume, in two ways, and leave one of step 20.
+    """
     folder = tmp_path_factory.mktemp("spread")
     ten, twenty = str(folder / "ten.pt"), str(folder / "twenty.pt")
     cases = {
-        **{name: case(own + how, ranks=2) for name, (own, how) in TWO.items()},
+        **{name: case(model + how, ranks=2) for name, (model, how) in TWO.items()},
         "saved": case(["model=best", *TP2], ranks=2, steps=10, save=ten),
-        **{name: case(own + how, ranks=4) for name, (own, how) in FOUR.items()},
+        **{name: case(model + how, ranks=4) for name, (model, how) in FOUR.items()},
         "resumed": case(["model=best", *TP4, *BY_TOKENS], ranks=4, steps=10, load=ten, save=twenty),
         "sharded": case(["model=best", "parallel=zero2", *DP2], ranks=4, steps=20, load=ten),
     }
@@ -68,23 +70,23 @@ def spread(
 
 @pytest.mark.parametrize("name", [*TWO, *FOUR])
 def test_losses_are_those_of_one_process(spread: Any, alone: Any, name: str) -> None:
-    each, one = spread[name], alone((TWO | FOUR)[name][0])
-    for found in each:
-        assert found["steps"] == each[0]["steps"]
-        assert found["drift"] == 0.0, "parameters that all ranks have are the same on all"
-        assert found["masks_differ"], "dropout on what is cut"
-        assert_same(name, found["steps"], one["steps"])
-        assert found["validation"][0] == pytest.approx(one["validation"][0], rel=1e-5)
+    each, single = spread[name], alone((TWO | FOUR)[name][0])
+    for rank_result in each:
+        assert rank_result["steps"] == each[0]["steps"]
+        assert rank_result["drift"] == 0.0, "parameters that all ranks have are the same on all"
+        assert rank_result["masks_differ"], "dropout on what is cut"
+        assert_same(name, rank_result["steps"], single["steps"])
+        assert rank_result["validation"][0] == pytest.approx(single["validation"][0], rel=1e-5)
 
 
 def test_a_checkpoint_of_two_ranks_goes_on_in_four_and_in_one(
     case: Callable[..., dict[str, Any]], spread: Any, alone: Any
 ) -> None:
     def one_from(file: str, steps: int) -> list[list[float]]:
-        found: list[list[float]] = train(case(["model=best"], steps=steps, load=spread[file]))[
-            "steps"
-        ]
-        return found
+        steps_of_rank: list[list[float]] = train(
+            case(["model=best"], steps=steps, load=spread[file])
+        )["steps"]
+        return steps_of_rank
 
     expected = alone(["model=best"])["steps"]
     assert_same(
@@ -117,25 +119,29 @@ def test_a_rank_holds_its_part_only(spread: Any, case: Any, name: str) -> None:
     _, sizes = whole_model(case((TWO | FOUR)[name][0]))
     cut = (*CUT, "decoder_weight", "decoder_bias")
     held = sum(n // len(spread[name]) if key.endswith(cut) else n for key, n in sizes.items())
-    for found in spread[name]:
-        assert found["parameters"] == held
-        assert found["moments"] == 2 * held
+    for rank_result in spread[name]:
+        assert rank_result["parameters"] == held
+        assert rank_result["moments"] == 2 * held
 
 
 @pytest.mark.parametrize("name", list(TWO))
 def test_what_is_exchanged_follows_the_formula(spread: Any, case: Any, name: str) -> None:
     """docs/explanation/experimental.md has it; the few numbers of the gradient's norm are not counted."""
     model, sizes = whole_model(case(TWO[name][0]))
-    layers, late, width, found = (
+    layers, late, width, rank_result = (
         model.num_layers,
         model.late_layers,
         model.hidden_size,
         spread[name][0],
     )
-    passes, targets, counted = len(found["targets"]), found["targets"][0], found["collectives"]
-    stream, kept = 8 * 32 // passes * width, targets * width
+    passes, targets, counted = (
+        len(rank_result["targets"]),
+        rank_result["targets"][0],
+        rank_result["collectives"],
+    )
+    stream, late_stream = 8 * 32 // passes * width, targets * width
     early = layers - late if "by tokens" in name else 0
-    summed = stream * (1 + 4 * (layers - early) - 3 * late) + 4 * late * kept + 4 * targets
+    summed = stream * (1 + 4 * (layers - early) - 3 * late) + 4 * late * late_stream + 4 * targets
     # parameters that all have, and of whose gradient each makes a part
     in_parts = r"(qkv|out|down)\.bias|[qk]_norm\.weight|value_scales"
     in_parts += "".join(

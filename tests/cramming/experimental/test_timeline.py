@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from cramming.experimental.stages import ORDERS, holders, stretch
+from cramming.experimental.stages import ORDERS, holders, layers_of_stage
 from cramming.experimental.timeline import (
     actions,
     bubble,
@@ -38,8 +38,8 @@ def test_every_pass_is_done_once_on_the_rank_of_its_stage(schedule: str) -> None
     order, stages = ORDERS[schedule], 4 * ORDERS[schedule].stages_per_rank
     every = [
         (rank, action)
-        for rank, found in enumerate(actions(schedule, ranks, micro_batches))
-        for action in found
+        for rank, passes_of_rank in enumerate(actions(schedule, ranks, micro_batches))
+        for action in passes_of_rank
     ]
     assert all(order.rank_of(action.stage, ranks) == rank for rank, action in every)
     for kinds in ("F", "BI", "BW"):
@@ -56,17 +56,17 @@ def test_1f1b_keeps_fewer_activations_than_gpipe() -> None:
 
 def test_stages_have_all_layers_once() -> None:
     for stages, layers in ((1, 5), (2, 4), (3, 7), (4, 4), (5, 9)):
-        found = [list(stretch(stage, stages, layers)) for stage in range(stages)]
-        assert list(itertools.chain(*found)) == list(range(layers))
-        assert max(map(len, found)) - min(map(len, found)) <= 1
+        layers_by_stage = [list(layers_of_stage(stage, stages, layers)) for stage in range(stages)]
+        assert list(itertools.chain(*layers_by_stage)) == list(range(layers))
+        assert max(map(len, layers_by_stage)) - min(map(len, layers_by_stage)) <= 1
 
 
 def test_every_parameter_is_of_a_stage(make_model) -> None:  # type: ignore[no-untyped-def]
     for tied in (True, False):
         model = make_model(num_layers=4, tie_embeddings=tied, convolution=1)
         of = {name: holders(name, model.config, 4) for name, _ in model.named_parameters()}
-        assert {stage for found in of.values() for stage in found} == {0, 1, 2, 3}
+        assert {stage for stages in of.values() for stage in stages} == {0, 1, 2, 3}
         assert all(of.values())
-        assert [name for name, found in of.items() if len(found) > 1] == [
+        assert [name for name, stages in of.items() if len(stages) > 1] == [
             "encoder.embeddings.tokens.weight"
         ] * tied

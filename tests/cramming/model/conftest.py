@@ -104,10 +104,10 @@ def alone(qkv: Tensor, packing: Packing, window: int | None) -> Tensor:
 def _weights(
     q: Tensor, k: Tensor, bounds_q: Tensor, bounds_k: Tensor, max_q: int, max_k: int, *rest: Any
 ) -> tuple[Tensor, float]:
-    """Of `torch.nn.attention.varlen.varlen_attn` by its documentation, [H, queries, keys], and the scale of scores.
+    """Return attention weights [H, queries, keys] and scale of `torch.nn.attention.varlen.varlen_attn` as documented.
 
-    A window counts from the common end of a sequence's queries and keys. `rest`: causal (a window too), scale, window;
-    what 2.13 has beyond that is not used.
+    A window counts from the common end of a sequence's queries and keys. `rest` is causal (a window too), scale,
+    window; the further arguments of 2.13 are not used.
     """
     assert q.shape[-1] % 8 == 0, (
         "head_size_og should be a multiple of 8, this is ensured by padding!"
@@ -187,7 +187,7 @@ def perturbed(model: nn.Module, by: float = 0.1) -> Any:
 
 
 def own_logits(model: MaskedLM, texts: list[Tensor]) -> list[Tensor]:
-    """Of texts end to end."""
+    """Return the logits of texts end to end."""
     lengths = [len(text) for text in texts]
     bounds = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
     positions = torch.cat([torch.arange(length) for length in lengths])
@@ -211,7 +211,7 @@ def padded(texts: list[Tensor], side: str = "right") -> dict[str, Tensor]:
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    """The same numbers in every test, whatever ran before."""
+    """Random numbers that are the same in every test."""
     torch.manual_seed(7)
 
 

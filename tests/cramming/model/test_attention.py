@@ -28,18 +28,18 @@ IN_FP32 = ("products", "sdpa", "padded")  # the softmax, at least
 def compare(
     kernel: str, packing: Packing, window: int | None, subset: Tensor, size: int = SIZE
 ) -> None:
-    """Of all tokens, and of a query subset: output and gradients of a weighted sum, in fp64."""
+    """Compare output and gradients of a weighted sum with the definition in fp64, for all tokens and a query subset."""
     qkv = torch.randn(TOKENS, 3, HEADS, size, dtype=torch.float64, requires_grad=True)
     q, k, v = qkv.unbind(1)
     layout = attention.prepare(kernel, packing, TOKENS, window, qkv.dtype, 0.0)
     truth = alone(qkv, packing, window)
-    found = [(attention.attend(q, k, v, layout), truth)]
+    outputs = [(attention.attend(q, k, v, layout), truth)]
     fewer = attention.restrict(layout, subset, TOKENS)
     assert fewer is not None or (packing.whole_rows is None and kernel != "flex")
     if fewer is not None:
-        found.append((attention.attend(fewer.at_queries(q), k, v, fewer), truth[subset]))
+        outputs.append((attention.attend(fewer.at_queries(q), k, v, fewer), truth[subset]))
     tolerance = 1e-5 if kernel in IN_FP32 else 1e-10
-    for out, expected in found:
+    for out, expected in outputs:
         d_out = torch.randn_like(expected)
         torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
         gradients = [
@@ -92,7 +92,7 @@ def test_one_query_of_each_ragged_sequence(kernel: str, packing: Packing, place:
 
 
 def test_one_long_sequence_among_short_ones_is_a_group_of_its_own() -> None:
-    """As far as what it saves is worth a group's cost."""
+    """This holds if it saves more than a group costs."""
     for kernel, dtype in (("padded", torch.float32), ("products", torch.bfloat16)):
         assert attention.prepare(kernel, UNEVEN, TOKENS, None, dtype, 0.0).groups == (
             (22, 2),
@@ -154,11 +154,11 @@ def test_no_grouping_by_length_costs_less(lengths: list[int], group_pairs: int) 
     def cost(groups: Sequence[Sequence[int]]) -> int:
         return sum(len(g) * max(lengths[i] for i in g) ** 2 + group_pairs for g in groups)
 
-    found = group_by_length(lengths, group_pairs)
+    grouped = group_by_length(lengths, group_pairs)
     full = sorted((i for i, length in enumerate(lengths) if length), key=lambda i: lengths[i])
-    assert sorted(chain.from_iterable(found)) == sorted(full)
+    assert sorted(chain.from_iterable(grouped)) == sorted(full)
     cuts = chain.from_iterable(combinations(range(1, len(full)), n) for n in range(len(full)))
-    assert cost(found) == min(
+    assert cost(grouped) == min(
         cost([full[a:b] for a, b in zip((0, *cut), (*cut, len(full)), strict=True)]) for cut in cuts
     )
 
@@ -178,7 +178,7 @@ def test_flash_attention_is_taken_only_where_the_gpu_has_it(
     with (
         nullcontext()
         if has_flash
-        else pytest.raises(ValueError, match=r"varlen: .* 8\.0.* on Tesla T4. Set it")
+        else pytest.raises(ValueError, match=r"varlen: .* 8\.0.* on Tesla T4\. Set it")
     ):
         attention.prepare("varlen", ragged, TOKENS, 3, torch.float16, 0.0)
 
@@ -200,11 +200,11 @@ def test_lengths_that_the_host_knows_are_not_read_from_the_device(
         queries_S = packing.bounds_S[:-1].long()
         prepare = attention.KERNELS[kernel].prepare
         layout = prepare(packing, TOKENS, window)
-        found = [attention.attend(q, k, v, layout)]
+        tensors = [attention.attend(q, k, v, layout)]
         fewer = attention.restrict(layout, queries_S, TOKENS)
         if fewer is not None:
-            found.append(attention.attend(fewer.at_queries(q), k, v, fewer))
-        return found
+            tensors.append(attention.attend(fewer.at_queries(q), k, v, fewer))
+        return tensors
 
     qkv = torch.randn(TOKENS, 3, HEADS, SIZE).unbind(1)
     torch.testing.assert_close(outputs(known, "cpu"), outputs(asked, "cpu"), atol=0, rtol=0)
@@ -321,7 +321,7 @@ def test_blocks_of_flex_are_those_of_the_whole_mask(
 
     packing = packed(num_tokens, 500 if num_tokens == 1000 else None)._replace(causal=causal)
     with torch.no_grad():
-        found = attention.prepare(
+        layout = attention.prepare(
             "flex", packing, num_tokens, window, torch.float32, 0.0
         ).block_mask
     ids_T, place = attention.sequence_ids(packing.bounds_S, num_tokens), torch.arange(num_tokens)
@@ -338,8 +338,8 @@ def test_blocks_of_flex_are_those_of_the_whole_mask(
         "q_num_blocks",
         "q_indices",
     ):
-        assert torch.equal(getattr(found, name), getattr(expected, name)), name
-    assert found.shape == expected.shape
+        assert torch.equal(getattr(layout, name), getattr(expected, name)), name
+    assert layout.shape == expected.shape
 
 
 def test_the_blocks_of_flex_take_no_mask_of_all_pairs() -> None:
@@ -361,7 +361,7 @@ def test_compiled_flex_attention_takes_the_blocks_that_are_meant(
     monkeypatch.setattr(flex, "flex_attention", lambda _: compiled)
     packing, qkv = packed(1000, None), torch.randn(1000, 3, HEADS, 16)
     with torch.no_grad():
-        found = attention.attend(
+        output = attention.attend(
             *qkv.unbind(1), attention.prepare("flex", packing, 1000, window, qkv.dtype, 0.0)
         )
-    torch.testing.assert_close(found, alone(qkv, packing, window), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(output, alone(qkv, packing, window), atol=1e-5, rtol=1e-5)

@@ -19,11 +19,13 @@ FILES = sorted(path.stem for path in (config_folder() / "model").glob("*.yaml"))
 
 
 def node(name: str) -> dict[str, Any]:
-    own: dict[str, Any] = yaml.safe_load((config_folder() / "model" / f"{name}.yaml").read_text())
-    for base in own.pop("defaults", []):
+    settings: dict[str, Any] = yaml.safe_load(
+        (config_folder() / "model" / f"{name}.yaml").read_text()
+    )
+    for base in settings.pop("defaults", []):
         if base != "_self_":
-            own = node(base) | own
-    return own
+            settings = node(base) | settings
+    return settings
 
 
 def read(name: str) -> ModelConfig:

@@ -60,8 +60,8 @@ def test_a_model_by_flash_attention_is_the_model(
     for kernel in ("varlen", "sdpa"):
         model = small_model(compose, name, kernel).double()
         results.append(gradients_of(model, model, batch))
-    for found, expected in zip(*results, strict=True):
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    for actual, expected in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
 # `auto` is chosen while the compiler traces
@@ -90,10 +90,10 @@ def compiled_equals_eager(
     with torch.autocast("cpu", torch.bfloat16) if lowered else nullcontext():
         for _ in range(2):
             batch = batch_of(PACKINGS[packing])
-            expected, found = (
+            expected, actual = (
                 [x.clone() for x in gradients_of(model, c, batch)] for c in (model, compiled)
             )
-            for a, b in zip(found, expected, strict=True):
+            for a, b in zip(actual, expected, strict=True):
                 assert (a - b).norm() <= (0.03 if lowered else 1e-5) * b.norm() + 1e-6
     assert len(graphs) == 1
 
@@ -177,5 +177,5 @@ def test_products_in_8_bits_are_called_as_the_gpus_kernels_want_them(
         assert (tuple(scale_a.shape), tuple(scale_b.shape)) == wanted
         exact = (a.double() * scale_a) @ (b.double() * scale_b)
         torch.testing.assert_close(product.double(), exact, rtol=2**-8, atol=1e-5)
-    for found, expected in zip(*results, strict=True):
-        assert torch.equal(found, expected)
+    for actual, expected in zip(*results, strict=True):
+        assert torch.equal(actual, expected)

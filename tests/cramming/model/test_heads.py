@@ -42,8 +42,8 @@ def test_chunked_loss_and_gradients_are_the_plain_ones(rows: int, with_bias: boo
         loss, correct, *_ = function(hidden, weight, bias if with_bias else None, targets)
         (loss * 0.37).backward()
         results.append([loss.detach(), correct] + [x.grad for x in leaves[: 3 if with_bias else 2]])
-    for expected, found in zip(*results):
-        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-5)
+    for expected, actual in zip(*results):
+        torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize("rows", [5, 1000])
@@ -56,14 +56,14 @@ def test_capped_loss_and_gradients_are_the_plain_ones(rows: int) -> None:
     hits = int((capped.argmax(-1) == targets).sum())
     for guard in (torch.no_grad, torch.enable_grad):
         with guard():
-            loss, found, each = linear_cross_entropy(
+            loss, actual, each = linear_cross_entropy(
                 *leaves, targets, torch.float32, rows * 60, softcap=3.0
             )
         torch.testing.assert_close(loss, expected)
         torch.testing.assert_close(
             each, F.cross_entropy(capped, targets, ignore_index=-1, reduction="none")
         )
-        assert int(found) == hits
+        assert int(actual) == hits
     for mine, plainly in zip(
         torch.autograd.grad(loss, leaves), torch.autograd.grad(expected, leaves), strict=True
     ):
@@ -81,8 +81,8 @@ def test_16_bit_products_stay_near_fp32(dtype: torch.dtype) -> None:
         loss.backward()
         assert loss.dtype == torch.float32
         results.append([loss.detach(), *(x.grad for x in leaves)])
-    for expected, found in zip(*results):
-        assert (found - expected).norm() < 0.02 * expected.norm()
+    for expected, actual in zip(*results):
+        assert (actual - expected).norm() < 0.02 * expected.norm()
 
 
 @pytest.mark.parametrize("share", [0.3, 1.0])
@@ -103,9 +103,9 @@ def test_a_frequent_target_does_not_overflow_fp16(
         leaves = [x.clone().requires_grad_() for x in inputs]
         linear_cross_entropy(leaves[0], leaves[1], None, targets, kind)[0].backward()
         results.append([x.grad for x in leaves])
-    for expected, found in zip(*results, strict=True):
-        assert found.isfinite().all()
-        assert (found - expected).norm() < 0.02 * expected.norm()
+    for expected, actual in zip(*results, strict=True):
+        assert actual.isfinite().all()
+        assert (actual - expected).norm() < 0.02 * expected.norm()
 
 
 def test_no_gradient_is_made_when_none_is_wanted() -> None:
@@ -120,12 +120,15 @@ def test_no_gradient_is_made_when_none_is_wanted() -> None:
         with guard(), FlopCounterMode(display=False) as counter:
             loss, hits, _ = linear_cross_entropy(*inputs, torch.arange(4), torch.float32)
         products.append((counter.get_total_flops(), loss.item(), int(hits), loss.requires_grad))
-    one = 2 * 4 * 8 * 9
-    assert products == [(3 * one, *products[1][1:3], True), (one, *products[0][1:3], False)]
+    num_values = 2 * 4 * 8 * 9
+    assert products == [
+        (3 * num_values, *products[1][1:3], True),
+        (num_values, *products[0][1:3], False),
+    ]
 
 
 def test_hits_are_targets_whose_logit_is_the_largest() -> None:
-    """As `argmax` has it, but for ties, all of which count: of two equal logits either is the prediction."""
+    """Hits are those of `argmax`, except that all largest logits of a tie are hits."""
     hidden, weight = torch.randn(50, 8), torch.randn(30, 8)
     targets = torch.cat([(hidden[:20] @ weight.T).argmax(-1), torch.randint(0, 30, (30,))])
     targets[::7] = -100
@@ -226,8 +229,8 @@ def test_late_layers_at_the_targets_are_the_same_model(
         late = 9 if last_layer == "targets" else 48
         assert mlp_tokens == [48] * (4 - late_layers) + [late] * late_layers
         results.append([loss, correct] + [p.grad for p in model.parameters() if p.grad is not None])
-    for expected, found in zip(*results, strict=True):
-        torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
+    for expected, actual in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("positions", ["learned", "rope", "scaled_sinusoidal", "none"])
@@ -301,8 +304,8 @@ def test_classifier_on_first_tokens_computes_the_last_block_for_them_alone() -> 
         logits.square().sum().backward()
         results.append([logits, *(p.grad for p in model.parameters() if p.grad is not None)])
     assert seen == [3, 48]
-    for found, expected in zip(*results, strict=True):
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    for actual, expected in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
 
 
 def test_classifier_leaves_the_encoder_as_it_was() -> None:
@@ -370,7 +373,7 @@ def test_depth_scaled_shrinks_what_enters_the_residual_stream() -> None:
 
 
 def test_mimetic_attention_attends_to_its_like_and_takes_it_off() -> None:
-    """As far as the rank of a head allows: identity and noise of the shares that the paper has."""
+    """The product is identity and noise in the shares of the paper, as far as the rank of a head allows."""
     config = replace(CONFIG, hidden_size=64, num_heads=2, attention_init="mimetic")
     model = MaskedLM(config)
     for block in model.encoder.blocks:

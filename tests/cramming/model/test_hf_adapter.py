@@ -73,11 +73,11 @@ def documents() -> list[Tensor]:
 @pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
 def test_logits_are_those_of_our_model(case: str, tmp_path: Path, save: Save) -> None:
-    own = saved(CASES[case], tmp_path / "final", save)
+    native = saved(CASES[case], tmp_path / "final", save)
     theirs, info = CrammingForMaskedLM.from_pretrained(tmp_path / "final", output_loading_info=True)
     assert not any(info.values()), info
     texts = documents()
-    expected = own_logits(own, texts)
+    expected = own_logits(native, texts)
     for side in ("right", "left"):
         inputs = padded(texts, side)
         logits = theirs(**inputs).logits
@@ -91,33 +91,36 @@ def test_logits_are_those_of_our_model(case: str, tmp_path: Path, save: Save) ->
 
 
 @pytest.mark.parametrize(
-    "given", [{"position_ids": torch.tensor([[0, 1, 2, 0, 1]])}, {"output_attentions": True}]
+    "arguments", [{"position_ids": torch.tensor([[0, 1, 2, 0, 1]])}, {"output_attentions": True}]
 )
 def test_an_argument_that_would_change_the_result_is_refused(
-    given: dict[str, Any], tmp_path: Path, save: Save
+    arguments: dict[str, Any], tmp_path: Path, save: Save
 ) -> None:
     """Positions that restart, as flattened batches have, would otherwise let texts attend to each other."""
     saved(CRAMMED, tmp_path / "final", save)
     model = CrammingModel.from_pretrained(tmp_path / "final")
     model(input_ids=documents()[0][None], position_ids=None, output_attentions=False)
-    with pytest.raises(ValueError, match=f"{next(iter(given))}: this model does not take it"):
-        model(input_ids=torch.randint(5, 128, (1, 5)), **given)
+    with pytest.raises(ValueError, match=f"{next(iter(arguments))}: this model does not take it"):
+        model(input_ids=torch.randint(5, 128, (1, 5)), **arguments)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_saved_by_transformers_and_read_again_is_the_same_model(
     case: str, tmp_path: Path, save: Save
 ) -> None:
-    own = saved(CASES[case], tmp_path / "final", save)
+    native = saved(CASES[case], tmp_path / "final", save)
     CrammingForMaskedLM.from_pretrained(tmp_path / "final").save_pretrained(tmp_path / "again")
-    again = load_masked_lm(tmp_path / "again")
-    assert again.config == own.config
+    reloaded = load_masked_lm(tmp_path / "again")
+    assert reloaded.config == native.config
     assert all(
-        torch.equal(tensor, own.state_dict()[name]) for name, tensor in again.state_dict().items()
+        torch.equal(tensor, native.state_dict()[name])
+        for name, tensor in reloaded.state_dict().items()
     )
     CrammingModel.from_pretrained(tmp_path / "final").save_pretrained(tmp_path / "bare")  # no head
     bare = load_encoder(tmp_path / "bare").state_dict()
-    assert all(torch.equal(tensor, bare[name]) for name, tensor in own.encoder.state_dict().items())
+    assert all(
+        torch.equal(tensor, bare[name]) for name, tensor in native.encoder.state_dict().items()
+    )
 
 
 def test_every_choice_of_an_architecture_has_a_case() -> None:
@@ -160,7 +163,7 @@ HEADS = {
 
 @pytest.mark.parametrize("head", HEADS)
 def test_trainers_find_each_heads_labels(head: type) -> None:
-    """As transformers' Trainer does, which computes no loss in an evaluation where one of them is missing."""
+    """transformers' Trainer computes no loss in an evaluation if labels are missing."""
     like = getattr(transformers, head.__name__.replace("Cramming", "Bert"))
     assert set(find_labels(head)) == set(find_labels(like)) - {"next_sentence_label"}
 
@@ -195,18 +198,18 @@ def test_heads_learn_and_honour_the_number_of_labels(
 
 
 @pytest.mark.parametrize(
-    ("labels", "given", "problem"),
+    ("labels", "targets", "problem"),
     [
         (1, torch.tensor([0.5, 1.0, -2.0, 3.0]), "regression"),
         (3, torch.tensor([[0.0, 1.0, 1.0]] * 4), "multi_label_classification"),
     ],
 )
 def test_the_classifier_takes_other_kinds_of_labels(
-    labels: int, given: Tensor, problem: str, tmp_path: Path, save: Save
+    labels: int, targets: Tensor, problem: str, tmp_path: Path, save: Save
 ) -> None:
     saved(CRAMMED, tmp_path / "final", save)
     model = CrammingForSequenceClassification.from_pretrained(tmp_path / "final", num_labels=labels)
-    assert model(**padded(documents()), labels=given).loss.isfinite()
+    assert model(**padded(documents()), labels=targets).loss.isfinite()
     assert model.config.problem_type == problem
 
 
@@ -215,13 +218,13 @@ def test_the_classifier_takes_other_kinds_of_labels(
 def test_pooling_sees_no_padding(pooling: str, tmp_path: Path, save: Save) -> None:
     saved(CRAMMED, tmp_path / "final", save)
     texts = documents()
-    found = CrammingForSequenceClassification.from_pretrained(
+    classifier = CrammingForSequenceClassification.from_pretrained(
         tmp_path / "final", classifier_pooling=pooling
     )
-    right, left = (found(**padded(texts, side)).logits for side in ("right", "left"))
+    right, left = (classifier(**padded(texts, side)).logits for side in ("right", "left"))
     torch.testing.assert_close(right, left, atol=1e-5, rtol=0)
     torch.testing.assert_close(
-        right[1], found(input_ids=texts[1][None]).logits[0], atol=1e-5, rtol=0
+        right[1], classifier(input_ids=texts[1][None]).logits[0], atol=1e-5, rtol=0
     )
 
 

@@ -26,23 +26,23 @@ def test_eager_rotation_and_its_gradient_are_the_definitions() -> None:
     torch.manual_seed(0)
     rope = rope_tables(torch.tensor([0, 1, 2, 0, 1, 7]), 8, 100.0)
     cos, sin = (table.double() for table in rope)
-    found, expected = (
+    actual, expected = (
         torch.randn(6, 3, 2, 8, generator=torch.Generator().manual_seed(1)) for _ in range(2)
     )
-    found.requires_grad_()
+    actual.requires_grad_()
     expected = expected.double().requires_grad_()
     weight = torch.randn(6, 2, 8)
     queries, plain = (
-        found[:, 1],
+        actual[:, 1],
         expected[:, 1],
     )  # a part of the projection, as the encoder takes it
     rotated, defined = apply_rope(queries, rope), plain * cos + plain.roll(4, -1) * sin
     torch.testing.assert_close(rotated.double(), defined)
     (rotated * weight).sum().backward()
     (defined * weight.double()).sum().backward()
-    assert found.grad is not None and expected.grad is not None
-    torch.testing.assert_close(found.grad.double(), expected.grad)
-    assert torch.equal(queries, found[:, 1])  # what came in is as it was
+    assert actual.grad is not None and expected.grad is not None
+    torch.testing.assert_close(actual.grad.double(), expected.grad)
+    assert torch.equal(queries, actual[:, 1])  # what came in is as it was
 
 
 class Tables(nn.Module):
@@ -139,11 +139,11 @@ def test_compiled_code_keeps_each_materialized_sum_for_the_backward_pass() -> No
         partition_fn=min_cut_rematerialization_partition,
     )
     compiled = torch.compile(last, backend=backend, fullgraph=True)
-    found = torch.autograd.grad(compiled(x, weights), weights)
-    torch.testing.assert_close(found, torch.autograd.grad(last(x, weights), weights))
+    actual = torch.autograd.grad(compiled(x, weights), weights)
+    torch.testing.assert_close(actual, torch.autograd.grad(last(x, weights), weights))
     for expected in sums_of(x, weights)[1:]:
         assert any(
-            kept.shape == expected.shape and torch.allclose(kept, expected) for kept in results
+            saved.shape == expected.shape and torch.allclose(saved, expected) for saved in results
         )
 
 
@@ -156,18 +156,18 @@ def test_a_norm_of_16_bits_is_that_of_the_same_numbers_in_fp32(
         (RMSNorm(64, eps=1e-6), torch.nn.RMSNorm(64, eps=1e-6)),
         torch.randn(33, 64).bfloat16(),
     )
-    given, found = torch.randn(33, 64).bfloat16(), []
+    values, outputs = torch.randn(33, 64).bfloat16(), []
     weight = torch.rand(64)
     for norm, warnings in zip(norms, (0, 1), strict=True):
-        x = given.clone().requires_grad_()
+        x = values.clone().requires_grad_()
         norm.weight.data.copy_(weight)
         torch.set_warn_always(True)  # once only, else
         normed = norm(x)
         torch.set_warn_always(False)
         assert sum("Mismatch dtype" in str(warning.message) for warning in recwarn) == warnings
         normed.to(x.dtype).backward(grad)
-        found.append([normed.detach().to(x.dtype), x.grad, norm.weight.grad])
-    torch.testing.assert_close(*found, rtol=0, atol=0)
+        outputs.append([normed.detach().to(x.dtype), x.grad, norm.weight.grad])
+    torch.testing.assert_close(*outputs, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -186,8 +186,8 @@ def test_16_bit_rotation_is_rounded_once_each_way(dtype: torch.dtype) -> None:
     assert (
         low.grad is not None and full.grad is not None and rotated.dtype == low.grad.dtype == dtype
     )
-    for found, true in ((rotated, expected), (low.grad, full.grad)):
-        assert (found != true.to(dtype)).float().mean() < 0.002
+    for actual, true in ((rotated, expected), (low.grad, full.grad)):
+        assert (actual != true.to(dtype)).float().mean() < 0.002
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -202,27 +202,27 @@ def test_eager_convolution_and_its_gradients_are_those_that_are_compiled(
     positions_T = torch.cat([torch.arange(n) for n in lengths])
     x, weight = (torch.randn(len(positions_T), 8, dtype=torch.double) for _ in range(2))
     x.requires_grad_()
-    found = []
+    results = []
     for compiled in (False, True):
         monkeypatch.setattr(torch.compiler, "is_compiling", lambda compiled=compiled: compiled)
         out = convolution(x, positions_T, causal)
-        found.append(
+        results.append(
             (out.detach(), *torch.autograd.grad((out * weight).sum(), (x, convolution.taps)))
         )
-    for own, definition in zip(*found, strict=True):
-        torch.testing.assert_close(own, definition)
+    for eager, definition in zip(*results, strict=True):
+        torch.testing.assert_close(eager, definition)
 
 
 def test_convolution_keeps_nothing_but_its_input() -> None:
-    """Of the size of the stream; two products for each of its taps would be kept by autograd."""
+    """Autograd would save two products for each tap, each of the stream's size."""
     convolution, x = Convolution(2, 8), torch.randn(64, 8, requires_grad=True)
     torch.nn.init.normal_(convolution.taps)
-    kept: list[int] = []
+    saved_sizes: list[int] = []
     with torch.autograd.graph.saved_tensors_hooks(
-        lambda tensor: kept.append(tensor.numel()), lambda nothing: nothing
+        lambda tensor: saved_sizes.append(tensor.numel()), lambda nothing: nothing
     ):
         convolution(x, torch.arange(64), False)
-    assert sorted(kept) == sorted([x.numel(), convolution.taps.numel(), 64])
+    assert sorted(saved_sizes) == sorted([x.numel(), convolution.taps.numel(), 64])
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])

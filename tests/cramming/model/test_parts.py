@@ -43,7 +43,7 @@ PLACES = torch.tensor([0, 3, 15, 16, 17, 30, 33, 40, 47])  # three in each row
 
 
 def plain_logits(config: ModelConfig, w: dict[str, Tensor], ids: Tensor) -> Tensor:
-    """Of one text, from the weights by name."""
+    """Return the logits of one text, computed from the weights by name."""
 
     def norm(x: Tensor, name: str) -> Tensor:
         return F.layer_norm(x, x.shape[-1:], w[f"{name}.weight"], None, config.norm_eps)
@@ -55,7 +55,7 @@ def plain_logits(config: ModelConfig, w: dict[str, Tensor], ids: Tensor) -> Tens
     used_values: list[Tensor] = []
     last = config.num_layers - 1
     for layer in range(config.num_layers):
-        own = f"encoder.blocks.{layer}."
+        prefix = f"encoder.blocks.{layer}."
         if config.unet_skips and last - layer < layer:
             hidden = hidden + w["encoder.skip_scales"][last - layer] * outputs[last - layer]
         if config.convolution and layer <= config.num_layers - config.late_layers:
@@ -67,11 +67,11 @@ def plain_logits(config: ModelConfig, w: dict[str, Tensor], ids: Tensor) -> Tens
             )
         states.append(hidden)
         context = states[min(layer, config.num_layers - config.late_layers)]
-        weights_q, weights_kv = w[own + "attn.qkv.weight"].split(
+        weights_q, weights_kv = w[prefix + "attn.qkv.weight"].split(
             [config.hidden_size, 2 * config.hidden_size]
         )
-        q = (norm(hidden, own + "attn_norm") @ weights_q.T).view(len(ids), config.num_heads, -1)
-        kv = norm(context, own + "attn_norm") @ weights_kv.T
+        q = (norm(hidden, prefix + "attn_norm") @ weights_q.T).view(len(ids), config.num_heads, -1)
+        kv = norm(context, prefix + "attn_norm") @ weights_kv.T
         k, v = kv.view(len(ids), 2, config.num_heads, -1).unbind(1)
         others = (
             [w["encoder.value_tokens.weight"][ids]]
@@ -82,7 +82,7 @@ def plain_logits(config: ModelConfig, w: dict[str, Tensor], ids: Tensor) -> Tens
         if others:
             v = sum(
                 c * x.view_as(v)
-                for c, x in zip(w[own + "attn.value_scales"], [v, *others], strict=True)
+                for c, x in zip(w[prefix + "attn.value_scales"], [v, *others], strict=True)
             )
         used_values.append(v)
         scores = torch.einsum("qhk,lhk->hql", q, k) * config.head_size**-0.5
@@ -90,18 +90,18 @@ def plain_logits(config: ModelConfig, w: dict[str, Tensor], ids: Tensor) -> Tens
         if config.attention_gate:
             mixed = (
                 mixed
-                * torch.sigmoid(norm(hidden, own + "attn_norm") @ w[own + "attn.gate.weight"].T)[
-                    :, :, None
-                ]
+                * torch.sigmoid(
+                    norm(hidden, prefix + "attn_norm") @ w[prefix + "attn.gate.weight"].T
+                )[:, :, None]
             )
-        hidden = hidden + mixed.flatten(1) @ w[own + "attn.out.weight"].T
-        inner = norm(hidden, own + "mlp_norm") @ w[own + "mlp.up.weight"].T
+        hidden = hidden + mixed.flatten(1) @ w[prefix + "attn.out.weight"].T
+        inner = norm(hidden, prefix + "mlp_norm") @ w[prefix + "mlp.up.weight"].T
         if config.mlp == "glu":
             value, gate = inner.chunk(2, dim=-1)
             inner = activation(value) * gate
         else:
             inner = activation(inner)
-        hidden = hidden + inner @ w[own + "mlp.down.weight"].T
+        hidden = hidden + inner @ w[prefix + "mlp.down.weight"].T
         outputs.append(hidden)
     logits = norm(hidden, "encoder.final_norm") @ w["encoder.embeddings.tokens.weight"].T
     return (
@@ -138,7 +138,7 @@ def test_the_last_layer_at_the_targets_is_the_same_model(
     part: str, norm_order: Any, packing: Packing
 ) -> None:
     """Loss and gradients; the loss is also that of the logits."""
-    config, given, results = (
+    config, arguments, results = (
         variant(part, replace(PLAIN, norm_order=norm_order)),
         batch(packing),
         [],
@@ -146,13 +146,13 @@ def test_the_last_layer_at_the_targets_is_the_same_model(
     for last_layer in ("all", "targets"):
         torch.manual_seed(0)
         model = perturbed(MaskedLM(config, last_layer=last_layer))
-        loss, correct = model(*given)
+        loss, correct = model(*arguments)
         loss.backward()
         results.append([loss, correct, *(p.grad for p in model.parameters())])
-    for expected, found in zip(*results, strict=True):
-        torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
+    for expected, actual in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected, atol=2e-5, rtol=1e-4)
     torch.testing.assert_close(
-        results[0][0], F.cross_entropy(model.logits(*given[:4]), given[4], reduction="sum")
+        results[0][0], F.cross_entropy(model.logits(*arguments[:4]), arguments[4], reduction="sum")
     )
 
 
@@ -188,18 +188,18 @@ def test_packed_documents_equal_separate_ones(part: str) -> None:
 
 
 def test_a_compiler_takes_all_of_it_as_one_graph() -> None:
-    model, given = (
+    model, arguments = (
         perturbed(MaskedLM(variant("everything", replace(PLAIN, num_layers=2)))),
         batch(ROWS),
     )
     counter = CompileCounter()
     compiled = torch.compile(model, backend=counter, fullgraph=True)
-    causal = (*given[:2], ROWS._replace(causal=True), *given[3:])
+    causal = (*arguments[:2], ROWS._replace(causal=True), *arguments[3:])
     for now, graphs in (
-        (given, 1),
+        (arguments, 1),
         (causal, 2),
         (causal, 2),
-        (given, 2),
+        (arguments, 2),
     ):  # one more for a causal phase
         torch.testing.assert_close(compiled(*now), model(*now))
         assert counter.frame_count == graphs
@@ -228,8 +228,8 @@ def test_a_trick_for_memory_changes_no_bit_of_it(
 ) -> None:
     model = variant("everything", small_model)
     engines = [make_engine(model=model, **stream, **changes) for changes in (memory, {})]
-    found, expected = (train(engine, tiny_source, range(3)) for engine in engines)
-    assert [s.loss for s in found] == [s.loss for s in expected]
+    actual, expected = (train(engine, tiny_source, range(3)) for engine in engines)
+    assert [s.loss for s in actual] == [s.loss for s in expected]
     assert all(torch.equal(a, b) for a, b in zip(*map(weights, engines), strict=True))
 
 

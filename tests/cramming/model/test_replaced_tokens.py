@@ -50,12 +50,12 @@ def make(config: ModelConfig, last_layer: LastLayer = "targets", **more: Any) ->
     return perturbed(ReplacedTokens(config, 0.5, 50.0, last_layer=last_layer, **more), 0.2).train()
 
 
-def reference(model: ReplacedTokens, given: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor]:
+def reference(model: ReplacedTokens, arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor]:
     """The paper written out: the training loss of a batch, which tokens are replaced, and the share told right.
 
     A row without all of its targets counts as much less.
     """
-    ids, positions, packing, places, targets, uniform = given
+    ids, positions, packing, places, targets, uniform = arguments
     logits = model.generator.logits(ids, positions, packing, places)
     shown, replaced = ids.tolist(), [0.0] * len(ids)
     for row, place, target, u in zip(
@@ -87,34 +87,36 @@ def test_loss_and_gradients_are_those_of_the_paper(
     config: ModelConfig, last_layer: LastLayer, missing: int
 ) -> None:
     torch.manual_seed(0)
-    model, given = make(config, last_layer), batch(missing)
+    model, arguments = make(config, last_layer), batch(missing)
     targets = len(PLACES) - missing
-    loss, hits = (x / targets for x in model(*given))
+    loss, hits = (x / targets for x in model(*arguments))
     loss.backward()
-    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    assert found.keys() == dict(model.named_parameters()).keys()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    assert gradients.keys() == dict(model.named_parameters()).keys()
     model.zero_grad()
-    wanted, replaced, right = reference(model, given)
+    wanted, replaced, right = reference(model, arguments)
     wanted.backward()
     assert 0 < replaced.sum() <= targets
     torch.testing.assert_close((loss, hits), (wanted, right), rtol=1e-5, atol=1e-5)
     for name, parameter in model.named_parameters():
-        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-5, msg=name)
+        torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-4, atol=1e-5, msg=name)
     model.zero_grad()
-    parts = [model(*part) for part in cut(given)]
+    parts = [model(*part) for part in cut(arguments)]
     torch.testing.assert_close(sum(part for part, _ in parts) / targets, loss, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(sum(part for _, part in parts) / targets, hits)
     sum((part / targets for part, _ in parts), torch.zeros(())).backward()
     for name, parameter in model.named_parameters():
-        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-5, msg=name)
+        torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-4, atol=1e-5, msg=name)
 
 
-def cut(given: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+def cut(arguments: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     """Each row a micro-batch of its own."""
-    ids, positions, _, places, targets, uniform = given
-    one = Packing(ROWS.bounds_S[:2], 16, 16)
+    ids, positions, _, places, targets, uniform = arguments
+    packing = Packing(ROWS.bounds_S[:2], 16, 16)
     rows = [(slice(16 * k, 16 * k + 16), slice(4 * k, 4 * k + 4)) for k in (0, 1)]
-    return [(ids[t], positions[t], one, places[m] % 16, targets[m], uniform[m]) for t, m in rows]
+    return [
+        (ids[t], positions[t], packing, places[m] % 16, targets[m], uniform[m]) for t, m in rows
+    ]
 
 
 @pytest.mark.parametrize("packing", ["rows", "documents"])
@@ -128,12 +130,14 @@ def test_validation_is_one_number_whatever_fills_the_last_batch(
     )
     text = HeldOut(BatchSource(corpus.stream("validation"), masker, 24, packing, 0), 250)
     model = make(replace(BERT, vocab_size=corpus.vocab_size)).eval()
-    found = []
+    losses = []
     for rows in (1, 2, 3, 4, 5):
         batches = text.batches(PINNED, rows)
-        found.append([sum(numbers).item() for numbers in zip(*(model(*b.inputs) for b in batches))])
-        found[-1].append(sum(b.num_targets for b in batches))
-    assert all(numbers == pytest.approx(found[0], rel=1e-5) for numbers in found)
+        losses.append(
+            [sum(numbers).item() for numbers in zip(*(model(*b.inputs) for b in batches))]
+        )
+        losses[-1].append(sum(b.num_targets for b in batches))
+    assert all(numbers == pytest.approx(losses[0], rel=1e-5) for numbers in losses)
 
 
 @pytest.mark.parametrize("config", [BERT, CRAMMED, MODERN])
@@ -158,18 +162,18 @@ def test_the_residual_streams_of_both_are_of_one_type(
 def test_the_generator_learns_nothing_from_the_encoder_and_evaluation_is_the_encoder_alone() -> (
     None
 ):
-    model, given = make(BERT), batch()
+    model, arguments = make(BERT), batch()
     model.eval()
-    loss, hits = model(*given)
+    loss, hits = model(*arguments)
     loss.backward()
     assert all(
         p.grad is None
         for n, p in model.generator.named_parameters()
         if "embeddings.tokens" not in n
     )
-    torch.testing.assert_close(hits / len(PLACES), reference(model, given)[2])
-    again, _ = model(*given)
-    assert torch.equal(loss, again), "the batch's own numbers decide what is sampled"
+    torch.testing.assert_close(hits / len(PLACES), reference(model, arguments)[2])
+    repeated, _ = model(*arguments)
+    assert torch.equal(loss, repeated), "the batch's own numbers decide what is sampled"
 
 
 def test_tokens_are_sampled_as_often_as_they_are_predicted() -> None:
@@ -185,7 +189,7 @@ def test_tokens_are_sampled_as_often_as_they_are_predicted() -> None:
     "config", [BERT, MODERN, CRAMMED, *(replace(CRAMMED, **part) for part in PARTS.values())]
 )
 def test_parameters_and_flops_are_counted(config: ModelConfig) -> None:
-    """As in test_config.py: in bf16, with attention by plain products, without windows."""
+    """Counted in bf16, with attention by plain products, without windows, as in test_config.py."""
     config = replace(config, local_window=None)
     model = ReplacedTokens(config, 0.5, 50.0, "products")
     tables = sum(
@@ -214,10 +218,10 @@ def test_muon_has_the_matrices_of_both_and_of_their_heads(config: ModelConfig) -
 
 @pytest.mark.parametrize("config", [BERT, CRAMMED])
 def test_a_compiler_takes_all_of_it_as_one_graph(config: ModelConfig) -> None:
-    model, given, counter = make(config), batch(2), CompileCounter()
+    model, arguments, counter = make(config), batch(2), CompileCounter()
     compiled = torch.compile(model, backend=counter, fullgraph=True)
     for _ in range(2):
-        torch.testing.assert_close(compiled(*given), model(*given))
+        torch.testing.assert_close(compiled(*arguments), model(*arguments))
     assert counter.frame_count == 1
 
 
@@ -232,12 +236,12 @@ def test_a_generator_has_its_share_of_the_heads() -> None:
         generator_config(config, 0.33).intermediate_size,
     ) == (4, 1024)
     model = make(BERT)
-    own = sum(
+    num_parameters = sum(
         p.numel() for p in set(model.generator.parameters()) - set(model.encoder.parameters())
     )
     assert (
-        model.also()
-        == f"; generator {model.generator.config.hidden_size} wide with {own:,} of the parameters"
+        model.describe_generator()
+        == f"; generator {model.generator.config.hidden_size} wide with {num_parameters:,} of the parameters"
     )
 
 

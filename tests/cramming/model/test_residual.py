@@ -71,10 +71,10 @@ def test_a_norm_computes_in_fp32_what_it_returns_in_16_bits(norm: Any) -> None:
         torch.randn(9, 32).bfloat16(),
     )
     plain = type(part).forward(part, x_TD.float()).to(torch.bfloat16)  # type: ignore[operator]
-    found = residual._normed(part, x_TD)
+    normed = residual._normed(part, x_TD)
     gradients = [
-        torch.autograd.grad(out, [x_TD, *part.parameters()], d_TD) for out in (plain, found)
+        torch.autograd.grad(out, [x_TD, *part.parameters()], d_TD) for out in (plain, normed)
     ]
-    assert torch.equal(found, plain)
+    assert torch.equal(normed, plain)
     for expected, gradient in zip(*gradients, strict=True):
         assert torch.equal(gradient, expected) and gradient.dtype == expected.dtype

@@ -59,11 +59,11 @@ def stock_modern(**changes: object) -> ModernBertForMaskedLM:
     return ModernBertForMaskedLM(ModernBertConfig(**{**sizes, **changes}))
 
 
-def assert_equal(own: MaskedLM, stock: PreTrainedModel, lengths: list[int]) -> None:
+def assert_equal(native: MaskedLM, stock: PreTrainedModel, lengths: list[int]) -> None:
     """Packed, ours; padded and one by one, theirs: within 1e-4 in fp32."""
-    texts = [torch.randint(3, own.config.vocab_size or 0, (n,)) for n in lengths]
+    texts = [torch.randint(3, native.config.vocab_size or 0, (n,)) for n in lengths]
     together = stock.eval()(**padded(texts)).logits
-    for text, mine, row in zip(texts, own_logits(own, texts), together):
+    for text, mine, row in zip(texts, own_logits(native, texts), together):
         torch.testing.assert_close(mine, stock(input_ids=text[None]).logits[0], atol=1e-4, rtol=0)
         torch.testing.assert_close(mine, row[: len(text)], atol=1e-4, rtol=0)
 
@@ -106,21 +106,21 @@ def test_yaml_model_gives_the_same_logits_in_stock_transformers(
     config = model_yaml(
         name, vocab_size=VOCAB, num_layers=2 if name.startswith("bert") else 4, max_length=160
     )
-    own = perturbed(MaskedLM(config), 0.05)
-    save(own, tmp_path / "final")  # type: ignore[operator]
+    native = perturbed(MaskedLM(config), 0.05)
+    save(native, tmp_path / "final")  # type: ignore[operator]
     stock = AutoModelForMaskedLM.from_pretrained(tmp_path / "final")
     assert type(stock).__name__ == FAMILIES[str(stock_family(config))].architecture
-    assert_equal(own, stock, [120, 7, 160])
+    assert_equal(native, stock, [120, 7, 160])
 
 
 @torch.no_grad()
 def test_token_types_enter_as_in_bert(tmp_path: Path) -> None:
     stock = perturbed(stock_bert(), 0.05)
     stock.save_pretrained(tmp_path)
-    own, ids = load_masked_lm(tmp_path).eval(), torch.randint(3, VOCAB, (20,))
+    native, ids = load_masked_lm(tmp_path).eval(), torch.randint(3, VOCAB, (20,))
     types = torch.tensor([0] * 8 + [1] * 12)
     packing = Packing(torch.tensor([0, 20], dtype=torch.int32), 20, 20)
-    hidden = own.encoder(ids, torch.arange(20), packing, types)
+    hidden = native.encoder(ids, torch.arange(20), packing, types)
     theirs = stock.bert(input_ids=ids[None], token_type_ids=types[None]).last_hidden_state[0]
     torch.testing.assert_close(hidden, theirs, atol=1e-5, rtol=0)
 

@@ -34,10 +34,10 @@ def text(rows: int, length: int, special_share: float = 0.1, seed: int = 0) -> n
 def test_every_row_has_the_same_number_of_targets_each_at_another_place(
     length: int, rate: float
 ) -> None:
-    one = masker(rate=rate)
-    count = one.targets.per_row(length)
+    first_masker = masker(rate=rate)
+    count = first_masker.targets.per_row(length)
     assert count == max(1, round(rate * length))
-    masked = one(text(9, length, 0.0), np.arange(9))
+    masked = first_masker(text(9, length, 0.0), np.arange(9))
     places = masked.target_positions_M.reshape(9, count)
     assert all(len(set(row)) == count for row in places)
     assert np.array_equal(places // length, np.repeat(np.arange(9)[:, None], count, 1))
@@ -55,7 +55,7 @@ def test_a_later_phase_has_fewer_of_the_same_targets() -> None:
         masker(rate=objective.at(p).rate)(text(9, 100), np.arange(9)).target_positions_M
         for p in (0.0, 0.5, 0.9)
     ]
-    assert [len(found) for found in places] == [9 * 25, 9 * 15, 9 * 5]
+    assert [len(positions) for positions in places] == [9 * 25, 9 * 15, 9 * 5]
     assert set(places[0]) > set(places[1]) > set(places[2])
 
 
@@ -73,16 +73,18 @@ def test_a_causal_target_is_the_next_token_and_nothing_is_hidden(
     rate: float, special_share: float
 ) -> None:
     ids = text(50, 64, special_share)
-    one = Masker(NextTokens(rate), VOCAB, MASK, SPECIAL, 0)
-    found = one(ids, np.arange(50))
-    assert np.array_equal(found.ids_NL, ids)
-    places = found.target_positions_M.reshape(50, one.targets.per_row(64))
-    valid = (found.target_ids_M != IGNORE).reshape(places.shape)
+    causal_masker = Masker(NextTokens(rate), VOCAB, MASK, SPECIAL, 0)
+    masked = causal_masker(ids, np.arange(50))
+    assert np.array_equal(masked.ids_NL, ids)
+    places = masked.target_positions_M.reshape(50, causal_masker.targets.per_row(64))
+    valid = (masked.target_ids_M != IGNORE).reshape(places.shape)
     assert (np.diff(places) > 0).all() and np.array_equal(
         places // 64, np.repeat(np.arange(50)[:, None], valid.shape[1], 1)
     )
     assert (places[valid] % 64 < 63).all()  # the last one's next is another row's
-    assert np.array_equal(found.target_ids_M[valid.reshape(-1)], ids.reshape(-1)[places[valid] + 1])
+    assert np.array_equal(
+        masked.target_ids_M[valid.reshape(-1)], ids.reshape(-1)[places[valid] + 1]
+    )
     regular = ~np.isin(ids[:, 1:], SPECIAL)
     assert np.array_equal(valid.sum(1), np.minimum(regular.sum(1), valid.shape[1]))
 
@@ -154,7 +156,7 @@ def test_a_samples_masks_do_not_depend_on_its_batch() -> None:
 
 
 def test_another_sample_index_or_seed_gives_other_masks() -> None:
-    """The same window in another epoch has another sample index: chance agreement is 25 % of the places."""
+    """A window has another sample index in another epoch. Chance agreement is 25 % of the positions."""
     ids = np.repeat(text(1, 400, 0.0), 20, 0)
     places = masker()(ids, np.arange(20) * 7919).target_positions_M.reshape(20, -1) % 400
     other_seed = masker(seed=1)(ids, np.arange(20) * 7919).target_positions_M.reshape(20, -1) % 400

@@ -36,9 +36,9 @@ def targets(ids_NL: np.ndarray, weights_V: np.ndarray | None, rate: float = 0.25
     """Places of targets [N, C] in each row."""
     masker = Masker(MaskedTargets(rate, 0.8, 0.1), 100, MASK, SPECIAL, 0)
     masker.weights_V = weights_V
-    found = masker(ids_NL, np.arange(len(ids_NL)))
-    assert (found.target_ids_M >= 5).all()
-    return found.target_positions_M.reshape(len(ids_NL), -1) % ids_NL.shape[1]
+    masked = masker(ids_NL, np.arange(len(ids_NL)))
+    assert (masked.target_ids_M >= 5).all()
+    return masked.target_positions_M.reshape(len(ids_NL), -1) % ids_NL.shape[1]
 
 
 def test_rows_have_as_many_targets_and_with_equal_weights_the_same() -> None:
@@ -65,8 +65,8 @@ def test_weights_are_mean_losses_beside_the_mean_within_bounds() -> None:
         np.array([1e4, 1e4, 0.0, 1e3], np.float32),
     )
     mean = losses.sum() / counts.sum()
-    found = weights_of(np.stack([losses, counts]), 0.5)
-    assert found == pytest.approx([(4 / mean) ** 0.5, LEAST, 1.0, MOST], rel=1e-2)
+    weights = weights_of(np.stack([losses, counts]), 0.5)
+    assert weights == pytest.approx([(4 / mean) ** 0.5, LEAST, 1.0, MOST], rel=1e-2)
     assert weights_of(np.zeros((2, 4), np.float32), 0.5).tolist() == [LEAST] * 4, (
         "nothing seen: all alike"
     )
@@ -156,9 +156,9 @@ def test_a_run_is_masked_language_modelling_and_even_until_the_start(
         "objective.power=100",
     )
     assert losses(run)[:6] == losses(unbroken)[:6] and losses(run)[6] != losses(unbroken)[6]
-    found, without = (load_record(folder)["pretrain"] for folder in (run, unbroken))
-    assert found["objective"] == "mlm" and found["exaflops"] == without["exaflops"]
-    assert found["validation"]["targets"] == without["validation"]["targets"]
+    recorded, without = (load_record(folder)["pretrain"] for folder in (run, unbroken))
+    assert recorded["objective"] == "mlm" and recorded["exaflops"] == without["exaflops"]
+    assert recorded["validation"]["targets"] == without["validation"]["targets"]
 
 
 def test_an_end_before_the_start_is_refused(compose: Callable[..., dict[str, Any]]) -> None:

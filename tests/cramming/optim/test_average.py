@@ -60,5 +60,5 @@ def test_final_weights_are_the_mean_of_the_last_and_training_is_the_same(
     monkeypatch.setattr(Engine, "update", noted)
     run = start("train.average={start: 0.5, every: 0.01}", name="a")
     assert losses(run) == losses(unbroken)
-    for name, found in load_masked_lm(run / "final").state_dict().items():
-        torch.testing.assert_close(found, torch.stack([state[name] for state in seen[6:]]).mean(0))
+    for name, tensor in load_masked_lm(run / "final").state_dict().items():
+        torch.testing.assert_close(tensor, torch.stack([state[name] for state in seen[6:]]).mean(0))

@@ -29,7 +29,7 @@ def polar(matrix: Tensor) -> Tensor:
 
 
 def polynomials(matrix: Tensor) -> Tensor:
-    """What `orthogonalize` does to one matrix."""
+    """Return `orthogonalize` of a single matrix, in 5 iterations."""
     return orthogonalize(matrix[None], 5)[0]
 
 
@@ -55,9 +55,9 @@ def test_singular_values_come_near_to_one_and_directions_stay(
         torch.logspace(0, torch.tensor(smallest).log10(), min(shape)) ** 0.7
     )  # the bound is above the largest
     scales = torch.tensor([1e-12, 1.0, 1e6])[:, None, None]
-    found = orthogonalize(scales * (left * values) @ right, iterations)
-    assert (torch.linalg.svdvals(found) - 1).abs().max() < 0.15
-    inner = left.mT @ found @ right.mT
+    orthogonal = orthogonalize(scales * (left * values) @ right, iterations)
+    assert (torch.linalg.svdvals(orthogonal) - 1).abs().max() < 0.15
+    inner = left.mT @ orthogonal @ right.mT
     assert (inner - torch.diag_embed(inner.diagonal(dim1=1, dim2=2))).abs().max() < 0.01
     assert torch.equal(orthogonalize(torch.zeros(2, *shape), iterations), torch.zeros(2, *shape))
 
@@ -116,14 +116,14 @@ def test_stored_together_and_batched_equals_each_matrix_alone(
             p.grad = 2 * g
         optimizer.step()
         steps.append([piece for g, n in zip(gradients, parts) for piece in g.chunk(n)])
-    found = [piece.detach() for p, n in zip(parameters, parts) for piece in p.chunk(n)]
-    for i, weights in enumerate(found):
+    matrices = [piece.detach() for p, n in zip(parameters, parts) for piece in p.chunk(n)]
+    for i, weights in enumerate(matrices):
         expected = written_out(start[i], [step[i] for step in steps], row_beta, cautious)
         torch.testing.assert_close(weights, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_matrices_of_one_shape_on_two_devices_are_updated_apart() -> None:
-    """As with offloaded weights, where a head's matrix stays on the GPU."""
+    """Offloaded weights are such a case: a head's matrix stays on the GPU."""
     matrices = [nn.Parameter(torch.randn(4, 4, device=device)) for device in ("cpu", "meta")]
     for matrix in matrices:
         matrix.grad = torch.randn_like(matrix)
@@ -146,15 +146,15 @@ def test_every_parameter_is_in_one_group_and_matrices_of_blocks_are_split(
     assert all(
         group["weight_decay"] == 0 or p.ndim == 2 for group in groups for p in group["params"]
     )
-    found = {names[p]: parts for p, parts in zip(groups[0]["params"], groups[0]["parts"])}
+    parts_by_name = {names[p]: parts for p, parts in zip(groups[0]["params"], groups[0]["parts"])}
     in_blocks = {
         name for name, p in engine.model.named_parameters() if ".blocks." in name and p.ndim == 2
     }
-    assert found.keys() == in_blocks | {
+    assert parts_by_name.keys() == in_blocks | {
         name for name in names.values() if name == "transform.dense.weight"
     }
-    assert {parts for name, parts in found.items() if name.endswith("qkv.weight")} == {3}
-    assert {parts for name, parts in found.items() if name.endswith("up.weight")} == {
+    assert {parts for name, parts in parts_by_name.items() if name.endswith("qkv.weight")} == {3}
+    assert {parts for name, parts in parts_by_name.items() if name.endswith("up.weight")} == {
         2 if changes else 1
     }
 
@@ -195,8 +195,8 @@ def test_the_plan_counts_one_momentum_for_matrices(
     cpu = torch.device("cpu")
     matrices, *others = build_engine(config, Mesh.solo(cpu), cpu).optimizer.param_groups
     rest = [p for group in others for p in group["params"]]
-    own = sum(p.numel() + moments * len(p) for p in matrices["params"])
-    numbers = own + 2 * sum(p.numel() for p in rest) + len(rest)
+    muon_numbers = sum(p.numel() + moments * len(p) for p in matrices["params"])
+    numbers = muon_numbers + 2 * sum(p.numel() for p in rest) + len(rest)
     simulation = Simulation(config, Hardware("cpu", "a device", "fp32"))
     assert simulation.state()["optimizer"] == 4 * numbers
 

@@ -135,10 +135,10 @@ def test_the_learning_rate_follows_the_width() -> None:
 
 
 def layerwise(name: str) -> OptimConfig:
-    own: dict[str, Any] = (
+    options: dict[str, Any] = (
         {"betas": list(BETAS), "eps": EPS} if name == "lamb" else {"momentum": BETAS[0]}
     )
-    return config(name, lr=LR, weight_decay=DECAY, **own)
+    return config(name, lr=LR, weight_decay=DECAY, **options)
 
 
 def written_out(name: str, start: Tensor, gradients: list[Tensor]) -> Tensor:

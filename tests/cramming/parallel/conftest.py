@@ -31,8 +31,10 @@ def case(
 
     def of(overrides: list[str], ranks: int = 1, steps: int = 30, **files: str) -> dict[str, Any]:
         groups = [o for o in overrides if "." not in o.split("=")[0]]
-        own = [o for o in overrides if o not in groups]
-        settings = compose("optim=adamw-tiny", *groups, f"data.corpus={tiny_corpus}", *SMALL, *own)
+        plain = [o for o in overrides if o not in groups]
+        settings = compose(
+            "optim=adamw-tiny", *groups, f"data.corpus={tiny_corpus}", *SMALL, *plain
+        )
         return {"settings": settings, "ranks": ranks, "steps": steps, **files}
 
     return of
@@ -40,13 +42,13 @@ def case(
 
 @pytest.fixture(scope="session")
 def alone(case: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """What one process finds."""
-    found: dict[str, Any] = {}
+    """Results of one process by case."""
+    results: dict[str, Any] = {}
 
     def of(overrides: list[str], steps: int = 30) -> dict[str, Any]:
         key = " ".join([*overrides, str(steps)])
-        if key not in found:
-            found[key] = train(case(overrides, steps=steps))
-        return found[key]
+        if key not in results:
+            results[key] = train(case(overrides, steps=steps))
+        return results[key]
 
     return of

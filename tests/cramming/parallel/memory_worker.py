@@ -17,14 +17,14 @@ from tests.cramming.parallel.rank_worker import CPU, be_ranks, own_cases
 
 
 def held() -> int:
-    """Bytes, each storage once."""
-    tensors = [found for found in gc.get_objects() if isinstance(found, torch.Tensor)]
+    """Return the bytes of all tensors, each storage once."""
+    tensors = [item for item in gc.get_objects() if isinstance(item, torch.Tensor)]
     tensors += [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
-    found = {}
+    sizes = {}
     for tensor in tensors:
         storage = (tensor.to_local() if hasattr(tensor, "to_local") else tensor).untyped_storage()
-        found[storage.data_ptr()] = storage.nbytes()
-    return sum(found.values())
+        sizes[storage.data_ptr()] = storage.nbytes()
+    return sum(sizes.values())
 
 
 def noting(
@@ -41,7 +41,7 @@ def noting(
 
 
 def main(folder: Path) -> None:
-    """Of each case the bytes per parameter that its second step holds."""
+    """Write for each case the bytes per parameter in its second step."""
     for name, case in own_cases(folder):
         config = Config.of(case["settings"])
         mesh = Mesh(config.parallel, CPU)
@@ -54,8 +54,8 @@ def main(folder: Path) -> None:
         gc.collect()
         before, seen = held(), list[int]()
         engine = build_engine(config, mesh, CPU)
-        assert engine.spread
-        engine.spread.micro_batch = noting(engine.spread.micro_batch, seen)  # type: ignore[method-assign,assignment]
+        assert engine.strategy
+        engine.strategy.micro_batch = noting(engine.strategy.micro_batch, seen)  # type: ignore[method-assign,assignment]
         for step in range(2):
             engine.step([source.batch(2 * step, 1), source.batch(2 * step + 1, 1)], 1e-3)
         if mesh.is_main:

@@ -63,7 +63,7 @@ def launch(
 
 
 def be_ranks(main: Callable[[Path], None]) -> None:
-    """What a worker does: `main(folder)` in each of its forks, or in this process if torchrun has started it."""
+    """Run `main(folder)` in each fork of this worker, or in this process if torchrun has started it."""
     folder = Path(sys.argv[1])
 
     def be_rank(rank: int) -> None:
@@ -88,7 +88,7 @@ def be_ranks(main: Callable[[Path], None]) -> None:
 
 
 def run_cases(folder: Path, cases: Cases) -> dict[str, list[dict[str, Any]]]:
-    """Of each case what `train` gave on every rank."""
+    """Return the results of `train` on every rank, by case."""
     launch(folder, cases)
     files = {
         name: [folder / f"{name}-{rank}.json" for rank in range(case["ranks"])]
@@ -97,10 +97,12 @@ def run_cases(folder: Path, cases: Cases) -> dict[str, list[dict[str, Any]]]:
     return {name: [json.loads(path.read_text()) for path in paths] for name, paths in files.items()}
 
 
-def assert_same(name: str, found: list[list[float]], expected: list[list[float]]) -> None:
-    """Of each step loss, accuracy and gradient norm: within the error of fp32 sums in another order; hits of a tie may
-    differ."""
-    loss, accuracy, norm = torch.tensor(found, dtype=torch.float64).T
+def assert_same(name: str, actual: list[list[float]], expected: list[list[float]]) -> None:
+    """Assert equal loss, accuracy and gradient norm of each step, within the error of fp32 sums in another order.
+
+    Hits of a tie may differ.
+    """
+    loss, accuracy, norm = torch.tensor(actual, dtype=torch.float64).T
     one_loss, one_accuracy, one_norm = torch.tensor(expected, dtype=torch.float64).T
     torch.testing.assert_close(
         loss, one_loss, rtol=1e-5, atol=0, msg=lambda text: f"{name}: {text}"
@@ -134,19 +136,19 @@ class Collectives(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        kind, given = str(function).split(".")[1], args[0] if args else None
+        kind, operand = str(function).split(".")[1], args[0] if args else None
         if (
             function.namespace == "_c10d_functional"
             and kind != "wait_tensor"
             and not kind.startswith("_")
         ):
-            self._count(kind, [given])
+            self._count(kind, [operand])
         elif function.namespace == "c10d" and kind in (
             "allreduce_",
             "_allgather_base_",
             "_reduce_scatter_base_",
         ):
-            self._count(kind, given if kind == "allreduce_" else [args[1]])
+            self._count(kind, operand if kind == "allreduce_" else [args[1]])
         return function(*args, **(kwargs or {}))
 
     def _count(self, kind: str, tensors: Sequence[torch.Tensor]) -> None:
@@ -162,14 +164,15 @@ def train(case: Mapping[str, Any]) -> dict[str, Any]:
     torch.manual_seed(config.seed)
     engine = build_engine(config, mesh, CPU)
     first = _load(engine, case["load"]) if "load" in case else 0
-    rows, found = config.train.rows, []
+    rows, steps = config.train.rows, []
     passes = config.train.batch_size // (rows * mesh.data_size)
     counted = Collectives()
     for step in range(first, first + case["steps"]):
         begin = step * config.train.batch_size
         samples = [begin + (k * mesh.data_size + mesh.data_rank) * rows for k in range(passes)]
         batches = [
-            data.source.of(config.objective.at(0.0)).batch(sample, rows) for sample in samples
+            data.source.with_objective(config.objective.at(0.0)).batch(sample, rows)
+            for sample in samples
         ]
         if step == 0:
             with counted:
@@ -177,10 +180,10 @@ def train(case: Mapping[str, Any]) -> dict[str, Any]:
         else:
             gradients = engine.forward_backward(batches)
         stats = engine.update(gradients, config.peak_learning_rate)
-        found.append([stats.loss, stats.accuracy, stats.grad_norm])
+        steps.append([stats.loss, stats.accuracy, stats.grad_norm])
     validation = engine.evaluate(data.held_out.batches(config.objective.at(0.0), rows))
     if "save" in case:
-        state = engine.spread.state(engine.optimizer) if engine.spread else _whole_state(engine)
+        state = engine.strategy.state(engine.optimizer) if engine.strategy else _whole_state(engine)
         if mesh.is_main:
             torch.save((first + case["steps"], state), case["save"])
     held = sum(_held(p) for p in engine.parameters)
@@ -188,15 +191,15 @@ def train(case: Mapping[str, Any]) -> dict[str, Any]:
         _held(m) for state in engine.optimizer.state.values() for m in state.values() if m.ndim
     )
     drift = _drift(engine, mesh)
-    own = _masks_differ(mesh)
+    masks_differ = _masks_differ(mesh)
     mesh.close()
     return {
-        "steps": found,
+        "steps": steps,
         "validation": validation,
         "parameters": held,
         "moments": moments,
         "drift": drift,
-        "masks_differ": own,
+        "masks_differ": masks_differ,
         "collectives": counted.numbers,
         "targets": [len(b.target_ids_M) for b in batches],
     }
@@ -209,8 +212,8 @@ def _whole_state(engine: Engine) -> tuple[dict[str, Any], dict[str, Any]]:
 def _load(engine: Engine, path: str) -> int:
     steps: int
     steps, state = torch.load(path, weights_only=True)
-    if engine.spread:
-        engine.spread.load_state(engine.optimizer, state if engine.mesh.is_main else ({}, {}))
+    if engine.strategy:
+        engine.strategy.load_state(engine.optimizer, state if engine.mesh.is_main else ({}, {}))
     else:
         engine.model.load_state_dict(state[0])
         engine.optimizer.load_state_dict(state[1])
@@ -241,7 +244,7 @@ def _drift(engine: Engine, mesh: Mesh) -> float:
 
 
 def _masks_differ(mesh: Mesh) -> bool | None:
-    """Whether two ranks of `tp` drop other things where the stream is cut, and go on with the same numbers."""
+    """Return whether two ranks of `tp` drop different entries where the stream is cut, and then draw equal numbers."""
     if mesh.dims is None or mesh.dims["tp"].size() == 1:
         return None
     from cramming.experimental.tensor import _draw_own_numbers

@@ -11,7 +11,7 @@ from cramming.config import UserError, build
 from cramming.device import RuntimeConfig
 from cramming.model.config import ModelConfig
 from cramming.model.replaced_tokens import ReplacedTokens
-from cramming.parallel.apply import MemoryConfig, apply, place
+from cramming.parallel.apply import MemoryConfig, apply, move_weights
 from cramming.parallel.mesh import Mesh, ParallelConfig
 from cramming.precision import Precision, PrecisionConfig
 
@@ -60,7 +60,7 @@ def loss_and_gradients(model: Any, batch: Any) -> tuple[float, list[torch.Tensor
 def test_checkpointing_computes_blocks_again_and_keeps_less(
     make_model: Callable[..., Any], tiny_source: Any
 ) -> None:
-    batch, kept = tiny_source.batch(0, 4), {}
+    batch, saved_bytes = tiny_source.batch(0, 4), {}
     for every in (0, 2, 1):
         model = applied(make_model(num_layers=4), memory(every), EAGER)
         sizes: list[int] = []
@@ -77,8 +77,8 @@ def test_checkpointing_computes_blocks_again_and_keeps_less(
                 batch.target_positions_M,
                 batch.target_ids_M,
             )
-        kept[every] = sum(sizes)
-    assert kept[1] < kept[2] < kept[0]
+        saved_bytes[every] = sum(sizes)
+    assert saved_bytes[1] < saved_bytes[2] < saved_bytes[0]
 
 
 @pytest.mark.slow
@@ -97,8 +97,8 @@ def test_compiled_equals_eager(
     loss, plain = loss_and_gradients(make_model(), batch)
     model = applied(make_model(), config, how)
     assert list(model.state_dict()) == list(make_model().state_dict())
-    again, compiled = loss_and_gradients(model, batch)
-    assert again == pytest.approx(loss, rel=1e-5)
+    repeated, compiled = loss_and_gradients(model, batch)
+    assert repeated == pytest.approx(loss, rel=1e-5)
     for a, b in zip(plain, compiled):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
@@ -130,8 +130,8 @@ def test_another_shape_is_compiled_for_itself(
             numbers.view(4, -1)[:, :per_row].flatten()
             for numbers in (batch.target_positions_M, batch.target_ids_M)
         )
-        given = (batch.ids_T, batch.positions_T, batch.packing, positions_M, ids_M)
-        torch.testing.assert_close(compiled(*given), model(*given))
+        arguments = (batch.ids_T, batch.positions_T, batch.packing, positions_M, ids_M)
+        torch.testing.assert_close(compiled(*arguments), model(*arguments))
     changing = 3 if how == "blocks" else 1  # last block, head and loss
     first = 4 if how == "blocks" else 1  # and the other blocks
     assert len(graphs) == first + 2 * changing
@@ -155,9 +155,9 @@ def test_with_compiled_blocks_no_product_is_left_uncompiled(
     model = applied(
         make_model(), memory(), RuntimeConfig(compile="blocks", keep_heap=False, prefetch=1)
     )
-    loss, found = loss_and_gradients(model, batch)
+    loss, actual = loss_and_gradients(model, batch)
     assert loss == pytest.approx(expected)
-    torch.testing.assert_close(found, gradients)
+    torch.testing.assert_close(actual, gradients)
 
 
 TRICKS = (
@@ -182,20 +182,20 @@ def test_a_generator_is_treated_as_the_encoder(
     small_model: ModelConfig, tiny_source: Any, config: MemoryConfig
 ) -> None:
     """Its blocks are wrapped too, and no bit of loss and gradients changes."""
-    batch, found = tiny_source.batch(0, 4), []
+    batch, results = tiny_source.batch(0, 4), []
     uniform = torch.rand(len(batch.target_ids_M))
     for settings in (memory(), config):
         torch.manual_seed(0)
         model = applied(
-            place(ReplacedTokens(small_model, 0.5, 50.0), settings, torch.device("cpu")),
+            move_weights(ReplacedTokens(small_model, 0.5, 50.0), settings, torch.device("cpu")),
             settings,
             EAGER,
         )
         torch.manual_seed(3)
         loss, _ = model(*batch.inputs, uniform)
         loss.backward()
-        found.append([loss, *(p.grad for p in model.parameters())])
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+        results.append([loss, *(p.grad for p in model.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
     assert len(model.encoders) == 2
     assert all("forward" in vars(block) for encoder in model.encoders for block in encoder.blocks)
 
@@ -203,12 +203,12 @@ def test_a_generator_is_treated_as_the_encoder(
 @pytest.mark.slow
 def test_the_blocks_of_a_generator_are_compiled(small_model: ModelConfig, tiny_source: Any) -> None:
     batch = tiny_source.batch(0, 4)
-    given = (*batch.inputs, torch.rand(len(batch.target_ids_M)))
+    arguments = (*batch.inputs, torch.rand(len(batch.target_ids_M)))
     model = ReplacedTokens(small_model, 0.5, 50.0).eval()
-    loss, hits = model(*given)
+    loss, hits = model(*arguments)
     applied(model, memory(), RuntimeConfig(compile="blocks", keep_heap=False, prefetch=1))
     assert all(block._compiled_call_impl for encoder in model.encoders for block in encoder.blocks)
-    torch.testing.assert_close(model(*given), (loss, hits), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(model(*arguments), (loss, hits), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

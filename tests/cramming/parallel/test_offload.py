@@ -23,13 +23,13 @@ def test_no_copy_of_a_weight_outlives_its_blocks_turn(
     make_engine: Callable[..., Engine], tiny_source: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At most two blocks' weights are away from home at a time, in both passes; in between none."""
-    away, most = set[int](), [0]
+    away, peak = set[int](), [0]
     original = offload.HostWeights.prefetch, offload.WeightVisit.leave
 
     def prefetch(self: offload.HostWeights) -> None:
         original[0](self)
         away.add(id(self))
-        most[0] = max(most[0], len(away))
+        peak[0] = max(peak[0], len(away))
 
     def leave(self: offload.WeightVisit) -> None:
         original[1](self)
@@ -41,7 +41,7 @@ def test_no_copy_of_a_weight_outlives_its_blocks_turn(
     loss, _ = engine._forward(tiny_source.batch(0, 4))
     assert away == set()
     loss.backward()
-    assert (away, most[0]) == (set(), 2)
+    assert (away, peak[0]) == (set(), 2)
 
 
 def test_activations_leave_the_device_and_come_back_two_blocks_at_a_time(
@@ -100,7 +100,7 @@ def test_a_forward_pass_without_backward_leaves_nothing_stale(
     monkeypatch: pytest.MonkeyPatch,
     train: Train,
 ) -> None:
-    """As when memory runs out in the middle: what was on its way must not be used after the weights have changed."""
+    """Memory may run out in the middle: fetched copies must not be used after the weights have changed."""
     ours, plain = make_engine(**OFFLOADS, checkpoint_every=2), make_engine()
     second = ours.model.encoder.blocks[1]  # type: ignore[union-attr]
     with monkeypatch.context() as patch:

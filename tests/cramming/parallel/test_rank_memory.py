@@ -38,6 +38,6 @@ def test_memory_per_rank_follows_the_formula(
     }
     cases = {name: {"settings": settings, "ranks": 4} for name, settings in listed.items()}
     launch(tmp_path, cases, Path(__file__).with_name("memory_worker.py"))
-    found = {name: float((tmp_path / name).read_text()) for name in BYTES}
-    print(found)
-    assert found == pytest.approx({name: formula(4) for name, formula in BYTES.items()}, rel=0.1)
+    measured = {name: float((tmp_path / name).read_text()) for name in BYTES}
+    print(measured)
+    assert measured == pytest.approx({name: formula(4) for name, formula in BYTES.items()}, rel=0.1)

@@ -61,8 +61,11 @@ COMPRESSED = {
 def spread(
     case: Callable[..., dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
-    """Of each case what every rank found. Two copies of two shards leave a checkpoint of step 3, from which others go
-    on; there copies are also cut by `tp`. So do two models that share a table, from one strategy to another."""
+    """Results of every rank for each case.
+
+    Two copies of two shards leave a checkpoint of step 3, from which others resume; there copies are also cut by `tp`.
+    So do two models that share a table, from one strategy to another.
+    """
     folder = tmp_path_factory.mktemp("spread")
     three, six, shared = (str(folder / f"{name}.pt") for name in ("three", "six", "shared"))
     cut_twice = ["parallel=zero3", "train.micro_batch=4", "parallel.tp=2", "parallel.shards=2"]
@@ -89,11 +92,11 @@ def spread(
 
 @pytest.mark.parametrize("name", SPREAD)
 def test_each_strategy_gives_the_losses_of_one_process(spread: Any, alone: Any, name: str) -> None:
-    one = alone(ONE)
-    for found in spread[name]:
-        assert found["steps"] == spread[name][0]["steps"]
-        assert_same(name, found["steps"], one["steps"])
-        assert found["validation"][0] == pytest.approx(one["validation"][0], rel=TOLERANCE)
+    single = alone(ONE)
+    for rank_result in spread[name]:
+        assert rank_result["steps"] == spread[name][0]["steps"]
+        assert_same(name, rank_result["steps"], single["steps"])
+        assert rank_result["validation"][0] == pytest.approx(single["validation"][0], rel=TOLERANCE)
 
 
 @pytest.mark.slow
@@ -109,16 +112,16 @@ def test_compiled_blocks_and_losses_are_those_of_one_process(
     }
     cases = {name: case([*compiled, *how], 2, steps=3) for name, how in ways.items()}
     expected = alone([*ONE, "model.num_layers=2"], steps=3)["steps"]
-    for name, found in run_cases(tmp_path, cases).items():
-        assert_same(name, found[0]["steps"], expected)
+    for name, rank_results in run_cases(tmp_path, cases).items():
+        assert_same(name, rank_results[0]["steps"], expected)
 
 
 @pytest.mark.parametrize("name", COMPRESSED)
 def test_a_run_learns_with_compressed_gradients_too(spread: Any, name: str) -> None:
     """All ranks alike; other losses than with exact sums, which shows that something else is sent, but near them."""
     exact = [loss for loss, *_ in spread["ddp-4"][0]["steps"][:14]]
-    for found in spread[name]:
-        losses = [loss for loss, *_ in found["steps"]]
+    for rank_result in spread[name]:
+        losses = [loss for loss, *_ in rank_result["steps"]]
         assert losses == [loss for loss, *_ in spread[name][0]["steps"]] and losses[0] == exact[0]
         assert losses != exact and losses == pytest.approx(exact, abs=0.3)
 
@@ -131,23 +134,25 @@ def test_optimizers_that_are_not_refused_work_on_cut_weights(
 
 
 def test_a_checkpoint_of_copies_of_shards_goes_on_in_others(spread: Any, alone: Any) -> None:
-    found = [step for name in ("to 3", "to 6", "to 9") for step in spread[name][0]["steps"]]
-    assert_same("2 x 2, 1 x 2 x 2, 2 x 1", found, alone(ONE)["steps"][:9])
+    steps = [step for name in ("to 3", "to 6", "to 9") for step in spread[name][0]["steps"]]
+    assert_same("2 x 2, 1 x 2 x 2, 2 x 1", steps, alone(ONE)["steps"][:9])
 
 
 def test_a_parameter_with_two_names_is_loaded_by_both(
     spread: Any, alone: Any, case: Callable[..., Any]
 ) -> None:
     """The generator of objective=rtd has the encoder's token table."""
-    found = [step for name in ("shared to 3", "shared to 6") for step in spread[name][0]["steps"]]
-    one = train(case(SHARED, steps=3, load=spread["shared"]))["steps"]
-    assert_same("zero3 to zero1", found, alone(SHARED, steps=6)["steps"])
-    assert_same("zero3 to one", one, found[3:])
+    resumed_steps = [
+        step for name in ("shared to 3", "shared to 6") for step in spread[name][0]["steps"]
+    ]
+    single = train(case(SHARED, steps=3, load=spread["shared"]))["steps"]
+    assert_same("zero3 to zero1", resumed_steps, alone(SHARED, steps=6)["steps"])
+    assert_same("zero3 to one", single, resumed_steps[3:])
 
 
 @pytest.mark.parametrize("name", [*PLAIN, *HYBRID])
 def test_what_is_sent_and_held_follows_the_formula(spread: Any, alone: Any, name: str) -> None:
-    """As docs/guides/several_processes.md has it, the sums of losses and norms aside.
+    """The formula is that of docs/guides/several_processes.md, without the sums of losses and norms.
 
     k micro-batches, N processes, S to a copy.
     """
@@ -155,8 +160,8 @@ def test_what_is_sent_and_held_follows_the_formula(spread: Any, alone: Any, name
     k, shards = 2 if ranks == 2 or name in HYBRID else 1, 2 if name in HYBRID else ranks
     gathered, scattered = {"zero2": (1, k), "zero3": (2 * k, k)}.get(strategy, (1, 1))
     summed = 1.0 if strategy == "ddp" else 1 / shards if name in HYBRID else 0.0
-    for found in spread[name]:
-        counted = found["collectives"]
+    for rank_result in spread[name]:
+        counted = rank_result["collectives"]
         assert counted["allreduce_"] / parameters == pytest.approx(summed, abs=0.01)
         if strategy != "ddp":
             assert counted["_allgather_base_"] * shards / parameters == pytest.approx(
@@ -165,7 +170,7 @@ def test_what_is_sent_and_held_follows_the_formula(spread: Any, alone: Any, name
             assert counted["_reduce_scatter_base_"] / parameters == pytest.approx(
                 scattered, rel=0.01
             )
-            assert found["moments"] * shards == pytest.approx(2 * parameters, rel=0.01)
+            assert rank_result["moments"] * shards == pytest.approx(2 * parameters, rel=0.01)
 
 
 @pytest.fixture(scope="module")
@@ -180,12 +185,12 @@ Run = Callable[..., dict[str, Any]]
 def run(runs: Path, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str]) -> Run:
     """`run(ranks, name, *overrides, at=..., ...)`: what a process of the verb is given."""
     model = ["model.num_layers=4", "model.num_heads=4", "model.hidden_size=16"]
-    few = ["train.micro_batch=1", "budget.steps=30", "optim.lr=1e-2"]
+    fast = ["train.micro_batch=1", "budget.steps=30", "optim.lr=1e-2"]
 
     def of(
         ranks: int, name: str, *overrides: str, resume: bool = False, **signal: Any
     ) -> dict[str, Any]:
-        settings = compose(*tiny_overrides, *model, *few, *overrides)
+        settings = compose(*tiny_overrides, *model, *fast, *overrides)
         call = {"name": name, "runs": str(runs), "resume": resume}
         return {"settings": settings, "call": call, "ranks": ranks, **signal}
 
@@ -199,11 +204,11 @@ def losses(run: Path) -> dict[int, float]:
     return {row["step"]: row["loss"] for row in load_metrics(run) if "loss" in row}
 
 
-def assert_is_the_same_run(run: Path, one: Path, devices: int) -> None:
-    found, expected = losses(run), losses(one)
+def assert_is_the_same_run(run: Path, single_run: Path, devices: int) -> None:
+    actual, expected = losses(run), losses(single_run)
     assert list(expected) == list(range(1, len(expected) + 1))
-    assert found == pytest.approx(expected, rel=TOLERANCE)
-    section, other = load_record(run)["pretrain"], load_record(one)["pretrain"]
+    assert actual == pytest.approx(expected, rel=TOLERANCE)
+    section, other = load_record(run)["pretrain"], load_record(single_run)["pretrain"]
     assert section["validation"]["loss"] == pytest.approx(
         other["validation"]["loss"], rel=TOLERANCE
     )
@@ -325,12 +330,12 @@ def test_a_killed_rank_is_restarted_and_the_run_ends_with_the_right_weights(
     launch(
         runs, {"": run(2, killed, *saving, resume=True, at=20, rank=1, signal="SIGKILL")}, VERB, how
     )
-    found, expected = (
+    actual, expected = (
         load_file(runs / name / "final" / "model.safetensors")
         for name in (killed, f"unbroken-{agents}")
     )
-    assert found.keys() == expected.keys()
-    assert all(found[name].equal(weight) for name, weight in expected.items())
+    assert actual.keys() == expected.keys()
+    assert all(actual[name].equal(weight) for name, weight in expected.items())
     assert_is_the_same_run(runs / killed, runs / f"alone-{agents}", 2)
     entries = read_log(runs / killed / RUN_LOG)
     saved = [entry.event.step for entry in entries if isinstance(entry.event, Checkpoint)]
@@ -349,11 +354,13 @@ def test_the_processes_of_a_killed_torchrun_save_and_end(
 ) -> None:
     """Whoever kills the launcher wants the run to end, and to resume it: its folder is free again."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    run, own = (
+    run, settings = (
         tmp_path / "a",
         ["budget.steps=null", "budget.minutes=2", "--runs", str(tmp_path), "--name", "a"],
     )
-    launcher = subprocess.Popen([*torchrun, "-m", "cramming", "pretrain", *tiny_overrides, *own])
+    launcher = subprocess.Popen(
+        [*torchrun, "-m", "cramming", "pretrain", *tiny_overrides, *settings]
+    )
     try:
         wait_until(lambda: len(losses(run)) > 3)
     finally:
@@ -410,7 +417,7 @@ def test_what_does_not_work_on_cut_weights_is_refused(
     says: str,
 ) -> None:
     settings = compose(*tiny_overrides, "parallel=zero1", *overrides)
-    config, one, two = (
+    config, first, two = (
         Config.of(settings),
         Hardware("cpu", "CPU", "fp32"),
         Hardware("cpu", "CPU", "fp32", processes=2),
@@ -418,7 +425,7 @@ def test_what_does_not_work_on_cut_weights_is_refused(
     two = Hardware("cpu", "CPU", "fp16", processes=2) if "precision=fp16" in overrides else two
     with pytest.raises(UserError, match=says):
         check(config, two)
-    check(config, one)
+    check(config, first)
 
 
 def test_the_mesh_is_all_processes(
@@ -433,9 +440,7 @@ def test_the_mesh_is_all_processes(
     assert data_size(sizes("parallel=pp", "parallel.pp=4"), 4) == 1
     with pytest.raises(UserError, match=r"^parallel\.tp=2: not with parallel=pp"):
         sizes("parallel=pp", "parallel.tp=2")
-    with pytest.raises(
-        UserError, match="a mesh of 3 x 2 x 1 = 6 processes, and there are 4; start as many"
-    ):
+    with pytest.raises(UserError, match="a mesh of 3 x 2 x 1 = 6 processes, and there are 4"):
         data_size(sizes("parallel.dp=3", "parallel.tp=2"), 4)
     with pytest.raises(
         UserError, match=r"parallel.dp=null parallel.tp=2 parallel.pp=1: .* and there are 1"

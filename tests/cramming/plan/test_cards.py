@@ -40,8 +40,8 @@ each_card = pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
 )
 def test_a_card_has_its_drivers_name_and_those_that_people_type(row: str, names: str) -> None:
     for name in names.split(", "):
-        found = find(name)
-        assert found and found.name == row, name
+        match = find(name)
+        assert match and match.name == row, name
 
 
 @each_card
@@ -68,15 +68,15 @@ def test_what_is_not_in_the_table_is_unknown(name: str) -> None:
 
 def test_of_several_sizes_the_drivers_memory_tells_which() -> None:
     for gib, row in ((9.77, "RTX 3080 10GB"), (11.77, "RTX 3080 12GB")):
-        found = find("NVIDIA GeForce RTX 3080", gib * 2**30)
-        assert found and found.name == row
+        match = find("NVIDIA GeForce RTX 3080", gib * 2**30)
+        assert match and match.name == row
 
 
 def test_names_are_unique_and_aliases_lead_to_one() -> None:
     assert len({card.name for card in CARDS}) == len(CARDS)
     for alias, name in ALIASES.items():
-        found = find(alias)
-        assert found and found.name == name
+        match = find(alias)
+        assert match and match.name == name
 
 
 @each_card

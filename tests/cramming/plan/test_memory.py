@@ -28,14 +28,14 @@ PARAMETER_BYTES = 4 * count_parameters(MODEL).total
 
 @pytest.fixture
 def simulate(compose: Callable[..., dict[str, Any]]) -> Simulate:
-    """`simulate("memory.checkpoint_every=1", mode="bf16", num_layers=6)`: overrides, place, changes of the model."""
+    """`simulate("memory.checkpoint_every=1", mode="bf16", num_layers=6)`: overrides, hardware, changes of the model."""
 
     def make(
         *overrides: str, mode: Mode = "fp32", kind: str = "cpu", gib: float = 0.0, **model: Any
     ) -> Simulation:
         config = Config.of(compose("optim=adamw", f"train.sequence_length={LENGTH}", *overrides))
-        place = Hardware(kind, "a device", mode, (8, 0) if kind == "cuda" else (0, 0))
-        return Simulation(config.replace(model=replace(MODEL, **model)), place, gib * 2**30)
+        hardware = Hardware(kind, "a device", mode, (8, 0) if kind == "cuda" else (0, 0))
+        return Simulation(config.replace(model=replace(MODEL, **model)), hardware, gib * 2**30)
 
     return make
 

@@ -144,12 +144,12 @@ def test_running_out_of_memory_is_survived(
 ) -> None:
     model = Greedy(16 * limit, where, error)
     engine = plain_engine(model)
-    found = [
+    sizes = [
         rows
         for rows in (1, 2, 4, 8)
         if micro_batch.a_step_fits(engine, tiny_source.batch, rows, reserved_bytes=1000)
     ]
-    assert found == [rows for rows in (1, 2, 4, 8) if rows <= limit]
+    assert sizes == [rows for rows in (1, 2, 4, 8) if rows <= limit]
     assert model.weight.grad is None
     assert torch.equal(model.weight, torch.ones(3))
 
@@ -197,19 +197,19 @@ def test_on_a_cpu_the_prediction_decides(
         micro_batch.find_micro_batch(engine, tiny_source.batch, config, 16)
 
 
-@pytest.mark.parametrize(("most", "rows"), [(131_072, 16), (100, 4), (64, 4), (5, 1)])
+@pytest.mark.parametrize(("max_tokens", "rows"), [(131_072, 16), (100, 4), (64, 4), (5, 1)])
 def test_no_micro_batch_is_larger_than_what_still_pays(
     make_config: Callable[..., Config],
     tiny_source: Any,
     monkeypatch: pytest.MonkeyPatch,
-    most: int,
+    max_tokens: int,
     rows: int,
 ) -> None:
     """In tokens, of which a row has 16; a single row is taken whatever its length."""
     config = make_config()
-    monkeypatch.setattr(memory, "MOST_TOKENS", most)
-    found = micro_batch.find_micro_batch(engine_of(config), tiny_source.batch, config, 16)
-    assert found[0] == rows
+    monkeypatch.setattr(memory, "MAX_TOKENS", max_tokens)
+    chosen = micro_batch.find_micro_batch(engine_of(config), tiny_source.batch, config, 16)
+    assert chosen[0] == rows
 
 
 @pytest.mark.parametrize(("sequences", "rows"), [(16, 8), (8, 8), (4, 4), (12, 4), (3, 1)])

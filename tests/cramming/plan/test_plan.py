@@ -98,7 +98,7 @@ def test_tight_memory_takes_checkpointing(compose: Compose, tmp_path: Path) -> N
     full = config.memory.replace(checkpoint_every=1)
     needs = {
         memory.checkpoint_every: search.option_of(
-            config, target, Simulation(config.replace(memory=memory), target.place), 1
+            config, target, Simulation(config.replace(memory=memory), target.hardware), 1
         ).peak_bytes
         for memory in (config.memory, full)
     }
@@ -186,8 +186,8 @@ def test_mistakes_are_named(
 def test_a_large_model_with_a_laptops_defaults_is_announced(
     compose: Compose, overrides: list[str], said: str | None
 ) -> None:
-    found = tiny_defaults(planned_config(compose(*overrides)))
-    assert (found or "").startswith(said or "") and (found is None) == (said is None)
+    warning = tiny_defaults(planned_config(compose(*overrides)))
+    assert (warning or "").startswith(said or "") and (warning is None) == (said is None)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_every_memory_section_is_planned_with_what_goes_with_it(
     options = list(search.explore(config, target))
     assert config.memory in [option.memory for option in options]
     for option in options:
-        check(config.replace(memory=option.memory), target.place)
+        check(config.replace(memory=option.memory), target.hardware)
 
 
 def test_checkpointing_is_tried_from_the_cheapest_on(compose: Compose) -> None:
@@ -227,7 +227,7 @@ def test_fp8_is_planned_as_bf16_and_says_so(
     by_fp8, by_bf16 = (
         planned(compose, tmp_path, *TINY, *how, device="H100") for how in (fp8, ("precision=bf16",))
     )
-    assert by_fp8["target"]["place"]["mode"] == "fp8" and by_fp8["options"] == by_bf16["options"]
+    assert by_fp8["target"]["hardware"]["mode"] == "fp8" and by_fp8["options"] == by_bf16["options"]
     assert capsys.readouterr().out.count("fp8: both memory and speed are those of bf16") == 1
 
 
@@ -236,7 +236,7 @@ def test_this_machine_is_measured(compose: Compose, tmp_path: Path) -> None:
         compose, tmp_path, "precision.mode=fp32", "train.micro_batch=auto", device="cpu"
     )
     target = result["target"]
-    assert target["place"]["kind"] == "cpu"
+    assert target["hardware"]["kind"] == "cpu"
     assert 1e9 < target["speed"]["least_flops"] < target["speed"]["most_flops"] < 1e14
     assert "measured now" in target["speed"]["basis"]
     assert target["memory_bytes"] == pytest.approx(device.available_bytes(), rel=0.5)
@@ -353,7 +353,7 @@ def test_each_card_gets_a_number_format_and_kernels_that_it_has(
     config = planned_config(compose(*SMALL, *TINY, "precision=auto", "train.packing=documents"))
     target = find_target(config, card.name)
     old = card.capability < (8, 0)
-    assert (target.place.mode, target.place.has_flash) == (
+    assert (target.hardware.mode, target.hardware.has_flash) == (
         ("fp16", False) if old else ("bf16", True)
     )
     assert 0.9 * card.memory < target.memory_bytes / 2**30 < card.memory

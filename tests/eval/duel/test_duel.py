@@ -218,9 +218,9 @@ def test_the_log_keeps_every_duel_with_both_configurations_and_the_ladder_shows_
     assert pair.base == [(4.0, 6.0), (8.0, 5.0)] and pair.candidate[-1] == (8.0, 4.5)
     assert "<svg" in (config.duels / "d0" / "curves.svg").read_text()
     ladder.show(log, as_json=True)
-    found = json.loads(capsys.readouterr().out)
-    assert found["error_spent"] == 0.05 and found["duels"][0]["verdict"] == "win"
-    assert found["duels"][0]["reaches_base_at"] == pytest.approx(
+    report = json.loads(capsys.readouterr().out)
+    assert report["error_spent"] == 0.05 and report["duels"][0]["verdict"] == "win"
+    assert report["duels"][0]["reaches_base_at"] == pytest.approx(
         0.755, abs=0.01
     )  # 0.5 + half of 0.51 below, of 1.0
 
@@ -425,8 +425,8 @@ def test_a_sides_budget_replaces_the_shared_one_in_whichever_unit() -> None:
         ("budget.hours=0.001", {"hours": 0.001}),
         ("+budget.steps=20", {"steps": 20}),
     ):
-        found = main._opponent("candidate", shared, text).settings["budget"]
-        assert limits_of(found) == limits and found["clock"] == "cpu"
+        budget = main._opponent("candidate", shared, text).settings["budget"]
+        assert limits_of(budget) == limits and budget["clock"] == "cpu"
 
 
 def test_a_run_that_is_no_side_decides_nothing(
@@ -486,16 +486,16 @@ def test_after_kill_9_the_sides_train_on_and_the_duel_goes_on(
     first.communicate()
     killed = time.time()
     out, err = duel(*words, "--json").communicate(timeout=120)
-    found = json.loads(out)
-    assert found["pairs_fought"] == 3 and found["clock"] == "cpu", err
+    report = json.loads(out)
+    assert report["pairs_fought"] == 3 and report["clock"] == "cpu", err
     logs = [read_log(path) for path in tmp_path.glob(f"duels/*/*-0/{RUN_LOG}")]
     walls = [[e.event.wall for e in log if isinstance(e.event, Timed)] for log in logs]
     assert len(walls) == 2 and max(each[0] for each in walls) < killed
     assert max(each[-1] for each in walls) > killed, "ended after, not begun again"
     assert not list(tmp_path.glob("duels/*/*/final")), "weights are no result"
     with lock(tmp_path / "duels", "fighting another duel"):
-        again, err = duel(*words, "--json").communicate(timeout=60)
-    assert again and json.loads(again) == found, err
+        repeated, err = duel(*words, "--json").communicate(timeout=60)
+    assert repeated and json.loads(repeated) == report, err
     longer = duel(*words, "--pairs", "4")
     assert "with seeds 0 to 2" in longer.communicate(timeout=60)[1] and longer.returncode
 

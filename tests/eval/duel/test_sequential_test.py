@@ -43,15 +43,15 @@ def test_a_planted_effect_is_found_with_the_pairs_that_are_predicted(effect: flo
 def test_beyond_the_plan_the_pairs_are_those_of_a_single_test() -> None:
     needed = {SequentialTest(pairs, ERROR, 0.0, pairs).pairs_needed(0.8) for pairs in (3, 8)}
     draws = np.random.default_rng(6).normal(0.8, 1.0, (2000, needed.copy().pop()))
-    found = np.mean(stats.ttest_1samp(draws, 0.0, axis=1).pvalue < ERROR)
-    assert len(needed) == 1 and 0.87 < found < 0.94
+    power = np.mean(stats.ttest_1samp(draws, 0.0, axis=1).pvalue < ERROR)
+    assert len(needed) == 1 and 0.87 < power < 0.94
 
 
 def test_all_intervals_of_a_duel_hold_the_true_mean_at_once() -> None:
     true, missed = 0.3, 0
     for row in np.random.default_rng(9).normal(true, 1.0, (1000, PAIRS)):
-        found = [TEST.interval(row[:k].tolist()) for k in range(3, PAIRS + 1)]
-        missed += any(not low <= true <= high for low, high in found)
+        ends = [TEST.interval(row[:k].tolist()) for k in range(3, PAIRS + 1)]
+        missed += any(not low <= true <= high for low, high in ends)
     assert missed / 1000 < ERROR + 3 * math.sqrt(ERROR * (1 - ERROR) / 1000)
 
 

@@ -15,7 +15,7 @@ Change = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def few(config: dict[str, Any], with_eval: Change) -> dict[str, Any]:
+def small(config: dict[str, Any], with_eval: Change) -> dict[str, Any]:
     return with_eval(config, tasks=["cola"])
 
 
@@ -34,54 +34,54 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_each_fine_tuning_is_a_row_and_a_second_set_of_settings_is_warned_of(
-    few: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    small: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(few)
+    main(small)
     assert "warning" not in said(capsys)
-    first = history(few)
+    first = history(small)
     assert [(row["init"], row["task"], row["seed"]) for row in first] == [
         ("pretrained", "cola", seed) for seed in (0, 1)
     ]
-    main(few)
-    assert history(few) == first, "what is found stored is no new row"
-    main(with_rate(few, 2e-3))
+    main(small)
+    assert history(small) == first, "what is found stored is no new row"
+    main(with_rate(small, 2e-3))
     assert "a second set of settings keeps it out of the closed division" in said(capsys).lower()
-    rows = history(few)
+    rows = history(small)
     assert rows[:2] == first and len(rows) == 4
     assert {row["hyperparameters"]["learning_rate"] for row in rows} == {1e-3, 2e-3}
 
 
 def test_the_first_settings_need_no_second_fine_tuning(
-    few: dict[str, Any],
+    small: dict[str, Any],
     section_of: Callable[..., dict[str, Any]],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Results of other settings replace none: the record returns to what it was, with its results."""
-    main(few)
-    before = section_of(few)
-    main(with_rate(few, 2e-3))
+    main(small)
+    before = section_of(small)
+    main(with_rate(small, 2e-3))
     capsys.readouterr()
-    main(few)
-    after = section_of(few)
-    assert len(history(few)) == 4 and "warning" not in said(capsys)
+    main(small)
+    after = section_of(small)
+    assert len(history(small)) == 4 and "warning" not in said(capsys)
     assert {**after, "history_entries": 2} == before and after["history_entries"] == 4
 
 
 def test_a_sweep_is_not_warned_of_what_it_is(
-    few: dict[str, Any], with_eval: Change, capsys: pytest.CaptureFixture[str]
+    small: dict[str, Any], with_eval: Change, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for rate in (1e-3, 2e-3):
-        main(with_rate(with_eval(few, sweep=True), rate))
+        main(with_rate(with_eval(small, sweep=True), rate))
     out = said(capsys)
     assert "warning" not in out and "sweep: 2 points, best {'learning_rate'" in out
-    assert len(history(few)) == 4
-    main(with_rate(few, 3e-3))
+    assert len(history(small)) == 4
+    main(with_rate(small, 3e-3))
     assert "a second set of settings" in said(capsys).lower()
 
 
-def test_a_sweep_that_is_repeated_writes_nothing(few: dict[str, Any], with_eval: Change) -> None:
-    both = with_eval(few, sweep=True, init=["pretrained", "random"], seeds=[0])
-    log = Path(few["runs"]) / "first" / "run.jsonl"
+def test_a_sweep_that_is_repeated_writes_nothing(small: dict[str, Any], with_eval: Change) -> None:
+    both = with_eval(small, sweep=True, init=["pretrained", "random"], seeds=[0])
+    log = Path(small["runs"]) / "first" / "run.jsonl"
     for rate in (1e-3, 2e-3):
         main(with_rate(both, rate))
     before = log.read_bytes()
@@ -93,16 +93,16 @@ def test_a_sweep_that_is_repeated_writes_nothing(few: dict[str, Any], with_eval:
 
 
 def test_a_fine_tuning_that_might_have_another_outcome_is_announced(
-    few: dict[str, Any],
+    small: dict[str, Any],
     with_eval: Change,
     corpus: Path,
     predictions_of: Callable[..., Path],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Where it is done on part of the official data, the rules do not compare the two."""
+    """On a part of the official data, the rules do not compare the two."""
     told = []
-    embedded = with_eval(few, source="embedded", data_dir=None)
-    for case in (few, {**embedded, "name": "second"}):
+    embedded = with_eval(small, source="embedded", data_dir=None)
+    for case in (small, {**embedded, "name": "second"}):
         main(case)
         predictions_of(case, "cola", 0).unlink()
         main(case)
@@ -111,20 +111,20 @@ def test_a_fine_tuning_that_might_have_another_outcome_is_announced(
 
 
 def test_seeds_that_the_record_drops_stay_in_the_history(
-    few: dict[str, Any], with_eval: Change, section_of: Callable[..., dict[str, Any]]
+    small: dict[str, Any], with_eval: Change, section_of: Callable[..., dict[str, Any]]
 ) -> None:
-    main(with_eval(few, seeds=[0, 1, 2]))
-    main(few)
-    assert section_of(few)["seeds"] == [0, 1]
-    assert [row["seed"] for row in history(few)] == [0, 1, 2]
-    main(with_eval(few, seeds=[0, 1, 2]))
-    assert section_of(few)["seeds"] == [0, 1, 2] and len(history(few)) == 3
+    main(with_eval(small, seeds=[0, 1, 2]))
+    main(small)
+    assert section_of(small)["seeds"] == [0, 1]
+    assert [row["seed"] for row in history(small)] == [0, 1, 2]
+    main(with_eval(small, seeds=[0, 1, 2]))
+    assert section_of(small)["seeds"] == [0, 1, 2] and len(history(small)) == 3
 
 
 @pytest.mark.parametrize("lost", ["a line", "the order", "a value"])
-def test_an_altered_log_is_not_continued(few: dict[str, Any], lost: str) -> None:
-    main(few)
-    log = Path(few["runs"]) / "first" / "run.jsonl"
+def test_an_altered_log_is_not_continued(small: dict[str, Any], lost: str) -> None:
+    main(small)
+    log = Path(small["runs"]) / "first" / "run.jsonl"
     lines = log.read_bytes().splitlines(keepends=True)
     if lost == "a line":
         del lines[-2]
@@ -135,12 +135,12 @@ def test_an_altered_log_is_not_continued(few: dict[str, Any], lost: str) -> None
     damaged = b"".join(lines)
     log.write_bytes(damaged)
     with pytest.raises(UserError, match=r"run\.jsonl:\d+: "):
-        main(few)
+        main(small)
     assert log.read_bytes() == damaged
 
 
 def test_the_first_result_stands_wherever_it_was_made(
-    few: dict[str, Any],
+    small: dict[str, Any],
     with_eval: Change,
     finetuned: Callable[..., list[tuple[str, str, int]]],
     section_of: Callable[..., dict[str, Any]],
@@ -148,16 +148,16 @@ def test_the_first_result_stands_wherever_it_was_made(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Two sittings on two machines, and training rows in another order, are one scoring."""
-    main(with_eval(few, seeds=[0], init=["pretrained", "random"]))
-    train = Path(few["eval"]["data_dir"]) / "CoLA/train.tsv"
+    main(with_eval(small, seeds=[0], init=["pretrained", "random"]))
+    train = Path(small["eval"]["data_dir"]) / "CoLA/train.tsv"
     train.write_text("".join(reversed(train.read_text().splitlines(True))))
     real = scoring.environment
     monkeypatch.setattr(
         scoring, "environment", lambda device: {**real(device), "torch": "elsewhere"}
     )
-    main(with_eval(few, init=["pretrained", "random"]))
+    main(with_eval(small, init=["pretrained", "random"]))
     assert "(stored, made elsewhere" in said(capsys)
-    assert finetuned(few) == [
+    assert finetuned(small) == [
         ("pretrained", "cola", 0),
         ("random", "cola", 0),
         ("pretrained", "cola", 1),
@@ -165,7 +165,7 @@ def test_the_first_result_stands_wherever_it_was_made(
         ("random", "cola", 1),
     ]
     places = [
-        section_of(few, init)["conditions"]["cola"].split("-")[1:]
+        section_of(small, init)["conditions"]["cola"].split("-")[1:]
         for init in ("pretrained", "random")
     ]
     assert [len(of_init) for of_init in places] == [2, 1]

@@ -67,29 +67,31 @@ def test_stopped_at_any_write_it_ends_the_same_and_one_fine_tuning_is_lost_at_mo
     section_of: Section,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    few = with_eval(config, tasks=["cola"])
-    unbroken = {**few, "name": "unbroken"}
+    small = with_eval(config, tasks=["cola"])
+    unbroken = {**small, "name": "unbroken"}
     with stopped_at_write(-1) as written:
         main(unbroken)
     assert written == ["append"] * 2 + ["overwrite_atomically", "append"] * 2
     trained: list[int] = []
     real = store.ScoreLog.save
     monkeypatch.setattr(store.ScoreLog, "save", lambda *a: trained.append(a[2]) or real(*a))
-    folder = Path(few["runs"]) / "first"
+    folder = Path(small["runs"]) / "first"
     for number in range(2 * len(written)):
         trained.clear()
         with stopped_at_write(number), pytest.raises(KeyboardInterrupt):
-            main(few)
-        kept = len([e for e in read_log(folder / "run.jsonl") if isinstance(e.event, Finetuned)])
-        if kept < 2 and number >= 3:
+            main(small)
+        num_saved = len(
+            [e for e in read_log(folder / "run.jsonl") if isinstance(e.event, Finetuned)]
+        )
+        if num_saved < 2 and number >= 3:
             assert load_record(folder)["unfinished"] == [
-                f"glue, pretrained: {2 - kept} of 2 not fine-tuned"
+                f"glue, pretrained: {2 - num_saved} of 2 not fine-tuned"
             ]
-        main(few)
-        assert section_of(few) == section_of(unbroken), number
+        main(small)
+        assert section_of(small) == section_of(unbroken), number
         assert 2 <= len(trained) <= 3 and "unfinished" not in load_record(folder)
         log = (folder / "run.jsonl").read_bytes()
-        main(few)
+        main(small)
         assert (folder / "run.jsonl").read_bytes() == log, "a finished scoring writes nothing"
         shutil.rmtree(folder)
 
@@ -121,18 +123,18 @@ def test_killed_at_random_moments_the_result_is_the_same(
             return subprocess.Popen(command, stdout=log, stderr=log, cwd=tmp_path)
 
     assert start("unbroken").wait(timeout=300) == 0, (tmp_path / "output.txt").read_text()
-    random, kept = np.random.default_rng(0), [0]
+    random, num_saved = np.random.default_rng(0), [0]
     for _ in range(5):
-        process, wanted = start("killed"), kept[-1] + random.integers(0, 3)
+        process, wanted = start("killed"), num_saved[-1] + random.integers(0, 3)
         while process.poll() is None and len(finetuned(killed)) < wanted:
             time.sleep(0.01)
         time.sleep(random.uniform(0, 0.5) if wanted else random.uniform(0, 10))
         process.kill()
         process.wait()
-        kept.append(len(finetuned(killed)))
+        num_saved.append(len(finetuned(killed)))
     assert start("killed").wait(timeout=300) == 0, (tmp_path / "output.txt").read_text()
     assert section_of(killed) == section_of({**config, "name": "unbroken"})
-    assert len(set(kept)) > 2, f"every kill came at the same stage: {kept}"
+    assert len(set(num_saved)) > 2, f"every kill came at the same stage: {num_saved}"
     assert not list(Path(config["runs"]).rglob("*.tmp")), "what a killed process left half written"
 
 
@@ -210,23 +212,23 @@ def test_a_result_without_the_predictions_it_was_made_of_is_done_again(
     init: str,
     damage: Callable[[Path], object],
 ) -> None:
-    few = with_eval(config, tasks=["cola"], seeds=[0], baselines=True)
-    main(few)
-    before, file = section_of(few, init), predictions_of(few, "cola", 0, init)
-    kept, done = file.read_bytes(), finetuned(few)
+    small = with_eval(config, tasks=["cola"], seeds=[0], baselines=True)
+    main(small)
+    before, file = section_of(small, init), predictions_of(small, "cola", 0, init)
+    content, done = file.read_bytes(), finetuned(small)
     damage(file)
-    main(few)
-    assert finetuned(few) == [*done, (init, "cola", 0)]
-    assert section_of(few, init)["tasks"] == before["tasks"] and file.read_bytes() == kept
+    main(small)
+    assert finetuned(small) == [*done, (init, "cola", 0)]
+    assert section_of(small, init)["tasks"] == before["tasks"] and file.read_bytes() == content
 
 
 def test_scores_that_the_predictions_do_not_give_are_done_again(
     config: dict[str, Any], with_eval: Change, section_of: Section, finetuned: Done
 ) -> None:
-    """As by another version of a metric, or by a log that was written anew with another number."""
-    few = with_eval(config, tasks=["cola"], seeds=[0])
-    main(few)
-    before, folder = section_of(few), Path(few["runs"]) / "first"
+    """Another version of a metric, or a rewritten log, leaves such scores."""
+    small = with_eval(config, tasks=["cola"], seeds=[0])
+    main(small)
+    before, folder = section_of(small), Path(small["runs"]) / "first"
     events = [entry.event for entry in read_log(folder / "run.jsonl")]
     (folder / "run.jsonl").unlink()
     log = EventLog(folder / "run.jsonl")
@@ -237,16 +239,16 @@ def test_scores_that_the_predictions_do_not_give_are_done_again(
             event = event.model_copy(update={"entries": {"cola": edited}})
         log.append(event)
     log.close()
-    assert section_of(few)["tasks"]["cola"]["score"] == 95
-    main(few)
-    assert section_of(few)["tasks"] == before["tasks"] and len(finetuned(few)) == 2
+    assert section_of(small)["tasks"]["cola"]["score"] == 95
+    main(small)
+    assert section_of(small)["tasks"] == before["tasks"] and len(finetuned(small)) == 2
 
 
 def test_what_a_run_depends_on_decides_its_conditions(config: dict[str, Any], model: Path) -> None:
     task, source = read_task(config["eval"]["data_dir"], GLUE["cola"]), open_model(model)
     machine = environment(asdict(describe(torch.device("cpu"))))
 
-    def found(
+    def conditions_of(
         changed: ModelSource | None = None,
         init: Init = "pretrained",
         data: TaskData = task,
@@ -256,25 +258,28 @@ def test_what_a_run_depends_on_decides_its_conditions(config: dict[str, Any], mo
             data, changed or open_model(model), init, {"precision": "fp32"}, {**machine, **changes}
         )
 
-    assert found() == found(git={}, platform="other", transformers="0"), (
+    assert conditions_of() == conditions_of(git={}, platform="other", transformers="0"), (
         "the suite's own encoder and tokenizer"
     )
     other = [
-        found(torch="0"),
-        found(tokenizers="0"),
-        found(device={"kind": "cuda", "name": "x"}),
-        found(init="random"),
+        conditions_of(torch="0"),
+        conditions_of(tokenizers="0"),
+        conditions_of(device={"kind": "cuda", "name": "x"}),
+        conditions_of(init="random"),
     ]
-    other += [found(data=replace(task, train=task.scored[0])), found(replace(source, sha256="0"))]
-    before = found()
+    other += [
+        conditions_of(data=replace(task, train=task.scored[0])),
+        conditions_of(replace(source, sha256="0")),
+    ]
+    before = conditions_of()
     for name in ("vocab.json", "merges.txt", "sentencepiece.bpe.model"):
         (model / name).write_text("other")
-        assert found() != before
+        assert conditions_of() != before
         (model / name).unlink()
-    stock = replace(source, own=False)
-    assert found(stock) != found(stock, transformers="0")
+    stock = replace(source, is_native=False)
+    assert conditions_of(stock) != conditions_of(stock, transformers="0")
     (model / "tokenizer.json").rename(
         model / "elsewhere"
     )  # then transformers has to read vocab.txt
-    assert found() != found(transformers="0")
-    assert len({found(), *other}) == 7
+    assert conditions_of() != conditions_of(transformers="0")
+    assert len({conditions_of(), *other}) == 7

@@ -40,9 +40,9 @@ def test_baselines_stand_beside_the_model_and_are_no_fine_tunings(
         assert set(record[name]["tasks"]) == set(record["glue"]["pretrained"]["tasks"])
     main(both)
     assert record_of(config) == record, "a second time, nothing is done"
-    again = {**both, "name": "again"}
-    main(again)
-    assert section_of(both, "floor") == section_of(again, "floor")
+    repeated = {**both, "name": "again"}
+    main(repeated)
+    assert section_of(both, "floor") == section_of(repeated, "floor")
 
 
 def test_superglue_and_minimal_pairs_stand_beside_glue(
@@ -112,8 +112,8 @@ def test_embedded_tasks_of_another_corpus_than_the_runs_are_warned_of(
     with_eval: Change,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    few = with_eval(config, source="embedded", data_dir=None, seeds=[0], tasks=["cola"])
-    main({**few, "model_name": None})
+    small = with_eval(config, source="embedded", data_dir=None, seeds=[0], tasks=["cola"])
+    main({**small, "model_name": None})
     said = " ".join(capsys.readouterr().out.split())
     assert "of another corpus than the run was trained on" in said
 
@@ -153,22 +153,22 @@ def test_scores_of_another_suite_leave_the_record(
     capsys: pytest.CaptureFixture[str],
     with_eval: Change,
 ) -> None:
-    """As when GLUE follows the embedded tasks without a random baseline: theirs must not stand beside its scores."""
-    few = with_eval(config, predict_test=False, seeds=[0], tasks=["cola"])
+    """GLUE may follow the embedded tasks without a random baseline: that of the other suite must not remain."""
+    small = with_eval(config, predict_test=False, seeds=[0], tasks=["cola"])
     embedded = with_eval(
-        few, source="embedded", data_dir=None, init=["pretrained", "random"], baselines=True
+        small, source="embedded", data_dir=None, init=["pretrained", "random"], baselines=True
     )
     main(embedded)
     before = record_of(config)
     with monkeypatch.context() as patch:
         patch.setattr("eval.finetune.scoring.fine_tune", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            main(with_eval(few, baselines=True, seeds=[1]))
+            main(with_eval(small, baselines=True, seeds=[1]))
     stopped = record_of(config)
     assert stopped.pop("unfinished") == ["glue, pretrained: 1 of 1 not fine-tuned"]
     assert {**stopped, "log": before["log"]} == before, "nothing goes before something new is there"
-    hyper = {**few["eval"]["hyperparameters"], "learning_rate": 2e-3}
-    main(with_eval(few, hyperparameters=hyper))
+    hyper = {**small["eval"]["hyperparameters"], "learning_rate": 2e-3}
+    main(with_eval(small, hyperparameters=hyper))
     record = record_of(config)
     suites = {init: section["suite"] for init, section in record["glue"].items()}
     assert suites == {"pretrained": "glue"} and not BASELINES & set(record)

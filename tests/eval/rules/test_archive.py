@@ -121,7 +121,7 @@ def archived(place: Path, files: dict[str, bytes], method: int = zipfile.ZIP_DEF
 def test_an_archive_that_no_run_makes_is_refused_in_one_line(
     files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eval.archive.MOST_BYTES", 5000)
+    monkeypatch.setattr("eval.archive.MAX_BYTES", 5000)
     archive = archived(tmp_path, files)
     with pytest.raises(UserError) as caught:
         unpack(archive, tmp_path / "unpacked")

@@ -53,7 +53,7 @@ def every(kind: str, key: str, new: Callable[[Any], Any]) -> Change:
     return change
 
 
-def one(kind: str, place: int, **values: Any) -> Change:
+def change_event(kind: str, place: int, **values: Any) -> Change:
     """Set fields of one event of a kind."""
     return lambda events: of_kind(events, kind)[place].update(values)
 
@@ -277,7 +277,7 @@ FORGERIES = (
     ),
     Forgery("time", "no heartbeats", "rules", without("heartbeat")),
     Forgery("time", "half of the heartbeats", "nothing", without("heartbeat", slice(0, None, 2))),
-    Forgery("time", "a wall clock that runs backwards", "rules", one("end", 0, wall=1.0)),
+    Forgery("time", "a wall clock that runs backwards", "rules", change_event("end", 0, wall=1.0)),
     Forgery("time", "a run of last month", "nothing", lambda e: shift_walls(e, -30 * 86400)),
     Forgery("time", "a run of after its scores", "rules", lambda e: shift_walls(e, 86400)),
     Forgery("time", "time of the CPU", "rules", within("clock", "cpu")),
@@ -313,14 +313,17 @@ FORGERIES = (
         lambda e: e.insert(e.index(of_kind(e, "steps")[3]), {**of_kind(e, "steps")[3]}),
     ),
     Forgery(
-        "steps", "a checkpoint of another step", "rules", one("checkpoint", 2, step=26, steps=26)
+        "steps",
+        "a checkpoint of another step",
+        "rules",
+        change_event("checkpoint", 2, step=26, steps=26),
     ),
     Forgery(
         "steps", "another number of sequences", "rules", every("end", "sequences", lambda n: n + 8)
     ),
     Forgery("steps", "no skipped step", "nothing", counters("skipped_steps", lambda n: n + 1)),
     Forgery("steps", "twice the compute", "rules", counters("flops", lambda n: 2 * n)),
-    Forgery("steps", "steps that fall", "rules", one("heartbeat", -1, steps=3)),
+    Forgery("steps", "steps that fall", "rules", change_event("heartbeat", -1, steps=3)),
     Forgery("steps", "the last row left out", "rules", without("steps", slice(-1, None))),
     # Schedule
     Forgery(
@@ -369,9 +372,11 @@ FORGERIES = (
         "machine",
         "more memory than the device has",
         "rules",
-        one("exported", 0, peak_memory_bytes=2**50),
+        change_event("exported", 0, peak_memory_bytes=2**50),
     ),
-    Forgery("machine", "less memory", "nothing", one("exported", 0, peak_memory_bytes=2**20)),
+    Forgery(
+        "machine", "less memory", "nothing", change_event("exported", 0, peak_memory_bytes=2**20)
+    ),
     Forgery(
         "machine",
         "a card with another peak",
@@ -433,25 +438,32 @@ FORGERIES = (
         "rules",
         last_step(lambda row: row.update(each_loss=[0.3] * 10, loss=0.3)),
     ),
-    Forgery("losses", "another last validation", "weights", one("validation", -1, loss=3.1)),
+    Forgery(
+        "losses", "another last validation", "weights", change_event("validation", -1, loss=3.1)
+    ),
     Forgery(
         "losses",
         "another last validation, all masked",
         "weights",
-        one("validation", -1, all_mask_loss=3.2),
+        change_event("validation", -1, all_mask_loss=3.2),
     ),
-    Forgery("losses", "an earlier validation", "replay", one("validation", 0, loss=3.5)),
+    Forgery("losses", "an earlier validation", "replay", change_event("validation", 0, loss=3.5)),
     Forgery(
-        "losses", "an accuracy that is no share", "rules", one("validation", -1, accuracy=0.6001)
+        "losses",
+        "an accuracy that is no share",
+        "rules",
+        change_event("validation", -1, accuracy=0.6001),
     ),
     Forgery("losses", "a validation too many", "rules", shift_validation),
     Forgery("losses", "a validation left out", "replay", without("validation", slice(0, 1))),
-    Forgery("losses", "other targets", "rules", one("validation", 0, targets=80, accuracy=0.05)),
+    Forgery(
+        "losses", "other targets", "rules", change_event("validation", 0, targets=80, accuracy=0.05)
+    ),
     Forgery(
         "losses",
         "more held-out text than the recipe has",
         "rules",
-        one("validation", -1, held_out_tokens=9999),
+        change_event("validation", -1, held_out_tokens=9999),
     ),
     Forgery(
         "losses", "another gradient norm", "replay", every("steps", "grad_norm", lambda n: n / 2)
@@ -495,7 +507,9 @@ FORGERIES = (
         lambda e: of_kind(e, "scoring")[0]["entries"]["mrpc"].update(main_metric="accuracy"),
     ),
     Forgery("scores", "another epoch", "rules", every("finetuned", "epoch", lambda n: n + 1)),
-    Forgery("scores", "another selection", "rules", one("scoring", 0, selection="best epoch")),
+    Forgery(
+        "scores", "another selection", "rules", change_event("scoring", 0, selection="best epoch")
+    ),
     Forgery(
         "scores",
         "other hyperparameters",
@@ -546,9 +560,14 @@ FORGERIES = (
     Forgery(
         "weights", "a pretrained start", "rules", within("training.start", "pretrained", "setup")
     ),
-    Forgery("weights", "another checkpoint", "weights", one("checkpoint", 1, sha256="ab" * 32)),
     Forgery(
-        "weights", "other weights predicted", "rules", one("scoring", 0, model_sha256="cd" * 32)
+        "weights", "another checkpoint", "weights", change_event("checkpoint", 1, sha256="ab" * 32)
+    ),
+    Forgery(
+        "weights",
+        "other weights predicted",
+        "rules",
+        change_event("scoring", 0, model_sha256="cd" * 32),
     ),
     # Data
     Forgery(

@@ -106,8 +106,8 @@ def call(honest_run: Path, tmp_path: Path) -> Invocation:
 def overrides(clean_tree: tuple[str, ...]) -> tuple[str, ...]:
     """Settings of a small run."""
     replaced = ("budget.steps=", "eval.seeds=", "checkpoint.")
-    kept = [setting for setting in clean_tree if not setting.startswith(replaced)]
-    return (*kept, *SMALL)
+    unchanged = [setting for setting in clean_tree if not setting.startswith(replaced)]
+    return (*unchanged, *SMALL)
 
 
 @pytest.fixture
@@ -232,7 +232,7 @@ def test_a_run_by_the_clock_of_the_cpu_that_was_killed_is_in_order(
 def test_further_scorings_are_in_order(
     train: Run, settings: Compose, inputs: Inputs, assert_in_order: Check, call: Invocation
 ) -> None:
-    """The same once more, more seeds, another task, other hyperparameters; broken off, a run is unfinished."""
+    """Repetition, more seeds, another task, other hyperparameters; an interrupted run is unfinished."""
     always = (*STEPS, "eval.baselines=true")
     two = ("eval.seeds=[0,1]", "eval.tasks=[rte,cola]")
     run = train(*always)
@@ -334,7 +334,7 @@ def retimed(run: Path, seconds: Callable[[float], float], wall: Callable[[float]
 def test_a_process_that_was_stopped_for_a_while_is_in_order(
     copied: Path, assert_in_order: Check
 ) -> None:
-    """As by SIGSTOP: both clocks run on, and no heartbeat is written and no step made."""
+    """After SIGSTOP both clocks advance without a heartbeat or a step."""
     events = read_events(copied)
     first = of_kind(events, "steps")[0]["seconds"]
     times = [event.get("elapsed", event.get("seconds", 0.0)) for event in events]

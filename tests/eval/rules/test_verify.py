@@ -121,13 +121,13 @@ def test_a_record_that_verify_refuses_is_not_ranked(copied: Path, log_alone: Inp
 
 def leaves(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     items = node.items() if isinstance(node, dict) else enumerate(node)
-    found: list[tuple[Any, ...]] = []
+    paths: list[tuple[Any, ...]] = []
     for key, value in items:
         if isinstance(value, dict | list) and value:
-            found += leaves(value, (*path, key))
+            paths += leaves(value, (*path, key))
         else:
-            found.append((*path, key))
-    return found
+            paths.append((*path, key))
+    return paths
 
 
 def other_value(value: Any, draw: random.Random) -> Any:
@@ -237,7 +237,7 @@ def test_other_changes_are_named(
 
 
 def test_what_is_derived_may_be_deleted(copied: Path, inputs: Inputs) -> None:
-    """As may checkpoints; without the weights a run is of the open division."""
+    """Checkpoints may be deleted too; without the weights a run is of the open division."""
     (copied / "record.json").unlink()
     shutil.rmtree(copied / "checkpoints")
     assert verify_run(copied, inputs).in_order
