@@ -103,11 +103,11 @@ class Board:
                 columns.append(name)
         if self.suite == "glue":
             for row in REFERENCES:
-                described = {"group": PUBLISHED, "model": row.title, "detail": row.detail}
-                lines.append((described | {"division": "published", "runs": []}, row.cell))
+                words = {"group": PUBLISHED, "model": row.title, "detail": row.detail}
+                lines.append((words | {"division": "published", "runs": []}, row.cell))
         table = [words | {name: score(name) for name in columns} for words, score in lines]
-        facts = ["group", "place", "model", "detail", "hours", "hardware"]
-        names = [*facts, *columns, "division", "runs"]
+        named = ("group", "place", "model", "detail", "hours", "hardware")
+        names = [*named, *columns, "division", "runs"]
         return pd.DataFrame(table, columns=names).fillna("")
 
     @property

@@ -535,7 +535,6 @@ class TestCheck:
                 ["train.batch_size=8", "train.micro_batch=8"],
                 "not a multiple of train.micro_batch=8 x 2 process(es)",
             ),
-            (["parallel.dp=3"], "a mesh of 3 x 1 x 1 = 3 processes, and there are 2"),
         ],
     )
     def test_under_torchrun_is_about_all_of_its_processes(
@@ -546,6 +545,14 @@ class TestCheck:
         for more in (["--check"], ["--sweep", "seed=1,2"]):
             ended = run("pretrain", *arguments, *more)
             assert ended.code == 2 and is_one_line(ended.err) and says in ended.err
+
+    def test_a_mesh_needs_as_many_processes(
+        self, run: Run, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for processes in ("1", "2"):
+            monkeypatch.setenv("WORLD_SIZE", processes)
+            ended = run("pretrain", "parallel.dp=3", "--check")
+            assert ended.code == 2 and is_one_line(ended.err) and "parallel.dp=3" in ended.err
 
     def test_says_what_would_run(self, run: Run, tmp_path: Path) -> None:
         ended = run("run", "--check")
