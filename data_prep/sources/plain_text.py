@@ -260,16 +260,14 @@ def file_ranges(path: Path, marks: tuple[bytes, ...]) -> Iterator[tuple[FileRang
     size_bytes, overlap = path.stat().st_size, max(map(len, marks)) - 1
     try:
         for block in file.blocks():
-            searched = max(0, len(data) - overlap)
+            searched = max(RANGE_BYTES, len(data)) - overlap
             data += block
-            if len(data) < RANGE_BYTES:
-                continue
-            end = _end_of_mark(data, searched, marks)
-            if end:
+            while end := _end_of_mark(data, max(0, searched), marks):
                 yield FileRange(path, offset, bytes(data[:end])), file.position
                 offset += end
+                searched = RANGE_BYTES - overlap
                 del data[:end]
-            elif len(data) > LONGEST_RANGE_BYTES:
+            if len(data) > LONGEST_RANGE_BYTES:
                 break
         else:
             yield FileRange(path, offset, bytes(data)), size_bytes
