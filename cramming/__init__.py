@@ -4,6 +4,7 @@
 `cramming/cli.py` (the verbs) and `cramming/pretrain.py` (the experiment).
 """
 
+import getpass
 import os
 import sys
 
@@ -13,6 +14,11 @@ __version__ = "0.1.0"
 # before anything else is.
 CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 GIVEN_CACHES = {name: os.environ[name] for name in CACHE_VARIABLES if name in os.environ}
+# torch's compiler asks for the user's name when it is imported. In a container the user's number may have none.
+try:
+    getpass.getuser()
+except (KeyError, OSError):
+    os.environ["USER"] = f"user{os.getuid()}"
 # Segments of GPU memory that grow leave no gaps between micro-batches of several sizes, compilation and validation.
 # Only on Linux, and not in WSL, where drivers before R615 fail with them (pytorch/pytorch#192330). torch reads the
 # variable when it first needs memory of a GPU; processes that this one starts inherit it.

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from cramming import device as devices
 from cramming.checkpoint import KEEP
 from cramming.data.manifest import MANIFEST
 from cramming.invocation import DeviceKind
@@ -19,8 +20,8 @@ def training_lines(
 ) -> Iterator[str]:
     """Yield the corpus, the sizes of model and step, the budget and the disk that checkpoints take.
 
-    `vocab_size` of the tokenizer counts where the corpus is not prepared yet. A budget of hours has a prediction, for
-    which the speed of the device is measured in half a second.
+    `vocab_size` of the tokenizer counts where the corpus is not prepared yet. A budget of hours on a GPU has a
+    prediction, for which its speed is measured in half a second.
     """
     state = (
         ""
@@ -46,10 +47,12 @@ def training_lines(
 def _work(config: Config, device: DeviceKind, tokens_per_step: int) -> str:
     """Return how much work the budget allows, in words."""
     unit, limit = config.budget.unit, config.budget.limit
-    if unit == "hours" and config.budget.clock == "wall":
+    if unit == "hours" and devices.select(device).type == "cuda":
         return _prediction(config, device)
-    if unit == "hours":
-        return "as many steps as the device makes"
+    if (
+        unit == "hours"
+    ):  # on two busy cores the same product was measured with speeds that differ by 15 times
+        return "as many steps as the device makes (`cramming plan` predicts tokens)"
     if unit == "steps":
         return f"{format_count(limit * tokens_per_step, 'tokens')}, as long as it takes"
     if unit == "tokens":

@@ -28,9 +28,14 @@ import tomllib
 import zipfile
 from collections.abc import Sequence
 from email.message import Message
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parents[2]))  # a checkout works without an installation
+
+from cramming.files import overwrite_atomically
 
 ROOT = Path(__file__).resolve().parents[2]
 PREDICT = Path(__file__).with_name("predict.py")
@@ -84,25 +89,32 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--predecessor", type=Path, help="its git repository; else left out")
     args = parser.parse_args(arguments)
+    args.out = args.out.resolve()  # other folders are current in what this starts
     if args.out.exists():
         raise SystemExit(f"--out={args.out}: it exists. Remove it or name another folder.")
-    args.out.mkdir(parents=True)
-    (args.out / ".gitignore").write_text("*\n", encoding="utf-8")
+    try:
+        overwrite_atomically(args.out, partial(make_bundle, args), synced=False)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise SystemExit(f"--out={args.out}: not made. {error}") from None
+
+
+def make_bundle(args: argparse.Namespace, out: Path) -> None:
+    """Make the folder, first what needs no network; refuse what does not fit beside the tree."""
+    out.mkdir()
+    (out / ".gitignore").write_text("*\n", encoding="utf-8")
     content: dict[str, Any] = {"python": args.python}
-    content["wheels"] = fetch_wheels(args.out / "wheels", args.python, requirements(), True)
+    copy_tasks(out / "glue", args.glue)
     if args.predecessor:
-        folder = args.out / "predecessor_wheels"
-        content["predecessor"] = {
-            "commit": export_predecessor(args.predecessor, args.out / "predecessor"),
-            "wheels": fetch_wheels(folder, args.python, PREDECESSOR_PACKAGES, False),
-        }
-    copy_tasks(args.out / "glue", args.glue)
-    prepare_corpus(args.out / "corpus", args.text, args.documents, args.vocabulary)
-    predictions = args.out / "predictions.json"
+        commit = export_predecessor(args.predecessor, out / "predecessor")
+        wheels = fetch_wheels(out / "predecessor_wheels", args.python, PREDECESSOR_PACKAGES, False)
+        content["predecessor"] = {"commit": commit, "wheels": wheels}
+    content["wheels"] = fetch_wheels(out / "wheels", args.python, requirements(), True)
+    prepare_corpus(out / "corpus", args.text, args.documents, args.vocabulary)
+    predictions = out / "predictions.json"
     subprocess.run([sys.executable, PREDICT, "--out", predictions], check=True, cwd=ROOT)
-    content["sizes_bytes"] = sizes_of_parts(args.out)
+    content["sizes_bytes"] = sizes_of_parts(out)
     text = json.dumps(content, indent=1)
-    (args.out / "bundle.json").write_text(text + "\n", encoding="utf-8")
+    (out / "bundle.json").write_text(text + "\n", encoding="utf-8")
     report(args.out, content)
 
 
@@ -176,10 +188,9 @@ def clauses_of(requirement: str) -> list[str]:
 def export_predecessor(repository: Path, folder: Path) -> str:
     """Write the predecessor's package without history; return the commit."""
     git = ["git", "-C", str(repository)]
-    revision = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, check=True)
-    packed = subprocess.run(
-        [*git, "archive", "HEAD", "cramming", "LICENSE.MD"], capture_output=True, check=True
-    )
+    revision = subprocess.run([*git, "rev-parse", "HEAD"], stdout=subprocess.PIPE, check=True)
+    archive_command = [*git, "archive", "HEAD", "cramming", "LICENSE.MD"]
+    packed = subprocess.run(archive_command, stdout=subprocess.PIPE, check=True)
     with tarfile.open(fileobj=BytesIO(packed.stdout)) as archive:
         archive.extractall(folder, filter="data")
     return revision.stdout.decode().strip()

@@ -46,14 +46,14 @@ def default_paths(lab: Lab) -> Result:
         judged = _compared(numbers, right) if is_comparable else _finite(numbers)
         results[override] = outcome or judged
         lab.note(paths=results)  # an optimizer that compiles for too long loses no other path
-    return {"paths": results}
+    failed = [f"{k}: {v}" for k, v in results.items() if not v.startswith(("ok", "refused"))]
+    return {"paths": results, "failed": failed}
 
 
 def tell_paths(result: Result) -> str:
     """Return how many trained, and each that did not in a line of its own."""
-    paths = result["paths"]
+    paths, failed = result["paths"], result["failed"]
     refused = [name for name, outcome in paths.items() if outcome.startswith("refused")]
-    failed = [f"{k}: {v}" for k, v in paths.items() if not v.startswith(("ok", "refused"))]
     count = len(paths) - len(refused) - len(failed)
     line = f"{count} of {len(paths)} train as fp32 does, {len(refused)} refused, {len(failed)} not"
     return "\n".join([line, *failed])
@@ -112,6 +112,7 @@ def parity(lab: Lab) -> Result:
     """
     length = lab.scale.lengths[0]
     rows = lab.scale.micro // length
+    models: dict[str, Result] = {}
     for model in MODELS[:3]:
         exact = _gradients(lab, model, "precision=fp32", "precision.tf32=false", rows=rows // 8)
         rounded = _gradients(lab, model, rows=rows // 4)
@@ -119,23 +120,29 @@ def parity(lab: Lab) -> Result:
         for name, gradient in exact["gradients"].items():
             other = rounded["gradients"][name].to(gradient.device)
             cosines[name] = float(torch.cosine_similarity(gradient, other, 0))
-        worst = min(cosines, key=lambda name: cosines[name])
+        worst = min(cosines, key=lambda name: (math.isfinite(cosines[name]), cosines[name]))
         numbers = {key: (exact[key], rounded[key]) for key in ("loss", "norm")}
-        lab.note(**{model: {**numbers, "worst": worst, "cosine": cosines[worst]}})
+        right, rounded_numbers = zip(*numbers.values(), strict=True)
+        is_right = _compared(rounded_numbers, right).startswith("ok")
+        is_right = is_right and cosines[worst] >= LEAST_COSINE
+        row = {**numbers, "worst": worst, "cosine": cosines[worst], "is_right": is_right}
+        models[model] = row
+        lab.note(models=models)
         del exact, rounded
         release(lab.device)
-    return {}
+    return {"failed": [name for name, row in models.items() if not row["is_right"]]}
 
 
 def tell_parity(result: Result) -> str:
-    """Return the distances as a line."""
+    """Return how many models have the gradients of fp32, and the distances of each, those of the wrong ones first."""
     parts = []
-    for model, row in result.items():
+    for model, row in sorted(result["models"].items(), key=lambda item: item[1]["is_right"]):
         loss, norm = (f"{pair[1]:.4f} ({pair[0]:.4f})" for pair in (row["loss"], row["norm"]))
-        mark = "" if row["cosine"] >= LEAST_COSINE else " BAD"
+        mark = "" if row["is_right"] else " BAD"
         cosine = f"{row['cosine']:.4f} of {row['worst']}"
         parts.append(f"{model} loss {loss} norm {norm} cosine {cosine}{mark}")
-    return "16 bits (fp32): " + "\n".join(parts)
+    right = len(parts) - len(result["failed"])
+    return f"{right} of {len(parts)} as in fp32, 16 bits (fp32): " + "\n".join(parts)
 
 
 def _gradients(lab: Lab, model: str, *more: str, rows: int) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def facts(lab: Lab) -> Result:
         choices[name] = SDPBackend(torch._fused_sdp_choice(query, key, key)).name
     result: Result = {
         "name": devices.describe(device).name,
-        "seconds_to_here": time.time() - lab.began,
+        "seconds_to_here": time.monotonic() - lab.began,
         "versions": versions(),
         "cudnn": torch.backends.cudnn.version(),
         "sdpa": choices,

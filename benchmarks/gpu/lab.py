@@ -103,7 +103,7 @@ class Row:
 
 @dataclass
 class Lab:
-    """Device, files and sizes of a measurement. `began` and `deadline` are times of `time.time`; `row` is under way."""
+    """Device, files and sizes of a measurement. Times are those of `time.monotonic`; `row` is under way."""
 
     scale: Scale
     device: torch.device
@@ -142,7 +142,7 @@ class Lab:
 
     def left(self) -> float:
         """Return the seconds until all must have ended."""
-        return self.deadline - LAST_SECONDS - SPARE_SECONDS - time.time()
+        return self.deadline - LAST_SECONDS - SPARE_SECONDS - time.monotonic()
 
     def note(self, **partial: Any) -> None:
         """Write down a phase of the row that is under way."""

@@ -79,18 +79,18 @@ def measure_all(lab: Lab, rows: Sequence[Row]) -> None:
 def measure_row(lab: Lab, row: Row, ratio: float) -> None:
     """Measure a row and write down how it ended."""
     end_warm_ups(lab, row)
-    lab.row, began = row.name, time.time()
+    lab.row, began = row.name, time.monotonic()
     lab.record.add(row=row.name, begun=began, at_most=row.limit(row.seconds * ratio))
     try:
         with clean(lab.device, lab.candidates):
             result = row.measure(lab)
         ended = {"result": result, "told": told(row, {**lab.record.result(row.name), **result})}
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         ended = {"error": traceback.format_exc()}
         if is_refusal(error):  # what this device cannot do is said in a line
             ended = {"result": {"refused": str(error)}, "told": f"refused: {error}"}
     release(lab.device)  # the frames of an exception have held tensors until here
-    lab.record.add(row=row.name, seconds=round(time.time() - began, 1), **ended)
+    lab.record.add(row=row.name, seconds=round(time.monotonic() - began, 1), **ended)
     if "error" in ended and not laboratory.answers(lab.device):
         os._exit(ANEW)  # a thread may hang in the device
 
@@ -102,7 +102,7 @@ def end_warm_ups(lab: Lab, row: Row) -> None:
         warm_ups.end()
 
 
-def is_refusal(error: Exception) -> bool:
+def is_refusal(error: BaseException) -> bool:
     """Return whether a setting cannot be had here; cramming/model knows no UserError and names the setting.
 
     A process of `cramming bench` that died is a UserError as well, but a failure.
@@ -119,14 +119,17 @@ def told(row: Row, result: Result) -> str:
     except Exception as error:  # the numbers are worth more than their sentence
         text = f"measured; its line failed: {error!r}"
     lines = [line[:TOLD] for line in text.splitlines() if line]
-    return "\n".join(lines[: 1 + DETAILS])
+    shown = lines[: 1 + DETAILS]
+    if len(shown) < len(lines):
+        shown.append(f"and {len(lines) - len(shown)} more")
+    return "\n".join(shown)
 
 
 def about(lab: Lab, scale: str) -> dict[str, Any]:
-    """Return where and with what the following lines are measured."""
+    """Return where and with what the rows are measured. `--commit` serves where git knows none."""
     return {
         "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}",
-        "commit": lab.commit or git("rev-parse", "--short", "HEAD"),
+        "commit": git("describe", "--always", "--dirty", "--exclude=*") or lab.commit,
         "scale": scale,
         "python": sys.version.split()[0],
         "versions": versions(),
@@ -134,14 +137,26 @@ def about(lab: Lab, scale: str) -> dict[str, Any]:
     }
 
 
+def write_head(record: Record, head: dict[str, Any]) -> None:
+    """Write the head of the record; SystemExit if its rows are measured elsewhere or with something else."""
+    first, others = record.about(), []
+    for name, value in first.items():
+        if name != "date" and value != head[name]:
+            others.append(f"{name}={value} (this call {head[name]})")
+    if others:
+        problem = f"its rows have {', '.join(others)}"
+        raise SystemExit(f"--work={record.work}: {problem}. Name another folder.")
+    if not first:
+        record.add(about=head)
+
+
 def main() -> None:
     """Measure what is left."""
     options = json.loads(sys.argv[1])
-    paths = {name: Path(options[name]) for name in ("work", "out")}
     lab = Lab(
         scale=SCALES[options["scale"]],
         device=devices.select(options["device"]),
-        record=Record(**paths),
+        record=Record(Path(options["work"])),
         bundle=Path(options["bundle"]) if options["bundle"] else None,
         began=options["began"],
         deadline=options["deadline"],
@@ -153,8 +168,11 @@ def main() -> None:
     rows = module.rows(lab)
     if options["only"]:
         rows = [row for row in rows if any(text in row.name for text in options["only"])]
+    if not rows:
+        raise SystemExit(f"--only={options['only']}: no row has such a name. See rows.py.")
     names = [row.name for row in rows]
-    lab.record.add(about={**about(lab, options["scale"]), "rows": names})
+    write_head(lab.record, about(lab, options["scale"]))
+    lab.record.add(names=names)
     if module.WARM_UP in names and not is_measured(lab.record.rows(), module.WARM_UP):
         start_warm_ups(lab, module.warm_steps(lab))
     measure_all(lab, rows)

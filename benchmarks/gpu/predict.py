@@ -8,7 +8,6 @@
 import argparse
 import json
 import sys
-import time
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -27,11 +26,12 @@ ARCHITECTURE = "sm_90"  # of the kernels
 
 @cache
 def read(bundle: Path | None) -> dict[str, Any]:
-    """Return the bundle's predictions, empty if it has none: plans by card and row, bytes by row and kernel."""
-    file = bundle / FILE if bundle else Path(FILE)
-    if not file.exists():
+    """Return the bundle's predictions: plans by card and row, bytes by row and kernel; empty if unreadable."""
+    try:
+        predictions = json.loads(((bundle or Path()) / FILE).read_text(encoding="utf-8"))
+        return {name: dict(predictions[name]) for name in ("cards", "kernels")}
+    except (OSError, ValueError, KeyError, TypeError):
         return {"cards": {}, "kernels": {}}
-    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def planned(lab: "Lab") -> dict[str, Any]:
@@ -85,8 +85,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--kernels", type=Path, default=newest, help="raw file of the dry run")
     args = parser.parse_args(arguments)
-    record, now = Record(args.out.parent, args.out.parent), time.time()
-    lab = Lab(SCALES["full"], torch.device("cuda"), record, None, now, now)
+    lab = Lab(SCALES["full"], torch.device("cuda"), Record(args.out.parent), None, 0.0, 0.0)
     cards: dict[str, dict[str, Any]] = {card: {} for card in CARDS}
     for row in speed_cases(lab):
         for card, plans in cards.items():

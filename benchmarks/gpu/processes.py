@@ -75,19 +75,19 @@ class Jobs:
         for name, (process, began) in list(self.running.items()):
             if process.poll() is not None:
                 del self.running[name]
-                self.outcomes[name] = f"{time.time() - began:.0f} s"
+                self.outcomes[name] = f"{time.monotonic() - began:.0f} s"
                 if process.returncode:
                     self.outcomes[name] += f", ended with code {process.returncode}"
         while self.waiting and len(self.running) < self.at_a_time:
             name = next(iter(self.waiting))
-            self.running[name] = self.waiting.pop(name)(), time.time()
+            self.running[name] = self.waiting.pop(name)(), time.monotonic()
         return bool(self.running)
 
     def end(self) -> dict[str, str]:
         """Kill what is left; return the outcomes."""
         for name, (process, began) in self.running.items():
             kill(process)
-            self.outcomes[name] = f"late, killed after {time.time() - began:.0f} s"
+            self.outcomes[name] = f"late, killed after {time.monotonic() - began:.0f} s"
         self.outcomes |= dict.fromkeys(self.waiting, "late, not begun")
         self.running.clear()
         self.waiting.clear()

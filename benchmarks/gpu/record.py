@@ -1,4 +1,4 @@
-"""The record of a measurement: one JSON line per event of a row, synced to disk and mirrored.
+"""The record of a measurement: one JSON line per event of a row, synced to disk, below a head on device and code.
 
 A row is begun, may note partial results, and ends with a result, an error or the reason why it was skipped. What a
 killed process has noted stays. Nothing here imports torch: the watching process uses it, too.
@@ -6,7 +6,6 @@ killed process has noted stays. Nothing here imports torch: the watching process
 
 import json
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,20 +19,13 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class Record:
-    """Append-only file in the folder `work`, which lasts, with a copy in the folder `out`, which is sent back."""
+    """Append-only file in the folder `work`."""
 
     work: Path
-    out: Path
-
-    def restore_copy(self) -> None:
-        """Copy what earlier calls wrote."""
-        if (self.work / FILE).exists():
-            shutil.copyfile(self.work / FILE, self.out / FILE)
 
     def add(self, **line: Any) -> None:
-        """Append a line to both files."""
-        for folder in (self.work, self.out):
-            append(folder / FILE, line)
+        """Append a line."""
+        append(self.work / FILE, line)
 
     def rows(self) -> dict[str, State]:
         """Return each row's last state by name."""
@@ -41,9 +33,14 @@ class Record:
 
     def names(self) -> list[str]:
         """Return the names of all rows, measured or not, in their order."""
-        abouts = [line["about"] for line in lines_of(self.work / FILE) if "about" in line]
-        names = dict.fromkeys(name for about in abouts for name in about["rows"])
+        names: dict[str, None] = {}
+        for line in lines_of(self.work / FILE):
+            names |= dict.fromkeys(line.get("names", ()))
         return list(names)
+
+    def about(self) -> dict[str, Any]:
+        """Return the head: date, commit, scale, device and versions; empty if nothing was measured."""
+        return next((line["about"] for line in lines_of(self.work / FILE) if "about" in line), {})
 
     def result(self, row: str) -> dict[str, Any]:
         """Return what a row has measured so far; empty if nothing."""
@@ -58,10 +55,26 @@ class Record:
         return None
 
 
+def kind_of(state: State) -> str:
+    """Return `failed` (with an error, or in a part of the result), `refused`, `measured` or `missing`."""
+    result = state.get("result", {})
+    if "error" in state or result.get("failed"):
+        return "failed"
+    if "refused" in result:
+        return "refused"
+    return "measured" if "result" in state else "missing"
+
+
+def bytes_of(file: Path) -> bytes:
+    """Return the content of a file; nothing if there is none."""
+    return file.read_bytes() if file.exists() else b""
+
+
 def append(file: Path, line: dict[str, Any]) -> None:
     """Append a line and sync it. A line that a kill has cut off stays a line of its own."""
     data = json.dumps(line, default=str).encode() + b"\n"
-    if file.exists() and file.stat().st_size and not file.read_bytes().endswith(b"\n"):
+    written = bytes_of(file)
+    if written and not written.endswith(b"\n"):
         data = b"\n" + data
     with file.open("ab") as stream:
         stream.write(data)
@@ -94,6 +107,6 @@ def rows_of(file: Path) -> dict[str, State]:
 
 
 def last_line(text: str) -> str:
-    """Return the last line of an error, which names it."""
-    lines = text.strip().splitlines()
+    """Return the last line of an error, which names it; a line of carets only marks another."""
+    lines = [line for line in text.splitlines() if line.strip(" ^~")]
     return lines[-1] if lines else ""

@@ -1,32 +1,35 @@
 """The measurement of a card in one call of nine and a half minutes.
 
     python3 benchmarks/gpu/run.py --bundle build/bundle --work build/gpu --out measured --commit <hash>
-    python3 benchmarks/gpu/run.py --bundle build/bundle --out measured --scale tiny --device cpu --seconds 90
+    python3 benchmarks/gpu/run.py --bundle build/bundle --work build/tried --out tried --scale tiny --device cpu
 
 This process only watches and prints: another one (measure.py) measures the rows (rows.py). Each phase of a row is a
-line of `rows.jsonl` in `--work`, with a copy in `--out`. A row that fails, hangs or takes its process with it costs
-itself and nothing else. The call ends by itself within `--seconds`; the same command continues with what is missing.
-Rows that failed are measured again if `--only` names them.
+line of `rows.jsonl` in `--work`, below a head on scale, card and code; `--out` gets a copy. A row that fails, hangs or
+takes its process with it costs itself and nothing else. The call ends by itself within `--seconds`; the same command
+continues with what is missing. Rows that failed are measured again if `--only` names them.
 
 What `--bundle` (bundle.py) brings is unpacked into `--work`; so is compiled code. Wheels of what is installed already,
 in a version that will do, stay packed.
 """
 
 import argparse
+import fcntl
 import importlib.util
 import json
 import os
-import shutil
 import sys
 import threading
 import time
 import zipfile
+import zlib
+from collections import Counter
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TextIO
 
 import sampler
 from processes import ANEW, LAST_SECONDS, ROOT, Process, kill, start, tail
-from record import Record, State, last_line
+from record import FILE, Record, State, bytes_of, kind_of, last_line
 
 WORK = ROOT / "build" / "gpu"
 NEEDED = ("torch", "transformers", "scipy", "sklearn")  # not in the bundle
@@ -39,29 +42,63 @@ LOG = "measure.log"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure until all rows have ended or the time is over; return 0 if all were measured."""
-    began = time.time()
+    """Measure until all rows have ended or the time is over; return 0 if all were measured and none is wrong."""
+    began = time.monotonic()
     args = parse(arguments)
-    record = Record(args.work, args.out)
-    for folder in (args.work, args.out):
-        folder.mkdir(parents=True, exist_ok=True)
-    record.restore_copy()
+    record = Record(args.work)
+    lock = lock_folder(args.work)
+    if problem := copy_results(args.work, args.out):
+        raise SystemExit(problem)
     if args.device == "cuda":
         read_libraries(args.work / LOG)
-    forget_rows_under_way(record, args.only)
-    watcher = Watcher(args, record, began)
+    forget_rows(record, args.only or [])
     samples = sampler.start_sampler(args.work)
+    is_complete = False
     try:
-        watcher.watch()
-    finally:
-        if samples:
-            kill(samples)
-        if (args.work / sampler.FILE).exists():
-            shutil.copyfile(args.work / sampler.FILE, args.out / sampler.FILE)
-        (args.out / LOG).write_text(tail(args.work / LOG, LOG_BYTES), encoding="utf-8")
-    lines = summary(record.rows(), record.names())
-    print(*lines, sep="\n", flush=True)
-    return 0 if all("result" in record.rows().get(name, {}) for name in record.names()) else 1
+        is_complete = Watcher(args, record, began).watch()
+    except KeyboardInterrupt:
+        say("interrupted")
+    if samples:
+        kill(samples)
+    forget_rows(record, [])
+    if problem := copy_results(args.work, args.out):
+        say(problem)
+    say(*summary(record.rows(), record.names()))
+    lock.close()
+    return 0 if is_complete else 1
+
+
+def lock_folder(work: Path) -> TextIO:
+    """Return a file whose lock keeps other calls out until it is closed, or its process has ended."""
+    file = (work / ".lock").open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise SystemExit(f"--work={work}: another call measures here. Wait for it.") from None
+    return file
+
+
+def copy_results(work: Path, out: Path) -> str:
+    """Append to the copy of the rows what it lacks, and copy samples and log; return why that failed, or nothing."""
+    try:
+        rows, copied = (bytes_of(folder / FILE) for folder in (work, out))
+        if not rows.startswith(copied):
+            return f"--out={out}: its rows are not those of --work={work}. Name another folder."
+        with (out / FILE).open("ab") as stream:
+            stream.write(rows[len(copied) :])
+        for name in (sampler.FILE, LOG):
+            (out / name).write_bytes(bytes_of(work / name)[-LOG_BYTES:])
+    except OSError as error:
+        return f"--out={out}: {error.strerror}. All results are in --work={work}."
+    return ""
+
+
+def say(*lines: str) -> None:
+    """Print lines at once. Where nothing can be printed any more, the call goes on in silence."""
+    try:
+        print("\n".join(lines).encode(errors="replace").decode(), flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -80,29 +117,41 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     for name in ("out", "work", "bundle"):
         path = getattr(args, name)
         setattr(args, name, path and path.resolve())
-    for name in ("out", "work"):
-        path = getattr(args, name)
-        if path.exists() and not path.is_dir():
-            parser.error(f"--{name}={path}: it is a file. Name a folder.")
-    if not args.seconds > 0:
-        parser.error(f"--seconds={args.seconds:g}: no time for any row. Give more than 0.")
-    if args.bundle and not (args.bundle / "bundle.json").is_file():
-        parser.error(f"--bundle={args.bundle}: it has no bundle.json. Make one with bundle.py.")
+    if not args.seconds > LAST_SECONDS:
+        least = f"{LAST_SECONDS:g}"
+        parser.error(f"--seconds={args.seconds:g}: no time for any row. Give more than {least}.")
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if args.bundle and (python := python_of(args.bundle)) != here:
+        problem = f"its bundle.json is for Python {python}, this is {here}"
+        parser.error(f"--bundle={args.bundle}: {problem}. Make one with bundle.py --python {here}.")
     missing = [name for name in NEEDED if not importlib.util.find_spec(name)]
     if missing:
         names = ", ".join(missing)
         parser.error(f"{sys.executable}: it has no {names}. Install that; no bundle brings it.")
+    for name in ("work", "out"):
+        path = getattr(args, name)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            parser.error(f"--{name}={path}: {error.strerror}. Name another folder.")
     return args
 
 
-def forget_rows_under_way(record: Record, only: list[str] | None) -> None:
-    """Let rows be measured again that an earlier call was killed in, or that failed and are named now."""
+def python_of(bundle: Path) -> str:
+    """Return the version of Python for which a bundle was made."""
+    try:
+        return str(json.loads((bundle / "bundle.json").read_text(encoding="utf-8"))["python"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "unknown"
+
+
+def forget_rows(record: Record, only: list[str]) -> None:
+    """Let rows be measured again in which a call has ended, or in which something failed and that are named now."""
     for name, state in record.rows().items():
-        is_named = any(text in name for text in only or ())
-        if "error" in state and is_named:
+        if kind_of(state) == "failed" and any(text in name for text in only):
             record.add(row=name, begun=0.0)
     while under_way := record.row_under_way():
-        record.add(row=under_way[0], skipped="under way when an earlier call ended")
+        record.add(row=under_way[0], skipped="under way when a call ended")
 
 
 class Watcher:
@@ -111,26 +160,33 @@ class Watcher:
     def __init__(self, args: argparse.Namespace, record: Record, began: float) -> None:
         self.args, self.record, self.began = args, record, began
         self.deadline = began + args.seconds
+        self.last = self.deadline - LAST_SECONDS
         self.environment = environment(args)
         self.log = args.work / LOG
-        self.printed = record.rows()
+        self.rows = record.rows()
 
-    def watch(self) -> None:
-        """Start measuring processes until one has measured all, none can begin a row, or the time is over."""
+    def watch(self) -> bool:
+        """Start measuring processes; return whether all rows were measured and nothing failed."""
         starts_without_row = 0
-        while time.time() < self.deadline - LAST_SECONDS:
-            begun = self._last_begin()
+        while starts_without_row < STARTS_WITHOUT_A_ROW and time.monotonic() < self.last:
+            before = self.record.rows()
             process = self._start()
-            reason = self._reason_to_end(process)
-            kill(process)
+            try:
+                reason = self._reason_to_end(process)
+            finally:
+                kill(process)
             self._end_row(reason)
             self._print_news()
             if process.returncode == 0:
-                return
-            starts_without_row = starts_without_row + 1 if self._last_begin() == begun else 0
-            if starts_without_row == STARTS_WITHOUT_A_ROW:
-                print(f"no row could begin: {last_line(tail(self.log))}", flush=True)
-                return
+                rows = self.record.rows()
+                return {"failed", "missing"}.isdisjoint(
+                    kind_of(rows[n]) for n in self.record.names()
+                )
+            starts_without_row = starts_without_row + 1 if self.record.rows() == before else 0
+        if starts_without_row:
+            problem = last_line(tail(self.log)) if process.returncode > 0 else reason
+            say(f"no row could begin: {problem}")
+        return False
 
     def _start(self) -> Process:
         options = {**vars(self.args), "began": self.began, "deadline": self.deadline}
@@ -140,12 +196,12 @@ class Watcher:
 
     def _reason_to_end(self, process: Process) -> str:
         """Print the rows that end; return why the process must be killed or has died, or nothing."""
-        quiet_since = time.time()
+        quiet_since = time.monotonic()
         while process.poll() is None:
             time.sleep(POLL_SECONDS)
             self._print_news()
-            now = time.time()
-            if now > self.deadline - LAST_SECONDS:
+            now = time.monotonic()
+            if now > self.last:
                 return "the call's time was over"
             under_way = self.record.row_under_way()
             if under_way is None and now > quiet_since + START_SECONDS:
@@ -167,30 +223,29 @@ class Watcher:
             return
         name, state = under_way
         ended = {"error": f"{tail(self.log)}\n{reason}"}
-        if time.time() > self.deadline - LAST_SECONDS:
+        if time.monotonic() > self.last:
             ended = {"skipped": "the call's time was over"}
-        self.record.add(row=name, seconds=round(time.time() - state["begun"], 1), **ended)
-
-    def _last_begin(self) -> float:
-        return max((state.get("begun", 0.0) for state in self.record.rows().values()), default=0.0)
+        self.record.add(row=name, seconds=round(time.monotonic() - state["begun"], 1), **ended)
 
     def _print_news(self) -> None:
-        """Print the rows that were measured or failed since the last time."""
-        for name, state in self.record.rows().items():
-            if state == self.printed.get(name) or not state.keys() & {"result", "error"}:
+        """Copy what is new, and print the rows that were measured or failed since the last time."""
+        before, self.rows = self.rows, self.record.rows()
+        if self.rows != before:
+            copy_results(self.args.work, self.args.out)  # the end of the call says if it failed
+        for name, state in self.rows.items():
+            if state == before.get(name) or not state.keys() & {"result", "error"}:
                 continue
-            self.printed[name] = state
             line, *details = outcome(state).splitlines()
-            seconds = time.time() - self.began
-            print(f"[{seconds:.0f} s] {name}: {line}"[:SUMMARY_WIDTH], flush=True)
+            say(f"[{time.monotonic() - self.began:.0f} s] {name}: {line}"[:SUMMARY_WIDTH])
             for detail in details:
-                print(f"    {detail}"[:SUMMARY_WIDTH], flush=True)
+                say(f"    {detail}"[:SUMMARY_WIDTH])
 
 
 def outcome(state: State) -> str:
     """Return what a row has to say; the first line says most."""
     if "result" in state:
-        return state.get("told") or "measured"
+        mark = "FAILED: " if kind_of(state) == "failed" else ""
+        return mark + (state.get("told") or "measured")
     partial = state.get("partial", {})
     measured = f" (measured: {partial.get('told') or ', '.join(partial)})" if partial else ""
     if "error" in state:
@@ -201,10 +256,9 @@ def outcome(state: State) -> str:
 def summary(rows: dict[str, State], names: list[str]) -> list[str]:
     """Return a line of counts and a line a row."""
     states = {name: rows.get(name, {}) for name in [*names, *rows]}
-    refused = sum("refused" in state.get("result", {}) for state in states.values())
-    measured = sum("result" in state for state in states.values()) - refused
-    failed = sum("error" in state for state in states.values())
-    lines = [f"{measured} of {len(states)} rows measured, {refused} refused, {failed} failed"]
+    kinds = Counter(kind_of(state) for state in states.values())
+    line = f"{kinds['measured']} of {len(states)} rows measured"
+    lines = [f"{line}, {kinds['refused']} refused, {kinds['failed']} failed"]
     for name, state in states.items():
         lines.append(f"{name}: {outcome(state).splitlines()[0]}"[:SUMMARY_WIDTH])
     return lines[:SUMMARY_LINES]
@@ -250,14 +304,17 @@ def unpack_predecessor(bundle: Path, work: Path) -> None:
 
 
 def extract(wheel: Path, site: Path) -> None:
-    """Unpack a wheel once."""
-    site.mkdir(parents=True, exist_ok=True)
+    """Unpack a wheel once. Without a damaged one some rows may do: they say what they lack."""
     done = site / f"{wheel.name}.done"
     if done.exists():
         return
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(site)
-    done.touch()
+    try:
+        site.mkdir(parents=True, exist_ok=True)
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(site)
+        done.touch()
+    except (OSError, zipfile.BadZipFile, zlib.error) as error:
+        say(f"--bundle={wheel}: not unpacked, {error}. Make the bundle again.")
 
 
 def read_libraries(log: Path) -> None:

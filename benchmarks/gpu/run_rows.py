@@ -51,10 +51,10 @@ def remaining_tests(lab: Lab) -> Result:
 
 def _run(groups: list[Jobs], seconds: float) -> None:
     """Run all jobs until they have ended or the time is over."""
-    until = time.time() + seconds
+    until = time.monotonic() + seconds
     try:
         running = groups
-        while running and time.time() < until:
+        while running and time.monotonic() < until:
             time.sleep(POLL_SECONDS)
             running = [jobs for jobs in running if jobs.poll()]
     finally:
@@ -75,7 +75,7 @@ def killed_and_resumed(lab: Lab) -> Result:
         raise UserError("--bundle: the corpus is in it. Name the folder.")
     folder, log = lab.work / "runs" / NAME, lab.work / "pretrain.log"
     remove(folder)  # of a row that was cut off
-    command, began = _command(lab, folder), time.time()
+    command, began = _command(lab, folder), time.monotonic()
     process = start(command, log)
     try:
         while process.poll() is None and not list(folder.rglob(CHECKPOINTS)):
@@ -83,7 +83,7 @@ def killed_and_resumed(lab: Lab) -> Result:
         process.send_signal(signal.SIGKILL)
         if process.wait() != -signal.SIGKILL:
             raise RuntimeError(f"it ended before it was killed: {tail(log)}")
-        lab.note(killed_after=time.time() - began)
+        lab.note(killed_after=time.monotonic() - began)
         process = start([*command, "--resume"], log)
         if process.wait():
             raise RuntimeError(f"it did not resume: {tail(log)}")

@@ -63,7 +63,7 @@ class Sample(NamedTuple):
 def _samples(file: Path, began: float, ended: float) -> dict[str, list[Sample]]:
     """Return the samples between two times by the UUID of their GPU."""
     gpus: dict[str, list[Sample]] = {}
-    for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
+    for line in file.read_text(errors="replace").splitlines() if file.exists() else ():
         try:
             uuid, when, clock, power, reason = (part.strip() for part in line.split(","))
             seconds = datetime.strptime(when, "%Y/%m/%d %H:%M:%S.%f").timestamp()

@@ -118,7 +118,10 @@ def speed(lab: Lab, name: str, keep: bool = False) -> Result:
             stack.pop_all()
             lab.candidates[name] = ours
     result = lab.record.result(name)
-    return {"shares": shares_of(result), "furthest": _furthest_from_bytes(lab, result)}
+    losses = [side["loss"] for side in (result["eager"], result["first"]) if "loss" in side]
+    failed = not max(losses) - min(losses) <= CLOSE_NATS  # or one is no number
+    furthest = _furthest_from_bytes(lab, result)
+    return {"shares": shares_of(result), "furthest": furthest, "failed": failed}
 
 
 def _timed(lab: Lab, ours: InProcess) -> Result:

@@ -134,9 +134,7 @@ class Step:
         self.reads.count.clear()
         try:
             with self._without_data():
-                batch = batch_without_data(self.config, ROWS)
-                unread = batch.packing._replace(lengths=None)
-                self.engine.step([replace(batch, packing=unread)], 0.0)
+                self.engine.step([batch_without_data(self.config, ROWS)], 0.0)
         except Exception as error:
             self.engine.optimizer.zero_grad(set_to_none=True)
             return _failed(error)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from processes import ROOT
-from record import FILE, lines_of, rows_of
+from record import FILE, Record, lines_of
 from run import WORK, outcome
 
 sys.path += [str(ROOT), str(WORK / "site")]  # a checkout works without an installation
@@ -33,51 +33,54 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
     parser.add_argument("--docs", type=Path, help="page whose section of this card is replaced")
     args = parser.parse_args(arguments)
-    lines = lines_of(args.measured / FILE)
-    abouts = [line["about"] for line in lines if "about" in line]
-    about = abouts[-1]
-    text = [without_places(line) for line in report(abouts, rows_of(args.measured / FILE))]
+    record = Record(args.measured)
+    if not (about := record.about()):
+        raise SystemExit(f"measured={args.measured}: no rows. Name run.py's --out.")
+    text = [without_places(line) for line in report(record)]
     theme = "gpu" if about["scale"] == "full" else "gpu_tryout"
     file = args.results / f"{theme}_{slug(about['name'])}_{about['date'][:10]}.md"
-    args.results.mkdir(parents=True, exist_ok=True)
-    raw = [without_places(json.dumps(line)) for line in lines if "begun" not in line]
+    lines = [line for line in lines_of(args.measured / FILE) if "begun" not in line]
+    raw = [without_places(json.dumps(line)) for line in lines]
     content = [f"# {about['name']}", "", *text, "", "## Raw", "", "```json", *raw, "```", ""]
-    file.write_text("\n".join(content), encoding="utf-8")
+    try:
+        args.results.mkdir(parents=True, exist_ok=True)
+        if file.exists() and raw[0] not in file.read_text(encoding="utf-8"):
+            raise SystemExit(f"{file}: another measurement is there. Rename it, or name --results.")
+        file.write_text("\n".join(content), encoding="utf-8")
+    except OSError as error:
+        raise SystemExit(f"{error.filename}: {error.strerror}. Name other --results.") from None
     print(file)
     if args.docs:
         replace_section(args.docs, f"A GPU, measured: {about['name']}", text)
         print(args.docs)
 
 
-def report(abouts: list[Result], rows: dict[str, Result]) -> list[str]:
+def report(record: Record) -> list[str]:
     """Return the section's lines."""
-    calls = []
-    for about in abouts:
-        versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
-        date, commit = about["date"][:10], about["commit"]
-        calls.append(f"- {date}, commit {commit}: Python {about['python']}, {versions}")
-    text = ["`python3 benchmarks/gpu/run.py`", "", *dict.fromkeys(calls), ""]
-    if abouts[-1]["scale"] != "full":
+    about, rows = record.about(), record.rows()
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    date, commit = about["date"][:10], about["commit"]
+    call = f"{date}, commit {commit}: Python {about['python']}, {versions}"
+    text = ["`python3 benchmarks/gpu/run.py`", "", call, ""]
+    if about["scale"] != "full":
         text += ["Sizes of a try-out: no number of it says how fast anything is.", ""]
     measured = {}
     for name, row in rows.items():
-        result = {**row.get("partial", {}), **row.get("result", {})}
-        if "refused" not in result and ("result" in row or "told" in result):
-            measured[name] = result  # a row that was cut off may have its numbers
+        if "result" in row and "refused" not in row["result"]:
+            measured[name] = record.result(name)
     for name, result in measured.items():
         is_in_table = name.startswith("ours ") or "ratio" in result
         text += [] if is_in_table else told(name, rows[name])
     for title, lines in (("Our steps", speeds(measured)), ("Comparisons", pairs(measured))):
         text += ["", f"### {title}", "", *lines] if lines else []
-    names = dict.fromkeys(name for about in abouts for name in about["rows"])
-    missing = [name for name in names if name not in measured]
+    missing = [name for name in record.names() if name not in measured]
     reasons = [f"- {name}: {outcome(rows.get(name, {})).splitlines()[0]}" for name in missing]
     return [*text, "", "### Not measured", "", *reasons] if reasons else text
 
 
 def told(name: str, row: Result) -> list[str]:
     """Return a row's own line and details as a list."""
-    line, *details = row.get("told", "measured").splitlines()
+    line, *details = outcome(row).splitlines()
     return [f"- {name}: {line}", *(f"    - {detail}" for detail in details)]
 
 
@@ -100,7 +103,8 @@ def speeds(measured: dict[str, Result]) -> list[str]:
             continue
         tflops = row["tokens_per_second"] * row["flops_per_token"] / 1e12
         plan, clocks = row.get("plan", {}), row.get("clocks", {})
-        cells = [name.removeprefix("ours "), f"{row['tokens_per_second']:,.0f}"]
+        mark = " FAILED: loss" if row.get("failed") else ""
+        cells = [name.removeprefix("ours ") + mark, f"{row['tokens_per_second']:,.0f}"]
         for ceiling in (*row["ceilings"].values(), row["peak_tflops"]):
             cells.append(share(tflops, ceiling))
         slow_fast = plan.get("tokens_per_second", [])
@@ -134,9 +138,10 @@ def pairs(measured: dict[str, Result]) -> list[str]:
 
 
 def without_places(line: str) -> str:
-    """Remove the folders in which a checkout and its packages lie."""
+    """Remove the folders in which a checkout and its packages lie, and what UTF-8 cannot write."""
     folders = r"site-packages/|(?=(tests|benchmarks|build|cramming|eval)/)"
-    return re.sub(rf"(?<![\w.])/[^\s\"']*/({folders})", "", line)
+    line = re.sub(rf"(?<![\w.])/[^\s\"']*/({folders})", "", line)
+    return line.encode(errors="replace").decode()
 
 
 if __name__ == "__main__":

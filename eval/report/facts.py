@@ -13,7 +13,7 @@ import yaml
 from cramming.record_schema import Record
 from eval.recipe import recipe_of
 from eval.report.entries import track_of
-from eval.report.format import FORMS, compact, describe_budget
+from eval.report.format import FORMS
 from eval.rules.evidence import names_of
 
 
@@ -90,37 +90,12 @@ def _train_loss(record: Record) -> float | None:
     return None if training.objective == "rtd" else training.train_loss
 
 
-def _batch(record: Record) -> str | None:
-    sequences = _at(record, "config.train.batch_size")
-    length = _at(record, "config.train.sequence_length")
-    if not isinstance(sequences, int) or not isinstance(length, int):
-        return None
-    return f"{sequences} × {length} = {compact(sequences * length)} tokens"
-
-
-def _objective(record: Record) -> str:
-    name = record.training.objective or _at(record, "config.objective.name")
-    rate = _at(record, "config.objective.rate")
-    return f"{name} {rate:.0%}" if isinstance(rate, float) else str(name)
-
-
-def _precision(record: Record) -> str | None:
-    training = record.training
-    if training.residual in (None, "fp32"):
-        return training.precision
-    return f"{training.precision}, residual stream in {training.residual}"
-
-
 def _data(record: Record) -> str:
     """Return what the text is; a corpus that was given by its folder has other settings than its own."""
     if _at(record, "config.data.corpus") is None:
         return str(_at(record, "config.data.name"))
     texts = [source for source in record.corpus.sources if source.kind != "tokenizer"]
     return ", ".join(dict.fromkeys(source.dataset or source.kind or "" for source in texts))
-
-
-def _tokenizer(record: Record) -> str:
-    return f"{record.corpus.tokenizer.kind or ''} {record.corpus.vocab_size or ''}".strip()
 
 
 def _licences(record: Record) -> str:
@@ -139,16 +114,11 @@ def _track(record: Record) -> str | None:
 
 
 COMPUTED: dict[str, Callable[[Record], Any]] = {
-    "budget": describe_budget,
     "track": _track,
     "device": lambda record: record.environment.device.name or record.environment.device.kind,
     "train_loss": _train_loss,
-    "batch": _batch,
-    "objective": _objective,
-    "precision": _precision,
     "data": _data,
     "recipe": _recipe,
-    "tokenizer": _tokenizer,
     "sources": lambda record: names_of(record.corpus.sources),
     "licences": _licences,
 }

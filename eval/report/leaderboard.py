@@ -106,8 +106,8 @@ class Board:
                 words = {"group": PUBLISHED, "model": row.title, "detail": row.detail}
                 lines.append((words | {"division": "published", "runs": []}, row.cell))
         table = [words | {name: score(name) for name in columns} for words, score in lines]
-        first = ["group", "place", "model", "detail", "hours", "hardware"]
-        names = [*first, *columns, "division", "runs"]
+        named = ("group", "place", "model", "detail", "hours", "hardware")
+        names = [*named, *columns, "division", "runs"]
         return pd.DataFrame(table, columns=names).fillna("")
 
     @property
@@ -323,8 +323,8 @@ def in_words(frame: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
 def summary_table(board: Board) -> Table:
     """Return name, headline score, hours, hardware and division of each row that was measured here."""
     measured = board.frame[board.frame["group"] != PUBLISHED]
-    names = ["place", "model", main_average(board.suite), SCORED_MEAN, GAIN]
-    names += ["hours", "hardware", "division"]
+    scores = (main_average(board.suite), SCORED_MEAN, GAIN)
+    names = ("place", "model", *scores, "hours", "hardware", "division")
     table = in_words(measured, [name for name in names if name in measured])
     return Table(list(table), table.values.tolist(), 2)
 

@@ -33,7 +33,7 @@ RECIPE = (
     "memory",
     "runtime",
 )
-HEADLINES = ("Budget", "Tokens", "Energy (kWh)", "Sources", "Licences")
+HEADLINES = ("Track", "Tokens", "Energy (kWh)", "Sources", "Licences")
 MAX_SOURCES = 20
 CARD_TAG = "pretrained-from-scratch"
 

@@ -182,6 +182,27 @@ def test_the_predecessor_is_exported_at_its_commit_without_history(
     assert {path.name for path in exported} == {"__init__.py", "LICENSE.MD"}
 
 
+def test_a_bundle_is_made_whole_or_not_at_all(
+    bundle: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From any folder; what it lacks is said before anything is downloaded, and nothing is in the way of the repeat."""
+    text, _ = write_text(tmp_path)
+    (tmp_path / "predict.py").write_text("import sys; open(sys.argv[2], 'w').close()")
+    wanted: list[str] = []
+    monkeypatch.setattr(bundle, "fetch_wheels", lambda *arguments: wanted.append("wheels"))
+    monkeypatch.setattr(bundle, "prepare_corpus", lambda *arguments: None)
+    monkeypatch.setattr(bundle, "PREDICT", tmp_path / "predict.py")
+    monkeypatch.chdir(tmp_path)
+    whole = ["--out", "made/bundle", "--text", str(text), "--glue", "glue"]
+    for wrong in (["--glue", str(text)], ["--predecessor", "glue"]):
+        with pytest.raises(SystemExit, match=r"--out=.*: not made"):
+            bundle.main([*whole, *wrong])
+        assert not wanted and not list((tmp_path / "made").iterdir())
+    bundle.main(whole)
+    names = {path.name for path in (tmp_path / "made" / "bundle").iterdir()}
+    assert wanted and names == {".gitignore", "bundle.json", "glue", "predictions.json"}
+
+
 def test_tree_and_bundle_together_fit_into_the_limit(bundle: Any, tmp_path: Path) -> None:
     room = bundle.LIMIT_BYTES - bundle.tree_bytes()
     assert room > 55 * 2**20  # the tree itself stays small

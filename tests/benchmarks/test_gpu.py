@@ -2,6 +2,7 @@
 
 import gc
 import json
+import math
 import os
 import random
 import shutil
@@ -22,6 +23,7 @@ import torch
 
 from cramming.config import UserError
 from tests.conftest import write_corpus
+from tests.forge import write_events
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks" / "gpu"
@@ -50,8 +52,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.fixture
 def tiny_lab(gpu: Any, tmp_path: Path) -> Any:
     """A laboratory on this CPU, with an hour left."""
-    (tmp_path / "out").mkdir()
-    record, now = gpu.record.Record(tmp_path, tmp_path / "out"), time.time()
+    record, now = gpu.record.Record(tmp_path), time.monotonic()
     return gpu.lab.Lab(gpu.lab.TINY, torch.device("cpu"), record, None, now, now + 3600)
 
 
@@ -87,7 +88,7 @@ def test_what_is_dropped_is_worth_least(
 ) -> None:
     """All rows replaced by sleeps of their estimate; never dropped is what all else depends on."""
     clock = [1000.0]
-    fake = SimpleNamespace(time=lambda: clock[0])
+    fake = SimpleNamespace(monotonic=lambda: clock[0])
     monkeypatch.setattr(gpu.lab, "time", fake)
     monkeypatch.setattr(gpu.measure, "time", fake)
     full = replace(tiny_lab, scale=gpu.lab.SCALES["full"], began=1000.0, deadline=1560.0)
@@ -138,7 +139,8 @@ def test_a_failure_leaves_nothing_behind_but_its_traceback(gpu: Any, tiny_lab: A
 
     Row = gpu.lab.Row
     rows = [Row("fails", 1, 3, fails, tell), Row("refuses", 1, 2, refuses, tell)]
-    rows += [Row("long", 1e6, 1, fails, tell), Row("good", 1, 1, lambda lab: {"a": 1}, tell)]
+    rows += [Row("long", 1e6, 1, fails, tell), Row("exits", 1, 1, lambda lab: sys.exit(), tell)]
+    rows += [Row("good", 1, 1, lambda lab: {"a": 1}, tell)]
     for _ in range(2):
         gpu.measure.measure_all(tiny_lab, rows)
     states = tiny_lab.record.rows()
@@ -148,7 +150,27 @@ def test_a_failure_leaves_nothing_behind_but_its_traceback(gpu: Any, tiny_lab: A
     assert states["good"]["result"] == {"a": 1}
     assert [len(line) for line in states["good"]["told"].splitlines()] == [150, 150]
     assert "s were left" in states["long"]["skipped"]
-    assert begins(tiny_lab.work / "rows.jsonl") == ["fails", "refuses", "good"]
+    assert "SystemExit" in states["exits"]["error"]
+    assert begins(tiny_lab.work / "rows.jsonl") == ["fails", "refuses", "exits", "good"]
+
+
+def test_details_that_are_cut_are_counted(gpu: Any) -> None:
+    row = gpu.lab.Row("many", 1, 1, dict, lambda result: "\n".join(map(str, range(18))))
+    assert gpu.measure.told(row, {}).splitlines() == ["0", *"12345", "and 12 more"]
+
+
+@pytest.mark.parametrize("name", ["scale", "kind", "name", "commit", "versions"])
+def test_rows_are_not_mixed_with_those_of_another_scale_device_or_code(
+    gpu: Any, tiny_lab: Any, name: str
+) -> None:
+    head = gpu.measure.about(tiny_lab, "tiny")
+    for date in ("2026-11-28", "2026-11-29"):
+        gpu.measure.write_head(tiny_lab.record, {**head, "date": date})
+    before = (tiny_lab.work / "rows.jsonl").read_text()
+    with pytest.raises(SystemExit, match=rf"--work=.*{name}=.*another"):
+        gpu.measure.write_head(tiny_lab.record, {**head, name: "another"})
+    assert (tiny_lab.work / "rows.jsonl").read_text() == before
+    assert tiny_lab.record.about()["date"] == "2026-11-28"
 
 
 def test_memory_of_a_failed_row_is_released_after_its_traceback(
@@ -305,10 +327,72 @@ def test_a_killed_call_is_continued(gpu: Any, tmp_path: Path) -> None:
     assert copy == gpu.record.rows_of(file)
 
 
-def test_rows_that_cannot_begin_are_not_tried_for_ever(tmp_path: Path) -> None:
-    (tmp_path / "no_rows.py").write_text("raise ImportError('not to be had')")
-    said, _ = start(tmp_path, "--rows", "no_rows").communicate(timeout=60)
-    assert "no row could begin: ImportError: not to be had" in said
+@pytest.mark.parametrize(
+    ("rows", "seconds", "reason"),
+    [
+        ("raise ImportError('not to be had')", 120, "ImportError: not to be had"),
+        ("import time; time.sleep(60)", 6, "time was over"),
+    ],
+)
+def test_a_call_in_which_no_row_can_begin_fails_and_says_why(
+    tmp_path: Path, rows: str, seconds: float, reason: str
+) -> None:
+    """It is not tried for ever."""
+    (tmp_path / "no_rows.py").write_text(rows)
+    process = start(tmp_path, "--rows", "no_rows", seconds=seconds)
+    *_, why, counts = process.communicate(timeout=60)[0].splitlines()
+    assert why.startswith("no row could begin: ") and reason in why
+    assert counts.startswith("0 of 0 rows measured") and process.returncode == 1
+
+
+def test_a_choice_that_names_no_row_is_said(
+    gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"scale": "tiny", "device": "cpu", "rows": "rows", "only": ["typo"], "bundle": None}
+    options |= {"work": str(tmp_path), "commit": None, "began": 0.0, "deadline": 0.0}
+    monkeypatch.setattr(sys, "argv", ["measure.py", json.dumps(options)])
+    monkeypatch.setattr(torch, "compile", torch.compile)  # is put back
+    with pytest.raises(SystemExit, match=r"--only=\['typo'\]"):
+        gpu.measure.main()
+
+
+def test_a_reader_that_goes_away_ends_no_call(gpu: Any, tmp_path: Path) -> None:
+    (tmp_path / "short_rows.py").write_text(SHORT_ROWS)
+    process = start(tmp_path, "--rows", "short_rows")
+    assert process.stdout
+    process.stdout.close()
+    assert process.wait(timeout=60) == 0
+    assert len(gpu.record.rows_of(tmp_path / "out" / "rows.jsonl")) == 6
+
+
+def test_one_call_at_a_time_measures_in_a_folder(gpu: Any, tmp_path: Path) -> None:
+    for _ in range(2):
+        with gpu.run.lock_folder(tmp_path), pytest.raises(SystemExit, match="--work="):
+            gpu.run.lock_folder(tmp_path)
+
+
+def test_a_copy_catches_up_and_replaces_no_rows_of_another_record(gpu: Any, tmp_path: Path) -> None:
+    """Whatever stopped the copy, be it in the middle of a line."""
+    work, out, other = (tmp_path / name for name in ("work", "out", "other"))
+    work.mkdir()
+    record = gpu.record.Record(work)
+    record.add(row="a", begun=1.0)
+    assert "--out=" in gpu.run.copy_results(work, out)  # there is no such folder
+    out.mkdir()
+    for size in (0, 3, None):
+        record.add(row="a", partial={"size": size})
+        (out / "rows.jsonl").write_bytes((work / "rows.jsonl").read_bytes()[:size])
+        assert not gpu.run.copy_results(work, out)
+        assert (out / "rows.jsonl").read_bytes() == (work / "rows.jsonl").read_bytes()
+    other.mkdir()
+    gpu.record.Record(other).add(row="a", begun=2.0)
+    before = (other / "rows.jsonl").read_bytes()
+    assert "--out=" in gpu.run.copy_results(work, other)
+    assert (other / "rows.jsonl").read_bytes() == before
+
+
+def test_the_name_of_an_error_is_not_the_line_that_marks_its_place(gpu: Any) -> None:
+    assert gpu.record.last_line("RuntimeError: no\n  x y\n    ^^^^\n") == "  x y"
 
 
 @pytest.mark.parametrize("missing", ["transformers", "scipy"])
@@ -326,24 +410,45 @@ def test_a_package_that_no_bundle_brings_is_named(
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("--work", "file"), ("--out", "file"), ("--seconds", "0"), ("--seconds", "nan")],
+    [
+        ("--work", "file"),
+        ("--out", "file"),
+        ("--out", "file/x"),
+        ("--seconds", "0"),
+        ("--seconds", "4"),
+        ("--seconds", "nan"),
+    ],
 )
-def test_a_wrong_option_is_named_before_anything_is_written(
+def test_a_wrong_option_is_named_before_anything_is_measured(
     gpu: Any, tmp_path: Path, capsys: Any, option: str, value: str
 ) -> None:
     (tmp_path / "file").touch()
     options = {"--out": str(tmp_path / "out"), "--work": str(tmp_path / "work")}
-    options[option] = str(tmp_path / value) if value == "file" else value
+    options[option] = str(tmp_path / value) if value.startswith("file") else value
     words = [word for pair in options.items() for word in pair]
     with pytest.raises(SystemExit):
         gpu.run.main(words)
     assert f"{option}=" in capsys.readouterr().err.splitlines()[-1]
-    assert {path.name for path in tmp_path.iterdir()} == {"file"}
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["file"]
 
 
-def test_rows_that_were_refused_are_not_counted_as_measured(gpu: Any) -> None:
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"python": "2.7", "wheels": {}}'])
+def test_a_bundle_for_another_python_or_without_a_whole_description_is_named(
+    gpu: Any, tmp_path: Path, capsys: Any, content: str
+) -> None:
+    if content:
+        (tmp_path / "bundle.json").write_text(content)
+    with pytest.raises(SystemExit):
+        gpu.run.main(["--out", str(tmp_path / "out"), "--bundle", str(tmp_path)])
+    *_, last = capsys.readouterr().err.splitlines()
+    assert f"--bundle={tmp_path}: " in last and f"--python 3.{sys.version_info.minor}" in last
+
+
+def test_rows_that_were_refused_or_are_wrong_are_not_counted_as_measured(gpu: Any) -> None:
     rows = {"a": {"result": {"x": 1}}, "b": {"result": {"refused": "no card"}}, "c": {"error": "E"}}
-    assert gpu.run.summary(rows, ["d"])[0] == "1 of 4 rows measured, 1 refused, 1 failed"
+    rows["d"] = {"result": {"failed": ["a model"]}}
+    counts, *_, wrong, _ = gpu.run.summary(rows, ["e", "a", "b", "c", "d", "e", "f"])
+    assert counts == "1 of 6 rows measured, 1 refused, 2 failed" and wrong.startswith("d: FAILED")
 
 
 @pytest.mark.parametrize("missing", ["pandas", "pyarrow"])
@@ -393,17 +498,24 @@ def test_the_predecessor_and_ours_train_whole_batches(
     assert (train["batch_size"], train["micro_batch"]) == (batch, 128)
 
 
-def test_a_wheel_that_is_installed_in_a_fit_version_stays_packed(gpu: Any, tmp_path: Path) -> None:
+def test_a_wheel_that_is_installed_in_a_fit_version_stays_packed(
+    gpu: Any, tmp_path: Path, capsys: Any
+) -> None:
+    """One that is damaged or missing is named and costs no other."""
     (tmp_path / "wheels").mkdir()
     wheels = {"torch-9.whl": "torch>=2", "torch_other-9.whl": "torch>=99", "new-1.whl": "neww"}
     for name in wheels:
         with zipfile.ZipFile(tmp_path / "wheels" / name, "w") as archive:
             archive.writestr(f"from_{name.split('-')[0]}.py", "")
+    wheels |= {"cut-1.whl": "cutt", "lost-1.whl": "lostt"}
+    (tmp_path / "wheels" / "cut-1.whl").write_bytes(b"PK")
     (tmp_path / "bundle.json").write_text(json.dumps({"wheels": wheels}))
     for _ in range(2):
         gpu.run.unpack(tmp_path, tmp_path / "site")
     names = {path.name for path in (tmp_path / "site").glob("*.py")}
     assert names == {"from_torch_other.py", "from_new.py"}
+    cut, lost = capsys.readouterr().out.splitlines()[:2]
+    assert "cut-1.whl: " in cut and "lost-1.whl: " in lost
 
 
 # Beside each other -----------------------------------------------------------------------------
@@ -547,8 +659,7 @@ def test_a_path_that_fails_is_a_line_and_the_others_are_compared(
     assert all(text.startswith("ok: ") for text in paths.values() if text != refused)
     assert gpu.check_rows.tell_paths(result) == "6 of 7 train as fp32 does, 1 refused, 0 not"
     assert tiny_lab.record.result(tiny_lab.row)["paths"] == paths  # noted before the row's end
-    wrong = {"paths": {"a": "loss 1.000 for 2.000, norm 1.000 for 1.000"}}
-    assert gpu.check_rows.tell_paths(wrong).splitlines()[1] == f"a: {wrong['paths']['a']}"
+    assert not result["failed"]
 
 
 def test_an_optimizer_that_does_not_stay_finite_does_not_train(
@@ -559,8 +670,9 @@ def test_an_optimizer_that_does_not_stay_finite_does_not_train(
     monkeypatch.setattr(gpu.check_rows, "OPTIMIZERS", ("optim.lr=1e40",))
     tiny_lab.row = "default paths"
     tiny_lab.record.add(row=tiny_lab.row, begun=1.0)
-    told = gpu.check_rows.tell_paths(gpu.check_rows.default_paths(tiny_lab))
-    assert told.startswith("0 of 1 train") and "nan" in told
+    result = gpu.check_rows.default_paths(tiny_lab)
+    line, detail = gpu.check_rows.tell_paths(result).splitlines()
+    assert line.startswith("0 of 1 train") and "nan" in detail and result["failed"] == [detail]
 
 
 @pytest.mark.parametrize(("skips", "tries"), [(0, 1), (3, 4), (99, 10)])
@@ -596,10 +708,41 @@ def test_cache_hits_are_those_of_a_candidate(
         assert candidate.cache_hits == 2
 
 
-def test_the_worst_gradient_is_named(gpu: Any) -> None:
-    row = {"loss": (1.0, 1.0), "norm": (1.0, 1.0), "worst": "encoder.norm.weight", "cosine": 0.9}
-    told = gpu.check_rows.tell_parity({"bert-base": row})
-    assert "0.9000 of encoder.norm.weight BAD" in told
+@pytest.mark.parametrize(
+    ("rounded", "loss", "failed"),
+    [
+        ([1.0, 1.0], 9.0, []),
+        ([1.0, 1.0], 9.1, ["crammed-bert"]),
+        ([1.0, 1.0], math.nan, ["crammed-bert"]),
+        ([1.0, 0.5], 9.0, ["crammed-bert"]),
+        ([math.nan, 1.0], 9.0, ["crammed-bert"]),
+    ],
+)
+def test_a_model_whose_gradients_are_others_than_in_fp32_fails_and_is_named(
+    gpu: Any,
+    tiny_lab: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    rounded: list[float],
+    loss: float,
+    failed: list[str],
+) -> None:
+    """This holds for the first model and for the second."""
+
+    def gradients(lab: Any, model: str, *more: str, rows: int) -> dict[str, Any]:
+        is_tried = model == "crammed-bert" and not more
+        numbers = {"first": torch.ones(2), "worst": torch.ones(2)}
+        if is_tried:
+            numbers["worst"] = torch.tensor(rounded)
+        return {"loss": loss if is_tried else 9.0, "norm": 1.0, "gradients": numbers}
+
+    monkeypatch.setattr(gpu.check_rows, "_gradients", gradients)
+    row = gpu.lab.Row("parity", 1, 1, gpu.check_rows.parity, gpu.check_rows.tell_parity)
+    gpu.measure.measure_all(tiny_lab, [row])
+    assert tiny_lab.record.result("parity")["failed"] == failed
+    counts, line = gpu.run.summary(tiny_lab.record.rows(), ["parity"])
+    assert counts.endswith(f"{len(failed)} failed")
+    assert f"{3 - len(failed)} of 3" in line and ("FAILED" in line) == bool(failed)
+    assert not failed or (failed[0] in line and "BAD" in line)
 
 
 def test_attention_is_timed_without_stacking_its_gradients(gpu: Any, tiny_lab: Any) -> None:
@@ -662,7 +805,7 @@ def test_a_device_without_a_profile_has_no_shares(
         tiny_lab.row = name
         tiny_lab.record.add(row=name, begun=1.0)
         result = gpu.step_rows.speed(tiny_lab, name)
-        assert result == {"shares": {}, "furthest": []}
+        assert result == {"shares": {}, "furthest": [], "failed": False}
         told = gpu.step_rows.tell_speed({**tiny_lab.record.result(name), **result})
         assert reason in told and "idle" not in told
 
@@ -695,7 +838,7 @@ def test_a_speed_row_tells_both_ceilings_and_the_kernels_furthest_from_their_byt
     assert "first_seconds" in compared["base"] and "first_seconds" not in compared["other"]
     assert gpu.step_rows.tell_pair(compared).count("first") == 1
     assert result["furthest"][0].startswith("aten::mm: ") and len(result["furthest"]) == 1
-    assert sum(result["shares"].values()) == pytest.approx(1, abs=0.5)
+    assert set(result["shares"]) == set(gpu.write.SHARES)
     result |= {"eager": {"loss": result["first"]["loss"], "peak_bytes": 2e9}, "peak_bytes": 1e9}
     result |= {"plan": {"peak_bytes": 3e9}, "clocks": {"mhz": 1980.0, "watts": 650.0}}
     result |= {"tokens_per_second": 1e6, "flops_per_token": 5e5}
@@ -711,7 +854,8 @@ def test_clocks_are_medians_of_the_interval(gpu: Any, tmp_path: Path) -> None:
         time_ = f"2026/11/28 10:00:0{second}.000"
         lines.append(f"GPU-a, {time_}, {clock}, {watts}.00, 0x0000000000000004")
     file = tmp_path / "clocks.csv"
-    file.write_text("\n".join([*lines, "GPU-a, [Not Supported], 1", "GPU-a, 2026/11"]))
+    text = "\n".join([*lines, "GPU-a, [Not Supported], 1", "GPU-a, 2026/11"])
+    file.write_bytes(text.encode() + b"\n\xff\n")
     first = time.mktime((2026, 11, 28, 10, 0, 0, 0, 0, -1))
     expected = {"mhz": 1960.0, "watts": 650.0, "reasons": 4}
     assert gpu.sampler.medians(tmp_path, "GPU-a", first + 0.5, first + 9) == expected
@@ -729,7 +873,7 @@ def test_samples_are_in_the_file_while_the_sampler_runs(
 ) -> None:
     """A program that buffers by the C library's rules, as nvidia-smi may."""
     tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\n(echo sample; sleep 60) | cut -c 1-\n")
+    tool.write_text("#!/bin/sh\n(echo sample; sleep 10) | cut -c 1-\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     process = gpu.sampler.start_sampler(tmp_path)
@@ -758,15 +902,57 @@ def test_predictions_are_made_for_cards_that_are_not_here(
     assert 1e5 < slow < fast < 1e7 and h200["tokens_per_second"] == [slow, fast]
 
 
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"cards": {}, "kernels": 1}', b"\xff"])
+def test_without_readable_predictions_there_are_none(
+    gpu: Any, tmp_path: Path, content: bytes
+) -> None:
+    (tmp_path / "predictions.json").write_bytes(content)
+    assert gpu.predict.read(tmp_path) == {"cards": {}, "kernels": {}}
+
+
+EVENTS: dict[str, dict[str, Any]] = {
+    "start": {"unit": "steps", "limit": 9, "clock": "wall", "division": "open", "name": "a"},
+    "first": {"event": "checkpoint", "step": 0, "sha256": "0" * 64, "kept": True},
+    "later": {"event": "checkpoint", "step": 5, "sha256": "5" * 64},
+    "resume first": {"event": "resume", "sha256": "0" * 64},
+    "resume later": {"event": "resume", "sha256": "5" * 64},
+    "resume nothing": {"event": "resume"},
+}
+
+
+@pytest.mark.parametrize(
+    ("names", "step"),
+    [
+        (["start", "first", "start", "resume first"], 0),
+        (["start", "first", "later", "start", "resume later"], 5),
+        (["start", "first", "later", "start", "resume later", "resume first"], 5),
+        (["start", "first", "later", "start", "resume later", "start", "resume nothing"], 0),
+        (["start", "first", "later", "start"], 0),
+    ],
+)
+def test_a_resume_is_from_the_step_of_its_checkpoint(
+    gpu: Any, tmp_path: Path, names: list[str], step: int
+) -> None:
+    """The last process counts, and what it begins with, not what it rolls back to."""
+    events = []
+    for number, name in enumerate(names):
+        event = {"event": "start", "elapsed": 0.0, "wall": 1.0, **EVENTS[name]}
+        if name == "start":
+            event |= {"suite_version": "1", "rules_version": "1", "recipe": None if number else {}}
+        events.append(event)
+    write_events(tmp_path, events)
+    assert gpu.run_rows.resumed_step(tmp_path) == step
+
+
 # Tables ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def measured(tmp_path: Path) -> Path:
-    """A folder of results: a speed row, a comparison, a failure, a row that was cut off, and one that never began."""
+    """A folder of results: speed rows and comparisons, one of each failed, and rows without a result."""
     about = {"date": "2026-11-28 10:00:00", "commit": "abc", "name": "NVIDIA H200"}
     about |= {"python": "3.12", "versions": {"torch": "2.11"}, "scale": "full"}
-    about["rows"] = ["ours bert-base 128", "lever: fp8", "ceilings", "parity", "never"]
+    names = ["ours bert-base 128", "ours best 128", "lever: fp8", "lever: cut", "ceilings"]
     ours = {"flops_per_token": 5e8, "tokens_per_second": 6e5, "peak_tflops": 1000.0}
     ours |= {"peak_bytes": 5e10, "first": {"seconds": 40.0}, "eager": {"peak_bytes": 6e10}}
     ours |= {"ceilings": {"burst": 800.0, "sustained": 600.0}, "shares": {"products": 0.6}}
@@ -776,8 +962,13 @@ def measured(tmp_path: Path) -> Path:
     error = "Traceback\n  /a/b/site-packages/torch/x.py\nRuntimeError: /a/b/build/x"
     lines: list[dict[str, Any]] = [
         {"about": about},
+        {"names": [*names, "parity", "never"]},
         {"row": "ours bert-base 128", "partial": ours},
         {"row": "ours bert-base 128", "result": {}, "told": "fast"},
+        {"row": "ours best 128", "partial": ours},
+        {"row": "ours best 128", "result": {"failed": True}, "told": "wrong"},
+        {"row": "lever: cut", "partial": {**pair, "ratio": 9.0, "told": "9.00x: much"}},
+        {"row": "lever: cut", "error": "illegal access \ud800"},
         {"row": "lever: fp8", "partial": pair},
         {"row": "lever: fp8", "result": {"ratio": 2.0}},
         {"row": "ceilings", "error": error},
@@ -799,12 +990,47 @@ def test_rows_become_a_cards_section_which_is_replaced(gpu: Any, measured: Path)
     assert row in text
     table = [line for line in text.splitlines() if line.startswith("| ") and "clock, power" in text]
     speeds = table[: [line.startswith("| row") for line in table].index(True)]
-    assert len(speeds) == 3 and len({line.count("|") for line in speeds}) == 1
+    assert len(speeds) == 4 and len({line.count("|") for line in speeds}) == 1
+    assert "FAILED" in speeds[3] and "FAILED" not in speeds[2]
+    assert not any("lever: cut" in line for line in table)
+    assert "- lever: cut: FAILED: illegal access ? (measured: 9.00x: much)" in text
     assert "| lever: fp8 | 100,000 | 1.00 | 200,000 | 1.00 | 2.00x |" in text
     assert "- ceilings: FAILED: RuntimeError: build/x" in text
     assert "- parity: not measured" in text and "- never: not measured: not begun" in text
     raw = (measured / "gpu_nvidia-h200_2026-11-28.md").read_text()
     assert '"tokens_per_second": 600000.0' in raw and "/a/b/" not in raw
+
+
+def test_tables_replace_those_of_no_other_measurement(
+    gpu: Any, measured: Path, tmp_path: Path
+) -> None:
+    """Other tables of the same card and day stay; a continued measurement replaces its table."""
+    results = tmp_path / "results"
+    file = measured / "rows.jsonl"
+    gpu.write.main([str(measured), "--results", str(results)])
+    gpu.record.Record(measured).add(row="never", result={"more": 1}, told="more")
+    gpu.write.main([str(measured), "--results", str(results)])
+    [table] = results.iterdir()
+    before = table.read_text()
+    assert "never: more" in before
+    file.write_text(file.read_text().replace("10:00:00", "11:00:00"))
+    with pytest.raises(SystemExit, match=table.name):
+        gpu.write.main([str(measured), "--results", str(results)])
+    assert table.read_text() == before
+
+
+def test_tables_without_rows_or_a_folder_end_in_a_line(gpu: Any, measured: Path) -> None:
+    with pytest.raises(SystemExit, match="no rows"):
+        gpu.write.main([str(measured / "none")])
+    with pytest.raises(SystemExit, match="--results"):
+        gpu.write.main([str(measured), "--results", str(measured / "rows.jsonl")])
+
+
+def test_a_user_without_a_name_has_one_for_the_compiler() -> None:
+    """In a container whose user's number stands in no list of users; torch's compiler calls `getuser`."""
+    code = "import pwd, getpass; pwd.getpwuid = {}.__getitem__; import cramming; getpass.getuser()"
+    env = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
+    subprocess.run([sys.executable, "-c", code], env=env, check=True)
 
 
 # All of it -------------------------------------------------------------------------------------
@@ -815,7 +1041,8 @@ def bundle(tmp_path: Path) -> Iterator[Path]:
     """A bundle without wheels, for an environment that has all packages."""
     folder = tmp_path / "bundle"
     write_corpus(folder / "corpus")
-    (folder / "bundle.json").write_text('{"wheels": {}}')
+    content = {"wheels": {}, "python": f"3.{sys.version_info.minor}"}
+    (folder / "bundle.json").write_text(json.dumps(content))
     yield folder
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from cramming import device
+from cramming import device, preview
 from cramming.config import UserError, config_folder
 from cramming.invocation import Invocation
 from cramming.model.config import flops_per_token
@@ -21,6 +21,7 @@ from cramming.plan.memory import Simulation
 from cramming.plan.search import find_target, planned_config, tokens_in_budget
 from cramming.plan.speed import GPU_SHARES, find_card, products_per_second
 from cramming.precision import resolve, slow_products
+from cramming.progress import format_count
 from cramming.recipe import Hardware, check, tiny_defaults
 from cramming.record import load_record
 
@@ -271,6 +272,29 @@ def test_tokens_of_a_budget(compose: Compose, budget: list[str], expected: float
         )
         expected = config.budget.limit * 1e18 / per_token
     assert tokens_in_budget(config, 1.0) == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("ramp", "ratio"), [([], 1), (["train.batch_ramp={start: 0.5, until: 0.5}"], 1.25)]
+)
+def test_check_predicts_what_plan_does_on_a_gpu(
+    compose: Compose, monkeypatch: pytest.MonkeyPatch, ramp: list[str], ratio: float
+) -> None:
+    """While a batch grows from its half, more steps than the tokens would fill at full size."""
+    recipe = compose(*SMALL, "budget.hours=1", *ramp)
+    config = planned_config(recipe)
+    target = find_target(config, "RTX 2080 Ti")
+    monkeypatch.setattr(device, "select", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(search, "find_target", lambda *_: target)
+    lines = list(preview.training_lines(config, recipe, "auto", Path("none")))
+    (line,) = (line for line in lines if line.startswith("budget: "))
+    assert "prediction" in line and "RTX 2080 Ti" in line
+    tokens = [3600 * rate for rate in search.speed_range(config, target.speed)]
+    for count in tokens:
+        steps = search.steps_of_tokens(config, count)
+        assert steps * 32 * 32 / count == pytest.approx(ratio, rel=0.05)
+        for number in (steps, count):
+            assert format_count(number, "") in line
 
 
 def test_tokens_of_a_growing_batch_are_those_of_the_run(

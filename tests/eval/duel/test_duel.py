@@ -268,7 +268,7 @@ def test_other_code_does_not_go_on_with_a_duel(
     monkeypatch.setattr(
         main, "code", lambda: {"commit": "another", "dirty": False, "diff_sha256": None}
     )
-    with pytest.raises(UserError, match="duel d0: .*code"):
+    with pytest.raises(UserError, match=r"duel d0: .*code"):
         fight(log, "d0", [0, 1], opponents, config, HERE, seed=0)
     assert log.duels()["d0"].starts == 0
 
