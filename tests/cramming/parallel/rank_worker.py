@@ -171,7 +171,7 @@ def train(case: Mapping[str, Any]) -> dict[str, Any]:
         begin = step * config.train.batch_size
         samples = [begin + (k * mesh.data_size + mesh.data_rank) * rows for k in range(passes)]
         batches = [
-            data.source.with_objective(config.objective.at(0.0)).batch(sample, rows)
+            data.source.with_targets(config.objective.at(0.0)).batch(sample, rows)
             for sample in samples
         ]
         if step == 0:
