@@ -247,10 +247,10 @@ def _masks_differ(mesh: Mesh) -> bool | None:
     """Return whether two ranks of `tp` drop different entries where the stream is cut, and then draw equal numbers."""
     if mesh.dims is None or mesh.dims["tp"].size() == 1:
         return None
-    from cramming.experimental.tensor import _draw_own_numbers
+    from cramming.experimental.tensor import _draw_local_numbers
 
     dropout = nn.Dropout(0.5)
-    _draw_own_numbers(dropout, mesh.dims["tp"])
+    _draw_local_numbers(dropout, mesh.dims["tp"])
     drawn = torch.stack((dropout(torch.ones(64)), torch.rand(64)))
     each = [torch.empty_like(drawn) for _ in range(mesh.world_size)]
     torch.distributed.all_gather(each, drawn)
