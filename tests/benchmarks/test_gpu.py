@@ -726,7 +726,7 @@ def test_a_model_whose_gradients_are_others_than_in_fp32_fails_and_is_named(
     loss: float,
     failed: list[str],
 ) -> None:
-    """Whether it is the first model or not."""
+    """This holds for the first model and for the second."""
 
     def gradients(lab: Any, model: str, *more: str, rows: int) -> dict[str, Any]:
         is_tried = model == "crammed-bert" and not more
@@ -1004,7 +1004,7 @@ def test_rows_become_a_cards_section_which_is_replaced(gpu: Any, measured: Path)
 def test_tables_replace_those_of_no_other_measurement(
     gpu: Any, measured: Path, tmp_path: Path
 ) -> None:
-    """Of the same card on the same day; a measurement that went on replaces its own."""
+    """Other tables of the same card and day stay; a continued measurement replaces its table."""
     results = tmp_path / "results"
     file = measured / "rows.jsonl"
     gpu.write.main([str(measured), "--results", str(results)])

@@ -171,7 +171,7 @@ def train(case: Mapping[str, Any]) -> dict[str, Any]:
         begin = step * config.train.batch_size
         samples = [begin + (k * mesh.data_size + mesh.data_rank) * rows for k in range(passes)]
         batches = [
-            data.source.with_objective(config.objective.at(0.0)).batch(sample, rows)
+            data.source.with_targets(config.objective.at(0.0)).batch(sample, rows)
             for sample in samples
         ]
         if step == 0:
@@ -247,10 +247,10 @@ def _masks_differ(mesh: Mesh) -> bool | None:
     """Return whether two ranks of `tp` drop different entries where the stream is cut, and then draw equal numbers."""
     if mesh.dims is None or mesh.dims["tp"].size() == 1:
         return None
-    from cramming.experimental.tensor import _draw_own_numbers
+    from cramming.experimental.tensor import _draw_local_numbers
 
     dropout = nn.Dropout(0.5)
-    _draw_own_numbers(dropout, mesh.dims["tp"])
+    _draw_local_numbers(dropout, mesh.dims["tp"])
     drawn = torch.stack((dropout(torch.ones(64)), torch.rand(64)))
     each = [torch.empty_like(drawn) for _ in range(mesh.world_size)]
     torch.distributed.all_gather(each, drawn)

@@ -112,7 +112,7 @@ def test_a_model_without_a_finished_pretraining_is_refused(
     log.write_bytes(b"".join(lines))
     for damage in (lambda: None, log.unlink):
         damage()
-        with pytest.raises(UserError, match="tells of no finished pretraining"):
+        with pytest.raises(UserError, match="no finished pretraining"):
             main({**config, "model_name": None})
     assert not log.exists()
 
@@ -169,7 +169,7 @@ def test_all_that_can_be_known_beforehand_is_checked(
     with pytest.raises(UserError, match=r"RTE/train.tsv: no such file"):
         check(with_eval(config, tasks=["rte"]))
     check(compose("model=tiny", "eval=embedded") | {"runs": tmp_path})
-    with pytest.raises(UserError, match=r"eval\.minimal_pairs=.*: no \.jsonl file there"):
+    with pytest.raises(UserError, match=r"eval\.minimal_pairs=.*: no \.jsonl file"):
         check(
             compose("model=tiny", "eval=embedded", f"eval.minimal_pairs={tmp_path}")
             | {"runs": tmp_path}
@@ -219,7 +219,7 @@ def test_another_architecture_is_scored_and_its_damages_are_one_line(
     small = with_eval(config, tasks=["cola"], seeds=[0])
     main({**small, "model_name": str(distilbert(model))})
     distilbert(model, rename="foo.")
-    with pytest.raises(UserError, match=r"its weights lack .*; they are not of this config\.json"):
+    with pytest.raises(UserError, match=r"its weights lack .*config\.json"):
         main({**small, "name": "renamed"})
     file = distilbert(model) / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "hidden_dim": 48}))
@@ -252,7 +252,7 @@ def test_pairs_are_compared_where_the_tokenizer_tells_two_texts_apart(
     tokenizer.save(str(model / "tokenizer.json"))
     with pytest.raises(
         UserError,
-        match=r"model: its tokenizer does not tell a second text .*pooling=pairs compares;",
+        match=r"model: its tokenizer .*pooling=pairs",
     ):
         main({**small, "name": "roberta"})
 
@@ -356,7 +356,7 @@ def test_a_model_that_is_exchanged_while_it_waits_to_be_scored_is_refused(
         return real(*arguments)
 
     monkeypatch.setattr(glue, "score_model", exchange)
-    with pytest.raises(UserError, match=f"{name}: was changed while the model was being scored"):
+    with pytest.raises(UserError, match=f"{name}: changed while"):
         main(config)
     assert "glue" not in load_record(Path(config["runs"]) / "first")
 
@@ -389,7 +389,7 @@ def test_mistakes_are_one_line(
         (with_eval(config, tasks=["snli"]), r"eval\.tasks.*snli"),
         (
             with_eval(config, tasks=["rte"]),
-            r"RTE/train.tsv: no such file; RTE needs a training and a dev file",
+            r"RTE/train.tsv: no such file",
         ),
         (
             with_eval(config, hyperparameters=long),

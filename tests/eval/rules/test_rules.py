@@ -11,7 +11,14 @@ from eval.rules.load import load_run
 from eval.rules.page import rules_list
 from eval.rules.table import FORESEEABLE, KINDS, RULES, foreseen
 from tests.eval.rules.forge import Event, forge, of_kind, read_events, write_events
-from tests.eval.rules.test_forgeries import drop_seed, every, one, other_weights, within, without
+from tests.eval.rules.test_forgeries import (
+    change_event,
+    drop_seed,
+    every,
+    other_weights,
+    within,
+    without,
+)
 
 Change = Callable[[list[Event]], object]
 
@@ -46,14 +53,14 @@ BREAKING: dict[str, Change] = {
     "R14": within("corpus.tokenizer.sha256", "ab" * 32, "setup"),
     "R15": lambda events: events.extend(second_init(events)),
     "R16": within("hyperparameters.epochs", 9, "scoring"),
-    "R17": one("scoring", 0, selection="best epoch"),
+    "R17": change_event("scoring", 0, selection="best epoch"),
     "R18": lambda events: drop_seed(events, 0),
     "R19": entry("rte", seen_in_training=300),
     "R20": within("environment.git.dirty", True, "setup"),
     "R21": within("training.gate", {"fp8": "forced"}, "setup"),
     "R22": lambda events: (
         within("environment.compile_cache", "given", "setup")(events),
-        one("exported", 0, compiled=True)(events),
+        change_event("exported", 0, compiled=True)(events),
     ),
     "R23": every("finetuned", "predictions", lambda sha256: "ab" * 32),
 }
@@ -90,7 +97,7 @@ def test_a_run_breaks_the_rule(number: str, copied: Path) -> None:
 
 def test_a_run_breaks_the_rule_on_subsets(copied: Path) -> None:
     """GLUE's numbers of examples, on a run that says that the embedded tasks are GLUE's."""
-    forge(copied, one("scoring", 0, suite="glue"))
+    forge(copied, change_event("scoring", 0, suite="glue"))
     assert "R6" in broken(copied)
 
 
