@@ -912,7 +912,7 @@ def test_without_readable_predictions_there_are_none(
 
 EVENTS: dict[str, dict[str, Any]] = {
     "start": {"unit": "steps", "limit": 9, "clock": "wall", "division": "open", "name": "a"},
-    "first": {"event": "checkpoint", "step": 0, "sha256": "0" * 64, "kept": True},
+    "first": {"event": "checkpoint", "step": 0, "sha256": "0" * 64, "retained": True},
     "later": {"event": "checkpoint", "step": 5, "sha256": "5" * 64},
     "resume first": {"event": "resume", "sha256": "0" * 64},
     "resume later": {"event": "resume", "sha256": "5" * 64},

@@ -286,7 +286,7 @@ def test_check_predicts_what_plan_does_on_a_gpu(
     target = find_target(config, "RTX 2080 Ti")
     monkeypatch.setattr(device, "select", lambda _: torch.device("cuda"))
     monkeypatch.setattr(search, "find_target", lambda *_: target)
-    lines = list(preview.training_lines(config, recipe, "auto", Path("none")))
+    lines = list(preview.training_lines(config, Path("none"), 32768, "auto"))
     (line,) = (line for line in lines if line.startswith("budget: "))
     assert "prediction" in line and "RTX 2080 Ti" in line
     tokens = [3600 * rate for rate in search.speed_range(config, target.speed)]
