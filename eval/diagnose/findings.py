@@ -35,6 +35,8 @@ ORDERLESS = 1e-3  # relative change of the answers when the words are shuffled
 BETTER_SHIFTED = 0.5  # nats by which a neighbour of the hidden word is the better answer
 RISEN = 0.5  # nats above the best loss of the run
 MOST_EPOCHS = 10.0
+HALFWAY = 0.5  # of the first loss, where no corpus is at hand
+LEAST_STEPS = 50  # between checkpoints, for a word about the learning rate
 
 
 class Symptom(NamedTuple):
@@ -144,7 +146,7 @@ def unseen_labels(evidence: Evidence) -> Symptom | None:
 def few_targets(evidence: Evidence) -> Symptom | None:
     """Too few tokens are hidden: a step learns from a few targets and computes all the rest for nothing."""
     run = evidence.run
-    if run is None or not run.rate < LEAST_RATE:
+    if run is None or not run.rate < LEAST_RATE or _has_learnt(evidence):
         return None
     targets = max(1, round(run.rate * run.sequence_length)) * run.sequences_per_step
     words = (
@@ -157,7 +159,7 @@ def few_targets(evidence: Evidence) -> Symptom | None:
 def few_words_left(evidence: Evidence) -> Symptom | None:
     """Too many tokens are hidden: hardly a word is left to predict the others from."""
     run = evidence.run
-    if run is None or run.form is None or not run.rate > MOST_RATE:
+    if run is None or run.form is None or not run.rate > MOST_RATE or _has_learnt(evidence):
         return None
     words = f"{run.rate:.0%} of the tokens are hidden"
     return Symptom(strength(1 - MOST_RATE, 1 - run.rate), words, "objective.rate=0.25")
@@ -166,7 +168,7 @@ def few_words_left(evidence: Evidence) -> Symptom | None:
 def small_batch(evidence: Evidence) -> Symptom | None:
     """The batch is too small: the gradient of a step is mostly noise."""
     run = evidence.run
-    if run is None or not run.tokens_per_step < LEAST_STEP_TOKENS:
+    if run is None or not run.tokens_per_step < LEAST_STEP_TOKENS or _has_learnt(evidence):
         return None
     words = (
         f"{run.sequences_per_step} sequence(s) of {run.sequence_length} tokens in a step; the loss varies by"
@@ -182,7 +184,7 @@ def short_sequences(evidence: Evidence) -> Symptom | None:
     run, corpus = evidence.run, evidence.corpus
     if run is None or corpus is None or not run.sequence_length < LEAST_SEQUENCE:
         return None
-    if corpus.tokens_per_document < 2 * run.sequence_length:
+    if corpus.tokens_per_document < 2 * run.sequence_length or _has_learnt(evidence):
         return None
     words = f"sequences of {run.sequence_length} tokens cut documents of {corpus.tokens_per_document:,.0f} on average"
     return Symptom(_below(run.sequence_length, LEAST_SEQUENCE), words, "train.sequence_length=128")
@@ -212,7 +214,7 @@ def too_little_text(evidence: Evidence) -> Symptom | None:
 def rate_too_high(evidence: Evidence) -> Symptom | None:
     """The learning rate is too high: an update is far larger than the weights it changes, or the loss explodes."""
     run, model = evidence.run, evidence.model or ModelFacts()
-    if run is None or _overflows(run):
+    if run is None or _overflows(run) or _has_learnt(evidence):
         return None
     cure = f"optim.lr={run.peak_rate / 10:.2g}"
     norms = f"{run.clipped:.0%} of the logged gradients were clipped" if run.clip else "no clipping"
@@ -235,12 +237,13 @@ def rate_too_high(evidence: Evidence) -> Symptom | None:
 
 
 def rate_too_low(evidence: Evidence) -> Symptom | None:
-    """The learning rate is too low: weights move little and in one direction, and the loss is above bigram entropy."""
+    """The learning rate is too low: weights move little and in one direction, and the loss hardly falls."""
     run, model = evidence.run, evidence.model
-    if run is None or model is None or run.skipped > MOST_SKIPPED * run.steps:
+    if run is None or model is None or _has_learnt(evidence):
         return None
-    is_straight = not model.turn < STRAIGHT
-    if not (model.distance < LEAST_DISTANCE and is_straight) or _has_learnt(evidence):
+    if run.skipped > MOST_SKIPPED * run.steps or model.distance_steps < LEAST_STEPS:
+        return None
+    if not (model.distance < LEAST_DISTANCE and model.turn > STRAIGHT):
         return None
     words = (
         f"in {model.distance_steps} steps the weights moved {model.distance:.2g} times their length at a peak rate of"
@@ -338,10 +341,12 @@ def _phases_are_alike(run: RunFacts) -> bool:
 
 
 def _has_learnt(evidence: Evidence) -> bool:
-    """Return whether the loss is clearly below what the frequencies of tokens give."""
+    """Return whether the loss is below what counts of three tokens give: such a run learns, whatever its settings."""
     corpus, run = evidence.corpus, evidence.run
-    if corpus is None or run is None:
+    if run is None or run.status == "diverged":
         return False
-    if evidence.hidden_loss < corpus.bigram:
-        return True
-    return run.last_loss < shown_loss(corpus.bigram, run.form)
+    if corpus is None:
+        return run.last_loss < HALFWAY * run.first_loss
+    if not math.isnan(evidence.hidden_loss):
+        return evidence.hidden_loss < corpus.trigram
+    return run.last_loss < shown_loss(corpus.trigram, run.form)

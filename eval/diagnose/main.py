@@ -15,8 +15,19 @@ from cramming.progress import Progress, say, use_stderr
 from eval.archive import is_archive, opened
 from eval.diagnose.corpus_facts import corpus_facts
 from eval.diagnose.evidence import Evidence
-from eval.diagnose.table import Finding, diagnose, perspective, summary
+from eval.diagnose.table import (
+    Finding,
+    diagnose,
+    knows_frequencies_only,
+    perspective,
+    summary,
+)
 from eval.rules.load import has_log, read_evidence
+
+ON_PLATEAU = (
+    "the model knows the frequencies of tokens and hardly more. Every run is there for some hundred to some thousand"
+    " steps; with no fault found, raise the budget"
+)
 
 
 def main(*, path: Path, corpus: Path | None, json: bool) -> None:
@@ -93,6 +104,8 @@ def tell(path: Path, evidence: Evidence) -> None:
     if not found:
         say(f"{path}: no fault found")
     say(f"{path}: {perspective(evidence)}")
+    if not found and knows_frequencies_only(evidence):
+        say(f"{path}: {ON_PLATEAU}")
 
 
 def _lines(number: int, finding: Finding) -> list[str]:

@@ -76,6 +76,13 @@ def perspective(evidence: Evidence) -> str:
     return f"loss {loss:.2f} nats {of}: {_between(loss, steps)}"
 
 
+def knows_frequencies_only(evidence: Evidence) -> bool:
+    """Return whether the loss lies at the unigram entropy or above it: no neighbour of a hidden token is used yet."""
+    return evidence.corpus is not None and (
+        evidence.hidden_loss > evidence.corpus.unigram - findings.SLACK
+    )
+
+
 def _between(loss: float, steps: dict[str, float]) -> str:
     """Return the place of a loss among descending entropies, in words."""
     above: tuple[str, float] | None = None
@@ -88,10 +95,16 @@ def _between(loss: float, steps: dict[str, float]) -> str:
     return f"below {above[0]} entropy {above[1]:.2f}"
 
 
+def diagnoses_list() -> str:
+    """Return the sentences of all diagnoses as a list in Markdown, for the site."""
+    return "\n".join(f"- `{check.__name__}`: {sentence_of(check)}" for check in CHECKS)
+
+
 def summary(place: str, evidence: Evidence) -> dict[str, Any]:
     """Return the diagnosis for programs."""
     return {
         "path": place,
         "perspective": perspective(evidence),
+        "on_plateau": knows_frequencies_only(evidence),
         "findings": [finding._asdict() for finding in diagnose(evidence)],
     }

@@ -19,7 +19,13 @@ from eval.diagnose import corpus_facts, main
 from eval.diagnose.corpus_facts import Continuations, entropies, neighbour_gains, repetition
 from eval.diagnose.evidence import CorpusFacts, Evidence, ModelFacts, RunFacts, shown_loss
 from eval.diagnose.findings import STRONGEST, strength
-from eval.diagnose.table import CHECKS, diagnose, perspective, sentence_of
+from eval.diagnose.table import (
+    CHECKS,
+    diagnose,
+    knows_frequencies_only,
+    perspective,
+    sentence_of,
+)
 
 CORPUS = CorpusFacts(
     vocab_size=1738,
@@ -81,10 +87,12 @@ SHOWN: dict[str, dict[str, dict[str, Any]]] = {
     "small_vocabulary": {"corpus": {"tokens_per_word": 3.4, "vocab_size": 100, "used_entries": 91}},
     "no_word_order": {"corpus": {"neighbour_gain": 0.49, "far_gain": 0.42}},
     "unseen_labels": {"corpus": {"unseen": 0.3}},
-    "few_targets": {"run": {"rate": 0.02}},
-    "few_words_left": {"run": {"rate": 0.9}},
-    "small_batch": {"run": {"sequences_per_step": 1}},
-    "short_sequences": {"run": {"sequence_length": 16, "sequences_per_step": 128}},
+    "few_targets": {"run": {"rate": 0.02, "all_mask_loss": 5.2}},
+    "few_words_left": {"run": {"rate": 0.9, "all_mask_loss": 5.2}},
+    "small_batch": {"run": {"sequences_per_step": 1, "all_mask_loss": 5.2}},
+    "short_sequences": {
+        "run": {"sequence_length": 16, "sequences_per_step": 128, "all_mask_loss": 4.0}
+    },
     "too_little_text": {"run": {"epochs": 40.0, "validations": ((100, 2.0), (400, 3.4))}},
     "rate_too_high": {
         "run": {"all_mask_loss": 5.16, "losses_S": np.full(400, 5.1), "peak_rate": 0.09},
@@ -145,8 +153,14 @@ def test_a_diagnosis_is_silent_on_healthy_and_on_missing_evidence(
     assert check(Evidence(CORPUS, RUN, ModelFacts())) is None
 
 
+@pytest.mark.parametrize("name", ["few_targets", "small_batch", "short_sequences", "rate_too_high"])
+def test_settings_of_a_run_that_learns_are_no_fault(name: str) -> None:
+    parts = SHOWN[name]
+    assert diagnose(changed({**parts, "run": {**parts["run"], "all_mask_loss": 1.2}})) == []
+
+
 def test_findings_are_ordered_by_strength() -> None:
-    parts = {"corpus": {"repeated": 0.3}, "run": {"sequences_per_step": 1}}
+    parts = {"corpus": {"repeated": 0.3}, "run": {"sequences_per_step": 1, "all_mask_loss": 5.2}}
     findings = diagnose(changed(parts))
     assert [each.name for each in findings] == ["small_batch", "repeated_text"]
     assert findings[0].strength == pytest.approx(512 / 128)
@@ -161,7 +175,8 @@ def test_a_strength_is_one_at_the_limit_and_finite() -> None:
 def test_a_run_with_a_stuck_loss_scale_is_no_diverged_one() -> None:
     names = [each.name for each in diagnose(changed(SHOWN["loss_scale_stuck"]))]
     assert names == ["loss_scale_stuck"]
-    other = changed({"run": {**SHOWN["loss_scale_stuck"]["run"], "precision": "bf16"}})
+    parts = SHOWN["loss_scale_stuck"]
+    other = changed({**parts, "run": {**parts["run"], "precision": "bf16"}})
     assert diagnose(other)[0].name == "rate_too_high"
 
 
@@ -178,8 +193,14 @@ def test_a_loss_lies_between_two_entropies(loss: float, words: str) -> None:
     assert words in perspective(changed({"run": {"all_mask_loss": loss}}))
 
 
+def test_a_loss_at_the_unigram_entropy_is_on_the_plateau() -> None:
+    assert not knows_frequencies_only(HEALTHY)
+    assert not knows_frequencies_only(Evidence(CORPUS))
+    assert knows_frequencies_only(changed({"run": {"all_mask_loss": 5.1}}))
+
+
 def test_the_loss_of_a_predictor_by_frequency_follows_from_its_entropy() -> None:
-    """Of 1,000 tokens of equal frequency: 80 % hidden, 10 % behind a random token, 10 % shown, which half of both are."""
+    """1,000 tokens of equal frequency; 80 % are hidden, and of the 20 % that show a token half show the right one."""
     entropy = math.log(1000)
     expected = 0.8 * entropy + 0.1 * (entropy + math.log(2)) + 0.1 * -math.log(0.5 + 0.5 / 1000)
     found = shown_loss(entropy, MaskedTargets(0.15, 0.8, 0.1))
