@@ -75,9 +75,7 @@ def corpus_facts(corpus: Corpus) -> CorpusFacts:
     is_target_M = is_regular_V[held_out_M]
     return CorpusFacts(
         vocab_size=corpus.vocab_size,
-        tokenizer=corpus.manifest.tokenizer.kind,
         sampled_tokens=len(train_N),
-        tokens=stream.num_tokens,
         unigram=unigram,
         bigram=bigram,
         trigram=trigram,

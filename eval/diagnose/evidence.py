@@ -26,9 +26,7 @@ class CorpusFacts:
     """
 
     vocab_size: int
-    tokenizer: str
     sampled_tokens: int
-    tokens: int
     unigram: float
     bigram: float
     trigram: float
@@ -48,20 +46,17 @@ class CorpusFacts:
 class RunFacts:
     """What the log says of a training.
 
-    `losses_S`: of each step in nats, NaN where not finite. `norms_R`, `rates_R`: gradient norm and learning rate of the
-    last step of each row. `form`: how targets are hidden in the phase that most steps are in. `skipped`: steps that
+    `losses_S`: of each step in nats, NaN where not finite. `norms_R`: gradient norm of the last step of
+    each row. `form`: how targets are hidden in the phase that most steps are in. `skipped`: steps that
     moved no weight. `validations`: step and loss, in the form that is one for all runs. `all_mask_loss`: of the final
     weights, every target behind [MASK].
     """
 
-    name: str
     status: str
     steps: int
-    tokens: int
     epochs: float
     losses_S: np.ndarray
     norms_R: np.ndarray
-    rates_R: np.ndarray
     clip: float | None
     skipped: int
     validations: tuple[tuple[int, float], ...]
@@ -72,7 +67,6 @@ class RunFacts:
     sequences_per_step: int
     sequence_length: int
     peak_rate: float
-    optimizer: str
     precision: str
 
     @property
@@ -123,9 +117,10 @@ class ModelFacts:
     """What the checkpoints show.
 
     `changes`: by parameter, the change from the first checkpoint to the last across its first direction, over its
-    length: 0 where a parameter was at most shrunk. `distance`: change of all matrices from the first checkpoint to the
-    second over their length, in `distance_steps` steps. `turn`: cosine between that change and the next one.
-    `loss_scale`: of fp16. `losses`: mean loss in nats if the right answer were the token so many places behind.
+    length: 0 where a parameter was at most shrunk. `distance`: change of all matrices over their length, from the state
+    before the first step to the second checkpoint, in `distance_steps` steps. `turn`: cosine between that change and
+    the next one. `loss_scale`: of fp16. `losses`: mean loss in nats if the right answer were the token so many places
+    behind.
     `order_use`: relative change of the states at hidden words when the visible words are shuffled; `order_loss`: by
     how much that raises the loss.
     """
@@ -134,7 +129,6 @@ class ModelFacts:
     distance: float = math.nan
     distance_steps: int = 0
     turn: float = math.nan
-    growth: float = math.nan
     loss_scale: float = math.nan
     losses: Mapping[int, float] = field(default_factory=dict)
     order_use: float = math.nan

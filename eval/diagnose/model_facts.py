@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from cramming.runlog import Saved, Training
 from eval.diagnose.evidence import ModelFacts
 
 OFFSETS = (-2, -1, 0, 1, 2)
+TINY = 1e-30
 ROWS, BATCHES = 16, 4  # of held-out text that the model answers for
 
 
@@ -42,7 +43,8 @@ def model_facts(
         facts = replace(facts, **movement(weights, [state["work"]["steps"] for state in states]))
     if data is None or not config.objective.has_masked_lm:
         return facts
-    model = build_model(config)
+    attention = config.attention.replace(kernel="auto")  # that of the run may need its device
+    model = build_model(config.replace(attention=attention))
     assert isinstance(model, MaskedLM)
     model.load_state_dict(weights[-1])
     return replace(facts, **answers(model.eval(), data))
@@ -59,24 +61,42 @@ def checkpoints_of(folder: Path, training: Training) -> list[Path]:
 
 
 def movement(weights: list[Mapping[str, Tensor]], steps: list[int]) -> dict[str, Any]:
-    """Return how far and in which directions parameters moved between checkpoints."""
+    """Return how far and in which directions parameters moved between checkpoints.
+
+    Lengths count from the state before the first step: without that checkpoint there are none.
+    """
     first, last = weights[0], weights[-1]
-    changes = {name: change(first[name], last[name]) for name in first}
-    matrices = [name for name, weight in first.items() if weight.ndim >= 2]
-    before = _joined(first, matrices)
-    step = _joined(weights[1], matrices) - before
-    turn = math.nan
+    facts: dict[str, Any] = {"changes": {name: change(first[name], last[name]) for name in first}}
+    if steps[0] > 0:
+        return facts
+    begin = lengths(weights[0], weights[1])
+    facts |= {"distance": begin.distance / begin.length, "distance_steps": steps[1]}
     if len(weights) > 2:
-        following = _joined(weights[2], matrices) - _joined(weights[1], matrices)
-        turn = float(torch.cosine_similarity(step, following, dim=0))
-    end = _joined(last, matrices)
-    return {
-        "changes": changes,
-        "distance": float(step.norm() / before.norm()),
-        "distance_steps": steps[1] - steps[0],
-        "turn": turn,
-        "growth": float(end.norm() / before.norm()),
-    }
+        following = lengths(weights[1], weights[2])
+        turned = sum(
+            float((weights[1][name] - first[name]).flatten() @ (later - weights[1][name]).flatten())
+            for name, later in weights[2].items()
+            if later.ndim >= 2
+        )
+        facts["turn"] = turned / max(begin.distance * following.distance, TINY)
+    return facts
+
+
+class Lengths(NamedTuple):
+    """Norms over all matrices: of the earlier state, and of the difference."""
+
+    length: float
+    distance: float
+
+
+def lengths(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Lengths:
+    """Return the norms over all matrices of a state and of its change."""
+    squares = [0.0, 0.0]
+    for name, weight in before.items():
+        if weight.ndim >= 2:
+            for place, tensor in enumerate((weight, after[name] - weight)):
+                squares[place] += float(tensor.float().norm()) ** 2
+    return Lengths(*(math.sqrt(square) for square in squares))
 
 
 def change(first: Tensor, last: Tensor) -> float:
@@ -90,10 +110,6 @@ def change(first: Tensor, last: Tensor) -> float:
         return float((after - before).norm()) / (length or 1.0)
     along = float(before @ after) / length**2
     return float((after - along * before).norm()) / length
-
-
-def _joined(weights: Mapping[str, Tensor], names: list[str]) -> Tensor:
-    return torch.cat([weights[name].flatten().float() for name in names])
 
 
 @torch.inference_mode()

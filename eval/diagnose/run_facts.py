@@ -29,14 +29,11 @@ def run_facts(record: Record, training: Training, config: "Config") -> RunFacts:
     phase = config.objective.at(0.5)
     train = config.train
     return RunFacts(
-        name=record.name,
         status=str(record.training.status),
         steps=counters.get("steps", 0),
-        tokens=counters.get("tokens", 0),
         epochs=counters.get("sequences", 0) / windows if windows else 0.0,
         losses_S=np.array([by_step[step] for step in sorted(by_step)]),
         norms_R=np.array([row.grad_norm for row in training.steps if row.grad_norm is not None]),
-        rates_R=np.array([row.lr for row in training.steps]),
         clip=config.optim.clip,
         skipped=counters.get("skipped_steps", 0),
         validations=tuple(validations),
@@ -47,6 +44,5 @@ def run_facts(record: Record, training: Training, config: "Config") -> RunFacts:
         sequences_per_step=train.batch_size,
         sequence_length=train.sequence_length,
         peak_rate=config.peak_learning_rate,
-        optimizer=config.optim.name,
         precision=training.setup.training.get("precision", "") if training.setup else "",
     )

@@ -29,9 +29,7 @@ from eval.diagnose.table import (
 
 CORPUS = CorpusFacts(
     vocab_size=1738,
-    tokenizer="wordpiece",
     sampled_tokens=1_200_000,
-    tokens=1_200_000,
     unigram=5.2,
     bigram=2.5,
     trigram=1.8,
@@ -47,14 +45,11 @@ CORPUS = CorpusFacts(
     tokens_per_document=60.0,
 )
 RUN = RunFacts(
-    name="healthy",
     status="finished",
     steps=400,
-    tokens=800_000,
     epochs=0.7,
     losses_S=np.linspace(7.5, 1.3, 400),
     norms_R=np.full(20, 1.2),
-    rates_R=np.full(20, 3e-3),
     clip=1.0,
     skipped=0,
     validations=((100, 3.4), (400, 1.2)),
@@ -65,7 +60,6 @@ RUN = RunFacts(
     sequences_per_step=16,
     sequence_length=128,
     peak_rate=3e-3,
-    optimizer="adamw",
     precision="fp32",
 )
 MODEL = ModelFacts(
@@ -73,7 +67,6 @@ MODEL = ModelFacts(
     distance=2.6,
     distance_steps=100,
     turn=0.12,
-    growth=4.1,
     losses={-2: 12.0, -1: 12.5, 0: 1.2, 1: 12.2, 2: 12.1},
     order_use=1.3,
     order_loss=8.5,
