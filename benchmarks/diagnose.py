@@ -63,7 +63,7 @@ ILLS = (
     Case(
         "fp16_stuck",
         "loss_scale_stuck",
-        training=("budget.steps=400", "precision=null", "precision.mode=fp16"),
+        training=("budget.steps=400", "precision.mode=fp16"),
         plant="fp16_stuck",
     ),
     Case(

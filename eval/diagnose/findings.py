@@ -8,6 +8,7 @@ A diagnosis compares one measured number with a limit. Its strength is how many 
 import math
 from typing import NamedTuple
 
+from cramming.plateau import SLACK
 from eval.diagnose.evidence import CorpusFacts, Evidence, ModelFacts, RunFacts, shown_loss
 
 STRONGEST = 100.0
@@ -19,7 +20,6 @@ SMALL_VOCABULARY = 4000  # entries; from here on many tokens per word are no mat
 LEAST_USED = 0.35  # entries of a vocabulary of the same kind of text
 LEAST_ORDER = 0.2  # nats that the word before saves over a word further away
 LEAST_WORDS = 20_000  # tokens of a sample from which on pairs of words tell something
-SLACK = 0.3  # nats around an entropy
 LEAST_RATE, MOST_RATE = 0.05, 0.6  # of targets
 LEAST_STEP_TOKENS = 512
 LEAST_SEQUENCE = 32

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from cramming.plateau import SLACK
 from eval.diagnose import findings
 from eval.diagnose.evidence import Evidence, shown_loss
 from eval.diagnose.findings import Symptom
@@ -78,9 +79,7 @@ def perspective(evidence: Evidence) -> str:
 
 def knows_frequencies_only(evidence: Evidence) -> bool:
     """Return whether the loss lies at the unigram entropy or above it: no neighbour of a hidden token is used yet."""
-    return evidence.corpus is not None and (
-        evidence.hidden_loss > evidence.corpus.unigram - findings.SLACK
-    )
+    return evidence.corpus is not None and (evidence.hidden_loss > evidence.corpus.unigram - SLACK)
 
 
 def _between(loss: float, steps: dict[str, float]) -> str:

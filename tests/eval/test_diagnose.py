@@ -15,6 +15,7 @@ from cramming.config import UserError
 from cramming.data.corpus import Corpus
 from cramming.invocation import Invocation
 from cramming.objectives.masking import MaskedTargets
+from cramming.plateau import plateau_line, unigram_entropy
 from eval.diagnose import corpus_facts, main
 from eval.diagnose.corpus_facts import Continuations, entropies, neighbour_gains, repetition
 from eval.diagnose.evidence import CorpusFacts, Evidence, ModelFacts, RunFacts, shown_loss
@@ -200,6 +201,15 @@ def test_the_loss_of_a_predictor_by_frequency_follows_from_its_entropy() -> None
     assert found == pytest.approx(expected, abs=0.001)
     assert shown_loss(entropy, None) == entropy
     assert shown_loss(entropy, MaskedTargets(0.3, 1.0, 0.0)) == entropy
+
+
+def test_pretraining_points_to_the_diagnosis_of_a_run_that_ended_on_the_plateau() -> None:
+    ids_N = np.repeat(np.arange(100), 5)
+    assert unigram_entropy(ids_N) == pytest.approx(math.log(100))
+    line = plateau_line(ids_N, 4.5, Path("runs/x"))
+    assert line and "`cramming diagnose runs/x`" in line
+    assert plateau_line(ids_N, 3.0, Path("runs/x")) is None
+    assert plateau_line(ids_N, None, Path("runs/x")) is None
 
 
 # Counts -------------------------------------------------------------------------------------------
