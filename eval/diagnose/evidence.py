@@ -120,9 +120,9 @@ class ModelFacts:
     length: 0 where a parameter was at most shrunk. `distance`: change of all matrices over their length, from the state
     before the first step to the second checkpoint, in `distance_steps` steps. `turn`: cosine between that change and
     the next one. `loss_scale`: of fp16. `losses`: mean loss in nats if the right answer were the token so many places
-    behind.
-    `order_use`: relative change of the states at hidden words when the visible words are shuffled; `order_loss`: by
-    how much that raises the loss.
+    behind. `order_use`: change of the states at hidden words, over their length, when the visible words of each
+    sequence are shuffled; `context_use`: when those of all sequences are. `order_loss`: by how much the former raises
+    the loss.
     """
 
     changes: Mapping[str, float] = field(default_factory=dict)
@@ -132,6 +132,7 @@ class ModelFacts:
     loss_scale: float = math.nan
     losses: Mapping[int, float] = field(default_factory=dict)
     order_use: float = math.nan
+    context_use: float = math.nan
     order_loss: float = math.nan
 
 

@@ -8,7 +8,6 @@ A diagnosis compares one measured number with a limit. Its strength is how many 
 import math
 from typing import NamedTuple
 
-from cramming.plateau import SLACK
 from eval.diagnose.evidence import CorpusFacts, Evidence, ModelFacts, RunFacts, shown_loss
 
 STRONGEST = 100.0
@@ -31,7 +30,7 @@ UNCHANGED = 1e-4  # relative change of a parameter that counts as none
 CHANGED = 1e-2  # relative change of most parameters in a run that learns
 MOST_SKIPPED = 0.1  # steps
 LEAST_SCALE = 1.0  # of fp16's loss
-ORDERLESS = 1e-3  # relative change of the answers when the words are shuffled
+ORDERLESS = 1e-4  # change of the answers by other places of the words, over that by other words
 BETTER_SHIFTED = 0.5  # nats by which a neighbour of the hidden word is the better answer
 RISEN = 0.5  # nats above the best loss of the run
 MOST_EPOCHS = 10.0
@@ -291,18 +290,17 @@ def frozen_parameters(evidence: Evidence) -> Symptom | None:
 
 
 def no_positions(evidence: Evidence) -> Symptom | None:
-    """The model does not see positions: it reads a bag of words, though the text has an order."""
-    model, corpus = evidence.model, evidence.corpus
-    if model is None or not model.order_use < ORDERLESS:
+    """The model does not see positions: its answers depend on which words are visible, not on where they are."""
+    model = evidence.model
+    if model is None or not model.order_use < ORDERLESS * model.context_use:
         return None
-    if corpus is None or not model.losses.get(0, math.nan) < corpus.unigram - SLACK:
-        return None  # it ignores all words, not only their order
     words = (
-        f"with the visible words shuffled the states at hidden words change by {model.order_use:.1g} of their length,"
-        f" and the loss by {model.order_loss:.2f} nats"
+        f"with the visible words of a sequence in another order the states at hidden words change by"
+        f" {model.order_use:.1g} of their length, and the loss by {model.order_loss:.2f} nats; with words of other"
+        f" sequences the states change by {model.context_use:.1g}"
     )
-    limit = max(model.order_use, ORDERLESS / STRONGEST)
-    return Symptom(_below(limit, ORDERLESS), words, "model.positions=rope")
+    least = max(model.order_use, ORDERLESS * model.context_use / STRONGEST)
+    return Symptom(_below(least, ORDERLESS * model.context_use), words, "model.positions=rope")
 
 
 def shifted_labels(evidence: Evidence) -> Symptom | None:

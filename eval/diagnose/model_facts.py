@@ -5,7 +5,7 @@ its answer depends on the order of the words that it sees. Shapes: M targets, S 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -117,27 +117,34 @@ def answers(model: MaskedLM, data: RunData) -> dict[str, Any]:
     """Return losses by offset of the answer, and what shuffling the visible words changes."""
     sums = dict.fromkeys(OFFSETS, 0.0)
     counts = dict.fromkeys(OFFSETS, 0)
-    shuffled_sum, moved, length = 0.0, 0.0, 0.0
+    squares = {"states": 0.0, "order": 0.0, "context": 0.0}
+    shuffled_sum = 0.0
     generator = torch.Generator().manual_seed(0)
     for batch in data.held_out.batches(ALL_MASK, ROWS)[:BATCHES]:
-        hidden_MD = _at_targets(model, batch)
+        states_MD = _at_targets(model, batch)
         answers_T = batch.ids_T.clone()
         is_target_M = batch.target_ids_M != IGNORE
         answers_T[batch.target_positions_M[is_target_M]] = batch.target_ids_M[is_target_M]
         for offset in OFFSETS:
             wanted_M = _shifted(answers_T, batch, offset)
-            loss, *_ = model.loss(hidden_MD, wanted_M)
+            loss, *_ = model.loss(states_MD, wanted_M)
             sums[offset] += float(loss)
             counts[offset] += int((wanted_M != IGNORE).sum())
-        other_MD = _at_targets(model, with_shuffled_words(batch, generator))
-        loss, *_ = model.loss(other_MD, batch.target_ids_M)
+        bounds = batch.packing.bounds_S.tolist()
+        by_sequence_MD = _at_targets(model, with_shuffled_words(batch, bounds, generator))
+        ends = [0, len(batch.ids_T)]
+        anywhere_MD = _at_targets(model, with_shuffled_words(batch, ends, generator))
+        loss, *_ = model.loss(by_sequence_MD, batch.target_ids_M)
         shuffled_sum += float(loss)
-        moved += float((other_MD - hidden_MD)[is_target_M].norm() ** 2)
-        length += float(hidden_MD[is_target_M].norm() ** 2)
+        squares["states"] += float(states_MD[is_target_M].norm()) ** 2
+        squares["order"] += float((by_sequence_MD - states_MD)[is_target_M].norm()) ** 2
+        squares["context"] += float((anywhere_MD - states_MD)[is_target_M].norm()) ** 2
     losses = {offset: sums[offset] / max(1, counts[offset]) for offset in OFFSETS}
+    length = math.sqrt(max(squares["states"], TINY))
     return {
         "losses": losses,
-        "order_use": math.sqrt(moved / length) if length else math.nan,
+        "order_use": math.sqrt(squares["order"]) / length,
+        "context_use": math.sqrt(squares["context"]) / length,
         "order_loss": shuffled_sum / max(1, counts[0]) - losses[0],
     }
 
@@ -155,12 +162,11 @@ def _shifted(answers_T: Tensor, batch: Batch, offset: int) -> Tensor:
     return torch.where(is_wanted_M, wanted_M, IGNORE)
 
 
-def with_shuffled_words(batch: Batch, generator: torch.Generator) -> Batch:
-    """Return the batch with the visible tokens of each sequence in random order; targets stay where they are."""
+def with_shuffled_words(batch: Batch, bounds: Sequence[int], generator: torch.Generator) -> Batch:
+    """Return the batch with the visible tokens between two bounds in random order; targets stay where they are."""
     ids_T = batch.ids_T.clone()
     is_visible_T = torch.ones(len(ids_T), dtype=torch.bool)
     is_visible_T[batch.target_positions_M[batch.target_ids_M != IGNORE]] = False
-    bounds = batch.packing.bounds_S.tolist()
     for begin, end in pairwise(bounds):
         places = begin + torch.nonzero(is_visible_T[begin:end]).flatten()
         order = torch.randperm(len(places), generator=generator)

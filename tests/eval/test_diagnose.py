@@ -70,6 +70,7 @@ MODEL = ModelFacts(
     turn=0.12,
     losses={-2: 12.0, -1: 12.5, 0: 1.2, 1: 12.2, 2: 12.1},
     order_use=1.3,
+    context_use=1.4,
     order_loss=8.5,
 )
 HEALTHY = Evidence(CORPUS, RUN, MODEL)
@@ -90,7 +91,7 @@ SHOWN: dict[str, dict[str, dict[str, Any]]] = {
     "too_little_text": {"run": {"epochs": 40.0, "validations": ((100, 2.0), (400, 3.4))}},
     "rate_too_high": {
         "run": {"all_mask_loss": 5.16, "losses_S": np.full(400, 5.1), "peak_rate": 0.09},
-        "model": {"distance": 24.0, "losses": POOR, "order_use": 1e-7},
+        "model": {"distance": 24.0, "losses": POOR, "order_use": 1e-7, "context_use": 1e-7},
     },
     "rate_too_low": {
         "run": {"all_mask_loss": 6.5, "losses_S": np.linspace(7.5, 6.5, 400), "peak_rate": 3e-5},
@@ -108,7 +109,7 @@ SHOWN: dict[str, dict[str, dict[str, Any]]] = {
         "model": {"changes": {}, "distance": math.nan, "losses": {0: 7.5}},
     },
     "frozen_parameters": {"model": {"changes": {**MODEL.changes, "decoder": 0.0}}},
-    "no_positions": {"model": {"order_use": 1e-6, "order_loss": 0.0, "losses": {0: 2.9}}},
+    "no_positions": {"model": {"order_use": 2e-7, "order_loss": 0.0}},
     "shifted_labels": {"model": {"losses": {-1: 12.0, 0: 12.5, 1: 0.9}}},
 }
 
