@@ -5,6 +5,8 @@ computed on held-out text, in nats per token: what a table of counts reaches tha
 Shapes: N tokens of the sample, M places of the held-out text, V vocabulary.
 """
 
+import math
+
 import numpy as np
 from tokenizers import Tokenizer
 
@@ -128,7 +130,7 @@ def neighbour_gains(
     """
     words_N, words_M = train_N[begins_V[train_N]], held_out_M[begins_V[held_out_M]]
     if min(len(words_N), len(words_M)) <= FAR:
-        return 0.0, 0.0
+        return math.nan, math.nan
     counts_V = np.bincount(words_N, minlength=len(begins_V))
     unigram_V = (counts_V + 0.5) / (counts_V.sum() + 0.5 * len(begins_V))
     gains: list[float] = []
