@@ -4,25 +4,30 @@
 
 Twelve ills are planted into small runs on the embedded corpus: by settings, by the text, or by a change of the code in
 the child process that trains (`PLANTS`). Ten runs with other seeds, models, objectives and corpora are healthy; three
-of them read real text (`--text`: wiki_core.00.txt.xz and novels_eltec.txt.xz). A corpus or run that is there already is
-used as it is, so the script can be started again for the diagnosis alone.
+of them read real text (`--text`: wiki_core.00.txt.xz and novels_eltec.txt.xz). `SECOND` are nine more ills and
+two more healthy runs, made once the limits were set. A corpus or run that is there already is used as it is, so the
+script can be started again for the diagnosis alone.
 """
 
 import argparse
 import codecs
 import json
 import lzma
+import platform
 import random
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from cramming import device as devices
 from data_prep.synthetic.documents import documents
 
 WORDS = 1_000_000  # of a planted text, as the embedded corpus has
@@ -121,7 +126,44 @@ HEALTHY = (
         ("budget.steps=700", "train.batch_size=8", "train.micro_batch=8"),
     ),
 )
-CASES = {case.name: case for case in (*ILLS, *HEALTHY)}
+# Runs that were made after the limits of eval/diagnose/findings.py had been set by those above.
+SHORT = "budget.steps=300"
+SECOND = (
+    Case("second_rate_x30", "rate_too_high", WIKI, (SHORT, "optim.lr=0.09", "seed=11")),
+    Case("second_rate_100th", "rate_too_low", training=(SHORT, *BERT, "optim.lr=1e-5")),
+    Case("second_frozen_block", "frozen_parameters", training=(SHORT, *BERT), plant="frozen_block"),
+    Case("second_masks", "few_targets", WIKI, (SHORT, "objective.rate=0.03", "seed=12")),
+    Case(
+        "second_shuffled_words",
+        "no_word_order",
+        ("data=text", "data.paths=[texts/wiki_shuffled.txt]", *WIKI[2:]),
+        (SHORT, "seed=13"),
+    ),
+    Case(
+        "second_repeated_lines",
+        "repeated_text",
+        ("data=text", "data.paths=[texts/wiki_repeated.txt]", *WIKI[2:]),
+        (SHORT, "seed=14"),
+    ),
+    Case(
+        "second_tiny_vocabulary",
+        "small_vocabulary",
+        (*WIKI[:3], "tokenizer.vocab_size=200"),
+        (SHORT,),
+    ),
+    Case(
+        "second_wrong_tokenizer",
+        "wrong_tokenizer",
+        (*WIKI[:3], "tokenizer.path=texts/embedded.json"),
+        (SHORT, "seed=15"),
+    ),
+    Case(
+        "second_shifted_labels", "shifted_labels", training=(SHORT, *BERT), plant="shifted_labels"
+    ),
+    Case("second_normuon", None, training=(SHORT, "optim=normuon", "seed=16")),
+    Case("second_cosine_short", None, WIKI, (SHORT, "schedule=cosine", "train.sequence_length=64")),
+)
+CASES = {case.name: case for case in (*ILLS, *HEALTHY, *SECOND)}
 
 # Texts ------------------------------------------------------------------------------------------------------------
 
@@ -138,17 +180,32 @@ def write_texts(folder: Path, sources: Path | None) -> None:
     }
     if sources is not None:
         makers["wiki.txt"] = lambda: first_documents(sources / "wiki_core.00.txt.xz", 500)
+        makers["wiki_shuffled.txt"] = lambda: "\n\n".join(
+            shuffled(text, rng) for text in wiki_documents(folder)
+        )
+        makers["wiki_repeated.txt"] = lambda: "\n\n".join(
+            with_shared_lines(wiki_documents(folder), rng)
+        )
         makers["novels.txt"] = lambda: first_characters(sources / "novels_eltec.txt.xz", 8_000_000)
     for name, make in makers.items():
         path = folder / name
         if not path.exists():
             path.write_text(make(), encoding="utf-8")
-    tokenizer = folder / "rot13.json"
-    if not tokenizer.exists():
-        words = ["prepare", "data=text", f"data.paths=[{folder / 'rot13.txt'}]"]
-        command(words, folder.parent)
-        corpus = next((folder.parent / "corpora").glob("text-wordpiece-32768-*"))
-        tokenizer.write_bytes((corpus / "tokenizer.json").read_bytes())
+    for name, words in (
+        ("rot13", ["data=text", f"data.paths=[{folder / 'rot13.txt'}]"]),
+        ("embedded", []),
+    ):
+        tokenizer = folder / f"{name}.json"
+        if not tokenizer.exists():
+            corpora = folder.parent / f"corpora_of_{name}"
+            command(["prepare", f"--corpora={corpora}", *words], folder.parent)
+            corpus = next(corpora.iterdir())
+            tokenizer.write_bytes((corpus / "tokenizer.json").read_bytes())
+
+
+def wiki_documents(folder: Path) -> list[str]:
+    """Return the documents of the sample of Wikipedia."""
+    return (folder / "wiki.txt").read_text(encoding="utf-8").split("\n\n")
 
 
 def with_repeated_lines(texts: Any, rng: random.Random) -> list[str]:
@@ -160,6 +217,20 @@ def with_repeated_lines(texts: Any, rng: random.Random) -> list[str]:
         lines = [text]
         for _ in range(3):
             lines.insert(rng.randrange(len(lines) + 1), rng.choice(menu))
+        planted.append("\n".join(lines))
+    return planted
+
+
+def with_shared_lines(texts: list[str], rng: random.Random) -> list[str]:
+    """Return documents of which each second line is followed by two of 40 lines that all share."""
+    menu = [" ".join(text.split()[:30]) for text in texts[:40]]
+    planted = []
+    for text in texts:
+        lines: list[str] = []
+        for number, line in enumerate(text.split("\n")):
+            lines.append(line)
+            if number % 2:
+                lines += rng.sample(menu, 2)
         planted.append("\n".join(lines))
     return planted
 
@@ -223,6 +294,16 @@ def plant_fp16_stuck() -> None:
 
 def plant_frozen_head() -> None:
     """Train without the weights of the prediction head."""
+    freeze(lambda name: not name.startswith("encoder."))
+
+
+def plant_frozen_block() -> None:
+    """Train without the weights of the second block."""
+    freeze(lambda name: name.startswith("encoder.blocks.1."))
+
+
+def freeze(is_frozen: Callable[[str], bool]) -> None:
+    """Let models be built with parameters that need no gradient."""
     from cramming import engine
 
     original = engine.build_model
@@ -230,8 +311,7 @@ def plant_frozen_head() -> None:
     def frozen(config: Any) -> Any:
         model = original(config)
         for name, parameter in model.named_parameters():
-            if not name.startswith("encoder."):
-                parameter.requires_grad_(False)
+            parameter.requires_grad_(not is_frozen(name))
         return model
 
     engine.build_model = frozen
@@ -241,6 +321,7 @@ PLANTS = {
     "shifted_labels": plant_shifted_labels,
     "fp16_stuck": plant_fp16_stuck,
     "frozen_head": plant_frozen_head,
+    "frozen_block": plant_frozen_block,
 }
 
 
@@ -296,6 +377,21 @@ def table(rows: list[tuple[Case, dict[str, Any]]]) -> list[str]:
     return lines
 
 
+def header() -> list[str]:
+    """Return title, command and versions of the results."""
+    cpu = devices.describe(torch.device("cpu")).name
+    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "numpy", "tokenizers"))
+    return [
+        "# Planted ills and healthy runs before `cramming diagnose`",
+        "",
+        "`python benchmarks/diagnose.py --work <folder> --text <folder with text files> --out <this file>`:"
+        f" one thread of {cpu}, {versions}, Python {platform.python_version()}. Settings of each run are in the",
+        "script; the raw answers are in the file of the same name that ends in .json. A strength is how many times a",
+        "number is over its limit.",
+        "",
+    ]
+
+
 def main() -> None:
     """Train all cases, diagnose them, and print the table."""
     if sys.argv[1:2] == ["--plant"]:
@@ -334,7 +430,8 @@ def main() -> None:
     ]
     print("\n".join(lines))
     if args.out:
-        args.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        text = "\n".join([*header(), *lines])
+        args.out.write_text(text + "\n", encoding="utf-8")
         raw = {case.name: diagnosis for case, diagnosis in rows}
         args.out.with_suffix(".json").write_text(json.dumps(raw, indent=1) + "\n", encoding="utf-8")
 
