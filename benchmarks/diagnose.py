@@ -127,7 +127,7 @@ HEALTHY = (
     ),
 )
 # Runs that were made after the limits of eval/diagnose/findings.py had been set by those above.
-SHORT = "budget.steps=300"
+SHORT, SHORTEST = "budget.steps=300", "budget.steps=100"
 SECOND = (
     Case("second_rate_x30", "rate_too_high", WIKI, (SHORT, "optim.lr=0.09", "seed=11")),
     Case("second_rate_100th", "rate_too_low", training=(SHORT, *BERT, "optim.lr=1e-5")),
@@ -137,25 +137,25 @@ SECOND = (
         "second_shuffled_words",
         "no_word_order",
         ("data=text", "data.paths=[texts/wiki_shuffled.txt]", *WIKI[2:]),
-        (SHORT, "seed=13"),
+        (SHORTEST, "seed=13"),
     ),
     Case(
         "second_repeated_lines",
         "repeated_text",
         ("data=text", "data.paths=[texts/wiki_repeated.txt]", *WIKI[2:]),
-        (SHORT, "seed=14"),
+        (SHORTEST, "seed=14"),
     ),
     Case(
         "second_tiny_vocabulary",
         "small_vocabulary",
         (*WIKI[:3], "tokenizer.vocab_size=200"),
-        (SHORT,),
+        (SHORTEST,),
     ),
     Case(
         "second_wrong_tokenizer",
         "wrong_tokenizer",
         (*WIKI[:3], "tokenizer.path=texts/embedded.json"),
-        (SHORT, "seed=15"),
+        (SHORTEST, "seed=15"),
     ),
     Case(
         "second_shifted_labels", "shifted_labels", training=(SHORT, *BERT), plant="shifted_labels"
