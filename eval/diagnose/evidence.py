@@ -49,7 +49,7 @@ class RunFacts:
     `losses_S`: of each step in nats, NaN where not finite. `norms_R`: gradient norm of the last step of
     each row. `form`: how targets are hidden in the phase that most steps are in. `skipped`: steps that
     moved no weight. `validations`: step and loss, in the form that is one for all runs. `all_mask_loss`: of the final
-    weights, every target behind [MASK].
+    weights, every target behind [MASK]. `predicts_tokens`: losses are of tokens, and compare with entropies.
     """
 
     status: str
@@ -62,6 +62,7 @@ class RunFacts:
     validations: tuple[tuple[int, float], ...]
     all_mask_loss: float | None
     objective: str
+    predicts_tokens: bool
     rate: float
     form: MaskedTargets | None
     sequences_per_step: int

@@ -34,7 +34,7 @@ ORDERLESS = 1e-4  # change of the answers by other places of the words, over tha
 BETTER_SHIFTED = 0.5  # nats by which a neighbour of the hidden word is the better answer
 RISEN = 0.5  # nats above the best loss of the run
 MOST_EPOCHS = 10.0
-HALFWAY = 0.5  # of the first loss, where no corpus is at hand
+HALFWAY = 0.5  # of the first loss, where nothing compares with it
 LEAST_STEPS = 50  # between checkpoints, for a word about the learning rate
 
 
@@ -343,7 +343,7 @@ def _has_learnt(evidence: Evidence) -> bool:
     corpus, run = evidence.corpus, evidence.run
     if run is None or run.status == "diverged":
         return False
-    if corpus is None:
+    if corpus is None or not run.predicts_tokens:
         return run.last_loss < HALFWAY * run.first_loss
     if not math.isnan(evidence.hidden_loss):
         return evidence.hidden_loss < corpus.trigram

@@ -39,6 +39,7 @@ def run_facts(record: Record, training: Training, config: "Config") -> RunFacts:
         validations=tuple(validations),
         all_mask_loss=final.all_mask_loss if final else None,
         objective=config.objective.name,
+        predicts_tokens=config.objective.has_masked_lm,
         rate=phase.rate,
         form=phase if isinstance(phase, MaskedTargets) else None,
         sequences_per_step=train.batch_size,

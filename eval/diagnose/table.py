@@ -70,7 +70,7 @@ def perspective(evidence: Evidence) -> str:
         return f"entropies in nats per token: {entropies}"
     loss, of = evidence.hidden_loss, "for a hidden token"
     if math.isnan(loss):
-        if run.form is None or math.isnan(run.last_loss):
+        if not run.predicts_tokens or math.isnan(run.last_loss):
             return "no loss to compare with the entropies of the corpus"
         loss, of = run.last_loss, "in training"
         steps = {name: shown_loss(value, run.form) for name, value in steps.items()}

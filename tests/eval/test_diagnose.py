@@ -16,6 +16,7 @@ from cramming.data.corpus import Corpus
 from cramming.invocation import Invocation
 from cramming.objectives.masking import MaskedTargets
 from cramming.plateau import plateau_line, unigram_entropy
+from eval.archive import pack
 from eval.diagnose import corpus_facts, main
 from eval.diagnose.corpus_facts import Continuations, entropies, neighbour_gains, repetition
 from eval.diagnose.evidence import CorpusFacts, Evidence, ModelFacts, RunFacts, shown_loss
@@ -56,6 +57,7 @@ RUN = RunFacts(
     validations=((100, 3.4), (400, 1.2)),
     all_mask_loss=1.2,
     objective="mlm",
+    predicts_tokens=True,
     rate=0.25,
     form=MaskedTargets(0.25, 0.8, 0.1),
     sequences_per_step=16,
@@ -305,6 +307,41 @@ def test_the_facts_of_a_run_are_those_of_its_log(run: Path) -> None:
     assert len(evidence.run.losses_S) == evidence.run.steps == 12
     assert evidence.model.distance_steps == 6
     assert evidence.model.losses[0] == pytest.approx(evidence.run.all_mask_loss, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("objective=rtd", "no loss to compare"),
+        ("objective=causal-then-mlm", "nats for a hidden token"),
+        ("train.packing=documents", "nats for a hidden token"),
+        ("model=bert-base", "nats for a hidden token"),
+    ],
+)
+def test_runs_of_all_kinds_are_diagnosed(
+    override: str,
+    words: str,
+    tmp_path: Path,
+    compose: Callable[..., dict[str, Any]],
+    tiny_overrides: list[str],
+) -> None:
+    kept = "checkpoint.keep_at=[0,0.5]"
+    launch.main(
+        compose(*tiny_overrides, override, kept), Invocation(runs=tmp_path, name="a", device="cpu")
+    )
+    evidence = main.gather(tmp_path / "a", None)
+    assert words in perspective(evidence)
+    assert evidence.model and len(evidence.model.changes) > 10
+    # Steps of 256 tokens, of a text that counts through its words.
+    assert {each.name for each in diagnose(evidence)} <= {"small_batch", "repeated_text"}
+
+
+def test_an_archive_is_diagnosed_by_its_log(run: Path, tmp_path: Path, tiny_corpus: Path) -> None:
+    archive = tmp_path / "one.record.zip"
+    pack(run, archive, manifest=tiny_corpus / "manifest.json")
+    evidence = main.gather(archive, None)
+    assert evidence.model and not evidence.model.changes
+    assert diagnose(evidence)[0].name == "small_batch"
 
 
 def test_a_corpus_is_diagnosed(tiny_corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
