@@ -254,6 +254,22 @@ def inspect(
 
 
 @app.command(rich_help_panel=OTHERS)
+def diagnose(
+    context: typer.Context,
+    path: Annotated[
+        Path,
+        typer.Argument(metavar="PATH", help="Folder or archive of a run, or folder of a corpus."),
+    ],
+    corpus: Annotated[
+        Path | None, _option("--corpus", text="The run's corpus, where it lies elsewhere now.")
+    ] = None,
+    json: Json = False,
+) -> Call:
+    """Name why a model does not learn: evidence, and the override that would change it."""
+    return _call(context)
+
+
+@app.command(rich_help_panel=OTHERS)
 def plan(
     context: typer.Context,
     overrides: Overrides = None,

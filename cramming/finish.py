@@ -50,6 +50,10 @@ def finish(run: Run, reason: EndReason, problem: UserError | None = None) -> Non
     )
     run.logger.append(exported)
     _announce_end(run, loss)
+    from cramming.plateau import plateau_line  # of no use before the end
+
+    if line := plateau_line(run.data.held_out.ids_N, validation.all_mask_loss, run.folder):
+        say(line)
 
 
 def _announce_end(run: Run, loss: float) -> None:

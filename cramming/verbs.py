@@ -32,6 +32,7 @@ MODULES = {
     "verify": "eval.verify",
     "settings": "cramming.settings_reference",
     "inspect": "cramming.data.inspect",
+    "diagnose": "eval.diagnose.main",
     "plan": "cramming.plan.main",
     "bench": "cramming.bench.main",
     "study": "eval.extras.study",

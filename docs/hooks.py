@@ -12,6 +12,7 @@ import typer
 
 from cramming import cli
 from cramming.settings_reference import SECTIONS, settings_reference
+from eval.diagnose.table import diagnoses_list
 from eval.report.log_page import duel_events, run_events
 from eval.rules.page import rules_list
 
@@ -102,6 +103,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "settings": settings,
     "verbs": verbs,
     "rules": rules_list,
+    "diagnoses": diagnoses_list,
     "run events": run_events,
     "duel events": duel_events,
 }

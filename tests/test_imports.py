@@ -28,6 +28,7 @@ TORCH_FREE = """
     cramming.verbs
     eval.report.page eval.plots eval.report.submission eval.report.references eval.report.model_card
     eval.extras.study
+    eval.diagnose.main eval.diagnose.table eval.diagnose.run_facts
 """.split()
 
 
@@ -95,6 +96,7 @@ def test_only_the_table_of_verbs_names_entry_modules() -> None:
         "eval.verify",
         "eval.extras.study",
         "eval.duel.main",
+        "eval.diagnose.main",
     }
     trains = {"cramming.pretrain"}  # whose loop is what a replay repeats
     for module in MODULES:

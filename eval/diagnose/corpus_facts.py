@@ -1,0 +1,167 @@
+"""Facts of a corpus that decide what a model can learn from it, counted in a sample of its tokens. No torch.
+
+Entropies are those of interpolated absolute discounting (Ney, Essen & Kneser 1994), counted in training text and
+computed on held-out text, in nats per token: what a table of counts reaches that sees no word, one or two before.
+Shapes: N tokens of the sample, M places of the held-out text, V vocabulary.
+"""
+
+import math
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from cramming.data.corpus import Corpus, TokenStream
+from eval.diagnose.evidence import CorpusFacts
+
+SAMPLE_TOKENS, HELD_OUT_TOKENS = 2_000_000, 100_000
+STRETCH = 16_384  # tokens in a row of a sample that is not the whole text
+DISCOUNT = 0.75
+REPEATED_WORDS = 12  # in a row that make a repetition
+FAR = 3  # words between a word and one that is not its neighbour
+BEGINS = (
+    "Ġ",
+    "▁",
+)  # how a token begins that begins a word, of byte-level and sentence-piece tokenizers
+
+
+class Continuations:
+    """Counts of the tokens that follow each context, smoothed by absolute discounting.
+
+    A context is a number; those of up to two tokens of a vocabulary below 2^21 fit into 63 bits with the token.
+    """
+
+    def __init__(self, contexts_N: np.ndarray, tokens_N: np.ndarray, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        pairs = contexts_N * vocab_size + tokens_N
+        self.pairs, self.pair_counts = np.unique(pairs, return_counts=True)
+        self.contexts, first = np.unique(self.pairs // vocab_size, return_index=True)
+        self.totals = np.add.reduceat(self.pair_counts, first)
+        self.kinds = np.diff(first, append=len(self.pairs))  # different tokens after each context
+
+    def probabilities(
+        self, contexts_M: np.ndarray, tokens_M: np.ndarray, beyond_M: np.ndarray
+    ) -> np.ndarray:
+        """Return P(token | context) [M]; what discounting frees goes by `beyond_M`."""
+        place_M, is_known_M = _find(self.contexts, contexts_M)
+        pair_M, is_seen_M = _find(self.pairs, contexts_M * self.vocab_size + tokens_M)
+        counts_M = np.where(is_seen_M, self.pair_counts[pair_M] - DISCOUNT, 0.0)
+        freed_M = DISCOUNT * self.kinds[place_M]
+        smoothed_M = (counts_M + freed_M * beyond_M) / self.totals[place_M]
+        return np.where(is_known_M, smoothed_M, beyond_M)
+
+
+def _find(sorted_K: np.ndarray, wanted_M: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the place of each wanted number in sorted ones, and whether it is there."""
+    place_M = np.minimum(np.searchsorted(sorted_K, wanted_M), len(sorted_K) - 1)
+    return place_M, sorted_K[place_M] == wanted_M
+
+
+def corpus_facts(corpus: Corpus) -> CorpusFacts:
+    """Count a sample of a corpus; some seconds for two million tokens."""
+    stream = corpus.stream("train")
+    train_N = sample(stream, SAMPLE_TOKENS)
+    held_out_M = sample(corpus.stream("validation"), HELD_OUT_TOKENS)
+    tokenizer = Tokenizer.from_file(str(corpus.tokenizer_file))
+    vocab_size = max(corpus.vocab_size, int(train_N.max()) + 1, int(held_out_M.max()) + 1)
+    is_regular_V = np.ones(vocab_size, dtype=bool)
+    is_regular_V[list(corpus.special_ids)] = False
+    counts_V = np.bincount(train_N, minlength=vocab_size)
+    unigram_V = (counts_V + 0.5) / (counts_V.sum() + 0.5 * vocab_size)
+    begins_V = begins_word(tokenizer, vocab_size)
+    near, far = neighbour_gains(train_N, held_out_M, begins_V & is_regular_V)
+    unigram, bigram, trigram = entropies(train_N, held_out_M, unigram_V, is_regular_V)
+    unknown = corpus.special_ids.unk
+    tokens_per_word = corpus.manifest.statistics.get("tokens_per_word")
+    window_tokens = round(REPEATED_WORDS * (tokens_per_word or 1.0))
+    repeated, times, window = repetition(train_N, window_tokens)
+    is_target_M = is_regular_V[held_out_M]
+    return CorpusFacts(
+        vocab_size=corpus.vocab_size,
+        sampled_tokens=len(train_N),
+        unigram=unigram,
+        bigram=bigram,
+        trigram=trigram,
+        repeated=repeated,
+        repeated_text=tokenizer.decode(window.tolist()),
+        repeated_times=times,
+        unseen=float((counts_V[held_out_M[is_target_M]] == 0).mean()) if is_target_M.any() else 0.0,
+        unknown=float((train_N == unknown).mean()),
+        tokens_per_word=tokens_per_word,
+        used_entries=int(np.count_nonzero(counts_V)),
+        neighbour_gain=near,
+        far_gain=far,
+        tokens_per_document=stream.num_tokens / max(1, stream.num_documents),
+    )
+
+
+def sample(stream: TokenStream, most: int) -> np.ndarray:
+    """Return at most so many tokens of a stream, int64 [N]: all of it, or stretches spread evenly over it."""
+    if stream.num_tokens <= most:
+        return stream.gather(np.zeros(1, np.int64), stream.num_tokens).reshape(-1)
+    starts = np.linspace(0, stream.num_tokens - STRETCH, most // STRETCH).astype(np.int64)
+    return stream.gather(starts, STRETCH).reshape(-1)
+
+
+def entropies(
+    train_N: np.ndarray, held_out_M: np.ndarray, unigram_V: np.ndarray, is_regular_V: np.ndarray
+) -> tuple[float, float, float]:
+    """Return the cross entropies of the held-out regular tokens by no, one and two tokens before them."""
+    size = len(unigram_V)
+    before_N, before_M = train_N[:-1], held_out_M[:-1]
+    bigrams = Continuations(before_N, train_N[1:], size)
+    trigrams = Continuations(before_N[:-1] * size + before_N[1:], train_N[2:], size)
+    tokens_M = held_out_M[2:]
+    one_M = unigram_V[tokens_M]
+    two_M = bigrams.probabilities(before_M[1:], tokens_M, one_M)
+    three_M = trigrams.probabilities(before_M[:-1] * size + before_M[1:], tokens_M, two_M)
+    is_target_M = is_regular_V[tokens_M]
+    unigram, bigram, trigram = (
+        -float(np.log(p_M[is_target_M]).mean()) for p_M in (one_M, two_M, three_M)
+    )
+    return unigram, bigram, trigram
+
+
+def neighbour_gains(
+    train_N: np.ndarray, held_out_M: np.ndarray, begins_V: np.ndarray
+) -> tuple[float, float]:
+    """Return the nats that the word before, and the one `FAR` words before, save on a word.
+
+    A word stands here for its first token. Where the words of a document are in random order, both are the same.
+    """
+    words_N, words_M = train_N[begins_V[train_N]], held_out_M[begins_V[held_out_M]]
+    if min(len(words_N), len(words_M)) <= FAR:
+        return math.nan, math.nan
+    counts_V = np.bincount(words_N, minlength=len(begins_V))
+    unigram_V = (counts_V + 0.5) / (counts_V.sum() + 0.5 * len(begins_V))
+    gains: list[float] = []
+    for distance in (1, FAR):
+        pairs = Continuations(words_N[:-distance], words_N[distance:], len(begins_V))
+        one_M = unigram_V[words_M[distance:]]
+        two_M = pairs.probabilities(words_M[:-distance], words_M[distance:], one_M)
+        gains.append(float(np.log(two_M / one_M).mean()))
+    return gains[0], gains[1]
+
+
+def repetition(ids_N: np.ndarray, length: int) -> tuple[float, int, np.ndarray]:
+    """Return the share of windows that were there before, the count of the most frequent one, and its tokens."""
+    number = len(ids_N) - length + 1
+    if number < 1:
+        return 0.0, 0, ids_N[:0]
+    hashes_N = np.zeros(number, dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        for offset in range(length):
+            tokens_N = ids_N[offset : offset + number].astype(np.uint64)
+            hashes_N = hashes_N * np.uint64(0x9E3779B97F4A7C15) + tokens_N + np.uint64(1)
+    _, first, counts = np.unique(hashes_N, return_index=True, return_counts=True)
+    most = int(counts.argmax())
+    start = int(first[most])
+    return 1 - len(counts) / number, int(counts[most]), ids_N[start : start + length]
+
+
+def begins_word(tokenizer: Tokenizer, vocab_size: int) -> np.ndarray:
+    """Return which entries begin a word, bool [V]; all entries where the tokenizer does not mark words."""
+    words = [tokenizer.id_to_token(entry) or "" for entry in range(vocab_size)]
+    marked = [word.startswith(BEGINS) for word in words]
+    if any(marked):
+        return np.array(marked)
+    return np.array([word[:1].isalpha() for word in words])
