@@ -62,7 +62,7 @@ def test_a_tracker_that_fails_is_off_and_the_run_goes_on(
     assert losses(start(trackers=("tensorboard",))) == losses(unbroken)
     warnings = [line for line in capsys.readouterr().out.splitlines() if "--tracker" in line]
     assert len(warnings) == 1 and warnings[0].startswith(
-        "warning: --tracker=tensorboard: no room left; off"
+        "warning: --tracker=tensorboard: no room left"
     )
 
 

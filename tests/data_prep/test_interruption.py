@@ -129,7 +129,7 @@ def test_a_disk_that_is_full_at_any_file_is_one_line_that_names_it(
     for module in (files, prepare, shard_writer, stats, task_grid):
         if hasattr(module, "overwrite_atomically"):
             monkeypatch.setattr(module, "overwrite_atomically", with_little_room)
-    message = rf"{re.escape(name)}: File too large; .*then run the same command again"
+    message = rf"{re.escape(name)}: File too large.*then run the same command again"
     with pytest.raises(UserError, match=message):
         main(text_config(text_file, workers=1))
 
