@@ -48,9 +48,10 @@ class Embeddings(nn.Module):
             None if tokens is None else nn.Linear(tokens.embedding_dim, width, bias=False)
         )
         self.positions: nn.Module | None = None
+        self.position_offset = config.position_offset
         if config.positions == "learned":
             self.positions = nn.Embedding(
-                config.max_length, width
+                config.max_length + config.position_offset, width
             )  # a trained vector each (Devlin et al. 2019)
         elif config.positions == "scaled_sinusoidal":
             self.positions = ScaledSinusoid(config.max_length, width)
@@ -73,7 +74,7 @@ class Embeddings(nn.Module):
                 self.token_types.weight[0] if none else self.token_types(token_types_T)
             )
         if self.positions is not None:
-            hidden_TD = hidden_TD + self.positions(positions_T)
+            hidden_TD = hidden_TD + self.positions(positions_T + self.position_offset)
         return self.dropout(self.norm(hidden_TD))
 
 

@@ -25,7 +25,7 @@ from cramming.files import overwrite_atomically
 from cramming.model.config import ModelConfig
 from cramming.model.encoder import Encoder
 from cramming.model.heads import MaskedLM
-from cramming.model.stock import FAMILIES, Names, from_stock, stock_family, to_stock
+from cramming.model.stock import FAMILIES, SAME_AS, Names, from_stock, stock_family, to_stock
 
 # What the tokenizers of this suite call them; the keys are those of transformers.
 SPECIAL_TOKENS = {
@@ -171,7 +171,7 @@ def _special_ids(
             f"{tokenizer_file}: has no entry {special_tokens[missing[0]]!r} ({missing[0]})"
         )
     ids = {"pad_token_id": found["pad_token"]}
-    if stock_family(config) == "modernbert":
+    if stock_family(config) in ("modernbert", "roberta"):
         roles = {"cls": "cls", "sep": "sep", "bos": "cls", "eos": "sep"}
         ids |= {f"{name}_token_id": found[f"{role}_token"] for name, role in roles.items()}
     return ids
@@ -213,7 +213,7 @@ def load_encoder_config(
 ) -> ModelConfig:
     """The configuration of a model folder, own or stock; the two rates, when given, replace the folder's."""
     node, where = _read_config(folder), f"{folder}/config.json"
-    family = node.get("model_type")
+    family = _family(node)
     rates = {"dropout": dropout, "attention_dropout": attention_dropout}
     given = {name: rate for name, rate in rates.items() if rate is not None}
     if family == "cramming":
@@ -223,7 +223,7 @@ def load_encoder_config(
             )
         return build(ModelConfig, {**node.get("model", {}), **given}, where)
     if family not in FAMILIES:
-        known = ", ".join(["cramming", *FAMILIES])
+        known = ", ".join(["cramming", *FAMILIES, *SAME_AS])
         raise UserError(
             f"{where}: model_type {family!r} is not one that this suite's model covers ({known})"
         )
@@ -243,6 +243,24 @@ def load_masked_lm(
     model = MaskedLM(config)
     model.load_state_dict(_own_state(folder, config, model.state_dict()))
     return model
+
+
+def load_weights(model: MaskedLM, folder: Path) -> bool:
+    """Load a folder's weights into a model of its configuration; return whether the folder has a masked-LM head.
+
+    Without one the model keeps its own head, and only the encoder is loaded.
+    """
+    state = model.state_dict()
+    family, found = _weights_of(folder)
+    head = [name for name in state if not name.startswith("encoder.")]
+    names = _names(family, model.config, head)
+    if family is None:
+        has_head = not _is_bare(folder)
+    else:
+        has_head = all(name in found for own in head for name in names[own])
+    wanted = {name: p for name, p in state.items() if has_head or name not in head}
+    model.load_state_dict(_own_state(folder, model.config, wanted), strict=has_head)
+    return has_head
 
 
 def load_exported(folder: Path) -> MaskedLM | Encoder:
@@ -278,13 +296,7 @@ def _own_state(
     folder: Path, config: ModelConfig, wanted: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """The parameters that are wanted, in these shapes, from whatever names the folder's weights have."""
-    model_type = _read_config(folder)["model_type"]
-    family = None if model_type == "cramming" else model_type
-    weights = [folder / name for name in WEIGHT_FILES if (folder / name).is_file()]
-    require(weights, f"{folder}: no weights; expected {' or '.join(WEIGHT_FILES)}")
-    found = _with_prefix(
-        read_weights(weights[0]), FAMILIES[family].prefix if family else "encoder."
-    )
+    family, found = _weights_of(folder)
     names = _names(family, config, wanted)
     if missing := [name for own in wanted for name in names[own] if name not in found]:
         raise UserError(f"{folder}: its weights lack {missing[0]}")
@@ -305,6 +317,22 @@ def _own_state(
     return {
         own: torch.cat([found[name] for name in names[own]]).to(torch.float32) for own in wanted
     }
+
+
+def _family(node: Mapping[str, Any]) -> Any:
+    """Return the family of a configuration, or its type where it is of none."""
+    kind = node.get("model_type")
+    return SAME_AS.get(str(kind), kind)
+
+
+def _weights_of(folder: Path) -> tuple[str | None, dict[str, Tensor]]:
+    """Return the stock family, None of an own folder, and the weights by their names in the masked-LM class."""
+    kind = _family(_read_config(folder))
+    family = None if kind == "cramming" else kind
+    weights = [folder / name for name in WEIGHT_FILES if (folder / name).is_file()]
+    require(weights, f"{folder}: no weights; expected {' or '.join(WEIGHT_FILES)}")
+    prefix = FAMILIES[family].prefix if family else "encoder."
+    return family, _with_prefix(read_weights(weights[0]), prefix)
 
 
 def _with_prefix(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ several stock parameters for one of ours mean that the stock matrices are stacke
 a stock configuration can say and this model cannot compute is refused by name, never dropped.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -51,11 +52,13 @@ class Family(NamedTuple):
     names: Callable[[ModelConfig], Names]
     prefix: str  # of the bare encoder's parameters inside the masked-LM class
     ignored: str  # regular expression of other parameters that a checkpoint may hold
+    covers: Callable[[ModelConfig], bool] = lambda config: True  # beside the fixed fields
+    sizes: dict[str, str] = SIZES
 
 
 def to_stock(config: ModelConfig, family: Family) -> Node:
     """The stock configuration."""
-    node = {key: getattr(config, field) for key, field in SIZES.items()}
+    node = {key: getattr(config, field) for key, field in family.sizes.items()}
     node |= {key: getattr(config, field) for key, (field, _) in family.settings.items()}
     for key in (key for key, (field, _) in family.settings.items() if field == "activation"):
         node[key] = next(stock for stock, own in HF_ACTIVATIONS.items() if own == config.activation)
@@ -64,14 +67,15 @@ def to_stock(config: ModelConfig, family: Family) -> Node:
 
 def from_stock(node: Node, family: Family, where: str) -> Node:
     """The fields of ModelConfig; UserError, which begins with `where`, for what it cannot express."""
-    rows = [(key, (field, None)) for key, field in SIZES.items()] + list(family.settings.items())
+    sizes = family.sizes
+    rows = [(key, (field, None)) for key, field in sizes.items()] + list(family.settings.items())
     found: Node = {}
     try:
         for key, value in family.only.items():
             if node.get(key, value) != value:
                 raise ValueError(f"{key}={node[key]!r}: only {value!r} is supported")
         for key, (field, default) in rows:
-            value = node[key] if key in SIZES else node.get(key, default)
+            value = node[key] if key in sizes else node.get(key, default)
             value = HF_ACTIVATIONS[value] if field == "activation" else value
             if found.setdefault(field, value) != value:
                 raise ValueError(
@@ -122,6 +126,56 @@ _BERT_LAYER = {
     "encoder.blocks.{i}.mlp.up": ("bert.encoder.layer.{i}.intermediate.dense",),
     "encoder.blocks.{i}.mlp.down": ("bert.encoder.layer.{i}.output.dense",),
     "encoder.blocks.{i}.mlp_norm": ("bert.encoder.layer.{i}.output.LayerNorm",),
+}
+
+# RoBERTa, XLM-R and CamemBERT -----------------------------------------------------------------------------------------
+
+_ROBERTA_HEAD = {"transform.dense": ("lm_head.dense",), "transform.norm": ("lm_head.layer_norm",)}
+
+
+def _roberta_names(config: ModelConfig) -> Names:
+    """BERT's names, with another prefix and another head."""
+    encoder = _parameters(_BERT_MODULES, config.num_layers, _BERT_LAYER)
+    names = {
+        own: tuple(re.sub(r"^bert\.", "roberta.", name) for name in stock)
+        for own, stock in encoder.items()
+    }
+    head = _parameters(_ROBERTA_HEAD, 0, {})
+    return {**names, **head, "decoder_bias": ("lm_head.bias",)}
+
+
+def _roberta_read(node: Node) -> Node:
+    """Return the positions: those of text begin behind the padding's."""
+    offset = node.get("pad_token_id", 1) + 1
+    length = node.get("max_position_embeddings", 512) - offset
+    return {"position_offset": offset, "max_length": length}
+
+
+# DistilBERT -----------------------------------------------------------------------------------------------------------
+
+_DISTIL_MODULES = {
+    "encoder.embeddings.tokens": ("distilbert.embeddings.word_embeddings",),
+    "encoder.embeddings.positions": ("distilbert.embeddings.position_embeddings",),
+    "encoder.embeddings.norm": ("distilbert.embeddings.LayerNorm",),
+    "transform.dense": ("vocab_transform",),
+    "transform.norm": ("vocab_layer_norm",),
+}
+_DISTIL_LAYER = {
+    "encoder.blocks.{i}.attn.qkv": tuple(
+        f"distilbert.transformer.layer.{{i}}.attention.{part}_lin" for part in "qkv"
+    ),
+    "encoder.blocks.{i}.attn.out": ("distilbert.transformer.layer.{i}.attention.out_lin",),
+    "encoder.blocks.{i}.attn_norm": ("distilbert.transformer.layer.{i}.sa_layer_norm",),
+    "encoder.blocks.{i}.mlp.up": ("distilbert.transformer.layer.{i}.ffn.lin1",),
+    "encoder.blocks.{i}.mlp.down": ("distilbert.transformer.layer.{i}.ffn.lin2",),
+    "encoder.blocks.{i}.mlp_norm": ("distilbert.transformer.layer.{i}.output_layer_norm",),
+}
+_DISTIL_SIZES = {
+    "vocab_size": "vocab_size",
+    "dim": "hidden_size",
+    "n_layers": "num_layers",
+    "n_heads": "num_heads",
+    "hidden_dim": "intermediate_size",
 }
 
 # ModernBERT -----------------------------------------------------------------------------------------------------------
@@ -195,6 +249,7 @@ def _modern_read(node: Node) -> Node:
 
 
 _SHARED = {
+    "position_offset": 0,
     "norm": "layernorm",
     "embedding_norm": True,
     "qk_norm": False,
@@ -208,36 +263,43 @@ _SHARED = {
     "convolution": 0,
 }
 _BERT_ONLY = {"is_decoder": False, "add_cross_attention": False}
+_BERT_FIXED = {
+    **_SHARED,
+    "norm_order": "post",
+    "norm_bias": True,
+    "final_norm": False,
+    "first_attn_norm": True,
+    "positions": "learned",
+    "local_window": None,
+    "mlp": "plain",
+    "attention_bias": True,
+    "mlp_bias": True,
+    "head_bias": True,
+    "decoder_bias": True,
+    "tie_embeddings": True,
+}
+_BERT_ABSOLUTE = {
+    **_BERT_ONLY,
+    "position_embedding_type": "absolute",
+    "tie_word_embeddings": True,
+}
+_BERT_SETTINGS: dict[str, tuple[str, Any]] = {
+    "hidden_act": ("activation", "gelu"),
+    "hidden_dropout_prob": ("dropout", 0.1),
+    "attention_probs_dropout_prob": ("attention_dropout", 0.1),
+    "max_position_embeddings": ("max_length", 512),
+    "type_vocab_size": ("token_types", 2),
+    "layer_norm_eps": ("norm_eps", 1e-12),
+    "initializer_range": ("init_std", 0.02),
+}
 
 FAMILIES: dict[str, Family] = {
     "bert": Family(
         architecture="BertForMaskedLM",
         encoder="BertModel",
-        fixed={
-            **_SHARED,
-            "norm_order": "post",
-            "norm_bias": True,
-            "final_norm": False,
-            "first_attn_norm": True,
-            "positions": "learned",
-            "local_window": None,
-            "mlp": "plain",
-            "attention_bias": True,
-            "mlp_bias": True,
-            "head_bias": True,
-            "decoder_bias": True,
-            "tie_embeddings": True,
-        },
-        settings={
-            "hidden_act": ("activation", "gelu"),
-            "hidden_dropout_prob": ("dropout", 0.1),
-            "attention_probs_dropout_prob": ("attention_dropout", 0.1),
-            "max_position_embeddings": ("max_length", 512),
-            "type_vocab_size": ("token_types", 2),
-            "layer_norm_eps": ("norm_eps", 1e-12),
-            "initializer_range": ("init_std", 0.02),
-        },
-        only={**_BERT_ONLY, "position_embedding_type": "absolute", "tie_word_embeddings": True},
+        fixed=_BERT_FIXED,
+        settings=_BERT_SETTINGS,
+        only=_BERT_ABSOLUTE,
         written=lambda config: {**_BERT_ONLY, "classifier_dropout": None, "use_cache": True},
         read=lambda node: {},
         names=lambda config: {
@@ -247,6 +309,55 @@ FAMILIES: dict[str, Family] = {
         prefix="bert.",
         ignored=r"(bert\.pooler|cls\.seq_relationship|cls\.predictions\.decoder|classifier|qa_outputs)\."
         r"|bert\.embeddings\.(position_ids|token_type_ids)$",
+        covers=lambda config: config.token_types > 0,
+    ),
+    "roberta": Family(
+        architecture="RobertaForMaskedLM",
+        encoder="RobertaModel",
+        fixed={key: value for key, value in _BERT_FIXED.items() if key != "position_offset"}
+        | {"activation": "gelu"},  # of its head, whatever hidden_act says
+        settings={
+            key: value
+            for key, value in _BERT_SETTINGS.items()
+            if key not in ("hidden_act", "max_position_embeddings")
+        },
+        only={**_BERT_ABSOLUTE, "hidden_act": "gelu"},
+        written=lambda config: {
+            **_BERT_ONLY,
+            "hidden_act": "gelu",
+            "max_position_embeddings": config.max_length + config.position_offset,
+            "classifier_dropout": None,
+            "use_cache": True,
+        },
+        read=_roberta_read,
+        names=_roberta_names,
+        prefix="roberta.",
+        ignored=r"(roberta\.pooler|lm_head\.decoder|classifier|qa_outputs)\."
+        r"|roberta\.embeddings\.(position_ids|token_type_ids)$",
+        covers=lambda config: config.token_types > 0 and config.position_offset > 0,
+    ),
+    "distilbert": Family(
+        architecture="DistilBertForMaskedLM",
+        encoder="DistilBertModel",
+        fixed={**_BERT_FIXED, "token_types": 0, "norm_eps": 1e-12},
+        settings={
+            "activation": ("activation", "gelu"),
+            "dropout": ("dropout", 0.1),
+            "attention_dropout": ("attention_dropout", 0.1),
+            "max_position_embeddings": ("max_length", 512),
+            "initializer_range": ("init_std", 0.02),
+        },
+        only={"tie_word_embeddings": True, "sinusoidal_pos_embds": False},
+        written=lambda config: {"sinusoidal_pos_embds": False},
+        read=lambda node: {},
+        names=lambda config: {
+            **_parameters(_DISTIL_MODULES, config.num_layers, _DISTIL_LAYER),
+            "decoder_bias": ("vocab_projector.bias",),
+        },
+        prefix="distilbert.",
+        ignored=r"(vocab_projector|pre_classifier|classifier|qa_outputs)\."
+        r"|distilbert\.embeddings\.position_ids$",
+        sizes=_DISTIL_SIZES,
     ),
     "modernbert": Family(
         architecture="ModernBertForMaskedLM",
@@ -289,10 +400,14 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 
+# Types that compute the same as a family, and have its names of weights; they are written as that family.
+SAME_AS = {"xlm-roberta": "roberta", "camembert": "roberta"}
+
 
 def stock_family(config: ModelConfig) -> str | None:
     """The transformers model type that computes exactly this configuration, or None."""
     for name, family in FAMILIES.items():
-        if all(getattr(config, field) == value for field, value in family.fixed.items()):
-            return name if name != "bert" or config.token_types > 0 else None
+        has_fixed = all(getattr(config, field) == value for field, value in family.fixed.items())
+        if has_fixed and family.covers(config):
+            return name
     return None
