@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from cramming.config import UserError, file_sha256, require
 from cramming.device import is_out_of_memory
-from cramming.hub import prepare_hub
+from cramming.hub import download_model
 from cramming.model.attention import Packing
 from cramming.model.classifier import SequenceClassifier
 from cramming.model.config import ModelConfig
@@ -27,7 +27,7 @@ from cramming.model.encoder import Encoder
 from cramming.model.export import WEIGHT_FILES, load_encoder, load_encoder_config, read_weights
 from eval.finetune.config import Hyperparameters, Init
 
-OWN_TYPES = ("cramming", "bert", "modernbert")
+OWN_TYPES = ("cramming", "bert", "distilbert", "modernbert")
 CANNOT_LOAD = "transformers cannot load it"
 WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")  # with those that are sharded
 # What no number depends on: weights that are not the loaded ones, and what only people read.
@@ -69,7 +69,7 @@ def open_model(path: str | Path) -> ModelSource:
         f"--model={path}: is a file, not a folder; give the folder it is in",
     )
     if not folder.is_dir():
-        folder = _download(str(path))
+        folder = download_model(str(path), "--model")
     file = folder / "config.json"
     require(file.is_file(), f"{folder}: no config.json; expected a Hugging Face model folder")
     try:
@@ -238,28 +238,6 @@ def _own_config(folder: Path, model_type: str | None) -> ModelConfig | None:
         if model_type == "cramming":  # nothing else could load it
             raise
         return None
-
-
-def _download(name: str) -> Path:
-    """The hub's model of this name as a local folder; UserError at once where it cannot be had."""
-    online = prepare_hub()
-    from huggingface_hub import snapshot_download
-
-    texts = ["*.json", "*.txt", "*.model"]
-    try:
-        folder = Path(snapshot_download(name, allow_patterns=[*texts, "*.safetensors"]))
-        if not any(folder.glob("*.safetensors")):
-            folder = Path(snapshot_download(name, allow_patterns=[*texts, "pytorch_model*.bin"]))
-    except (OSError, ValueError) as error:
-        reason = (
-            " ".join(str(error).split())[:150]
-            if online
-            else "no connection to the hub, and not in the cache"
-        )
-        raise UserError(
-            f"--model={name}: no such folder, and {reason}; give a local model folder"
-        ) from None
-    return folder
 
 
 def build_classifier(
