@@ -105,7 +105,8 @@ def one_at_a_time(windows: Sequence[Window], mask_id: int) -> list[Query]:
     """Return a copy of each window for each of its tokens, which is hidden there."""
     queries = []
     for window in windows:
-        ids_L = np.concatenate([window.ids_L[: PERPLEXITY_TOKENS - 1], window.ids_L[-1:]])
+        body_L = window.ids_L[1:-1][: PERPLEXITY_TOKENS - 2]
+        ids_L = np.concatenate([window.ids_L[:1], body_L, window.ids_L[-1:]])
         for place in range(1, len(ids_L) - 1):
             queries.append(hidden(ids_L, np.array([place]), mask_id))
     return queries
