@@ -214,7 +214,7 @@ counted = [count for count in nodes if count > 1]  # a package's docstring is no
 print(len(counted), sum(counted))
 """
 # What a newcomer must read before the first training step, in files and syntax nodes.
-MOST_FILES, MOST_NODES = 51, 40_200
+MOST_FILES, MOST_NODES = 51, 40_500
 
 
 def test_little_is_read_before_the_first_training_step(

@@ -25,7 +25,7 @@ from cramming.files import overwrite_atomically
 from cramming.model.config import ModelConfig
 from cramming.model.encoder import Encoder
 from cramming.model.heads import MaskedLM
-from cramming.model.stock import FAMILIES, SAME_AS, Names, from_stock, stock_family, to_stock
+from cramming.model.stock import Names, families, from_stock, stock_family, to_stock
 
 # What the tokenizers of this suite call them; the keys are those of transformers.
 SPECIAL_TOKENS = {
@@ -137,7 +137,7 @@ def _config_node(config: ModelConfig, has_head: bool) -> dict[str, Any]:
             if has_head or name != head
         }
         return own | {"auto_map": auto_map, "model": dataclasses.asdict(config)}
-    family = FAMILIES[name]
+    family = families()[name]
     architecture = family.architecture if has_head else family.encoder
     start = {field: getattr(config, field) for field in START_FIELDS}
     return {
@@ -194,7 +194,7 @@ def _stock_state(model: MaskedLM | Encoder) -> dict[str, Tensor]:
 def _names(family: str | None, config: ModelConfig, own: Iterable[str]) -> Names:
     """Own parameter -> names in the folder's weights."""
     return (
-        FAMILIES[family].names(config)
+        families()[family].names(config)
         if family
         else {name: (OWN_NAMES.get(name, name),) for name in own}
     )
@@ -213,7 +213,7 @@ def load_encoder_config(
 ) -> ModelConfig:
     """The configuration of a model folder, own or stock; the two rates, when given, replace the folder's."""
     node, where = _read_config(folder), f"{folder}/config.json"
-    family = _family(node)
+    family = node.get("model_type")
     rates = {"dropout": dropout, "attention_dropout": attention_dropout}
     given = {name: rate for name, rate in rates.items() if rate is not None}
     if family == "cramming":
@@ -222,15 +222,15 @@ def load_encoder_config(
                 f"{where}: format {node.get('format')} is not {OWN_FORMAT}; use the suite that wrote it"
             )
         return build(ModelConfig, {**node.get("model", {}), **given}, where)
-    if family not in FAMILIES:
-        known = ", ".join(["cramming", *FAMILIES, *SAME_AS])
+    if family not in families():
+        known = ", ".join(["cramming", *families()])
         raise UserError(
             f"{where}: model_type {family!r} is not one that this suite's model covers ({known})"
         )
     if dropout is not None:
         node |= {"embedding_dropout": dropout, "mlp_dropout": dropout}
     start = {field: value for field, value in node.get(START, {}).items() if field in START_FIELDS}
-    return build(ModelConfig, from_stock(node, FAMILIES[family], where) | start | given, where)
+    return build(ModelConfig, from_stock(node, families()[family], where) | start | given, where)
 
 
 def load_masked_lm(
@@ -270,7 +270,7 @@ def load_exported(folder: Path) -> MaskedLM | Encoder:
 
 def _is_bare(folder: Path) -> bool:
     """Whether the folder says that its encoder has no head; tied to its embeddings a head may have no weight."""
-    bare = {AUTO_CLASSES["AutoModel"], *(family.encoder for family in FAMILIES.values())}
+    bare = {AUTO_CLASSES["AutoModel"], *(family.encoder for family in families().values())}
     return bool(bare & {*(_read_config(folder).get("architectures") or ())})
 
 
@@ -301,7 +301,7 @@ def _own_state(
     if missing := [name for own in wanted for name in names[own] if name not in found]:
         raise UserError(f"{folder}: its weights lack {missing[0]}")
     ignored = (
-        FAMILIES[family].ignored if family else r"(?!encoder\.blocks\.)"
+        families()[family].ignored if family else r"(?!encoder\.blocks\.)"
     )  # of an own folder only layers count
     known = {name for stock in names.values() for name in stock}
     if unexpected := [name for name in found if name not in known and not re.match(ignored, name)]:
@@ -319,19 +319,13 @@ def _own_state(
     }
 
 
-def _family(node: Mapping[str, Any]) -> Any:
-    """Return the family of a configuration, or its type where it is of none."""
-    kind = node.get("model_type")
-    return SAME_AS.get(str(kind), kind)
-
-
 def _weights_of(folder: Path) -> tuple[str | None, dict[str, Tensor]]:
     """Return the stock family, None of an own folder, and the weights by their names in the masked-LM class."""
-    kind = _family(_read_config(folder))
+    kind = _read_config(folder)["model_type"]
     family = None if kind == "cramming" else kind
     weights = [folder / name for name in WEIGHT_FILES if (folder / name).is_file()]
     require(weights, f"{folder}: no weights; expected {' or '.join(WEIGHT_FILES)}")
-    prefix = FAMILIES[family].prefix if family else "encoder."
+    prefix = families()[family].prefix if family else "encoder."
     return family, _with_prefix(read_weights(weights[0]), prefix)
 
 

@@ -5,8 +5,9 @@ several stock parameters for one of ours mean that the stock matrices are stacke
 a stock configuration can say and this model cannot compute is refused by name, never dropped.
 """
 
-import re
+import importlib
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 from cramming.config import UserError
@@ -90,7 +91,7 @@ def from_stock(node: Node, family: Family, where: str) -> Node:
         raise UserError(f"{where}: {error}") from None
 
 
-def _parameters(
+def parameters_of(
     modules: Mapping[str, tuple[str, ...]], layers: int, per_layer: Mapping[str, tuple[str, ...]]
 ) -> Names:
     """Weights and biases of modules; `{i}` in the names of `per_layer` is the layer."""
@@ -109,7 +110,7 @@ def _parameters(
 
 # BERT -----------------------------------------------------------------------------------------------------------------
 
-_BERT_MODULES = {
+BERT_MODULES = {
     "encoder.embeddings.tokens": ("bert.embeddings.word_embeddings",),
     "encoder.embeddings.positions": ("bert.embeddings.position_embeddings",),
     "encoder.embeddings.token_types": ("bert.embeddings.token_type_embeddings",),
@@ -117,7 +118,7 @@ _BERT_MODULES = {
     "transform.dense": ("cls.predictions.transform.dense",),
     "transform.norm": ("cls.predictions.transform.LayerNorm",),
 }
-_BERT_LAYER = {
+BERT_LAYER = {
     "encoder.blocks.{i}.attn.qkv": tuple(
         f"bert.encoder.layer.{{i}}.attention.self.{part}" for part in ("query", "key", "value")
     ),
@@ -126,56 +127,6 @@ _BERT_LAYER = {
     "encoder.blocks.{i}.mlp.up": ("bert.encoder.layer.{i}.intermediate.dense",),
     "encoder.blocks.{i}.mlp.down": ("bert.encoder.layer.{i}.output.dense",),
     "encoder.blocks.{i}.mlp_norm": ("bert.encoder.layer.{i}.output.LayerNorm",),
-}
-
-# RoBERTa, XLM-R and CamemBERT -----------------------------------------------------------------------------------------
-
-_ROBERTA_HEAD = {"transform.dense": ("lm_head.dense",), "transform.norm": ("lm_head.layer_norm",)}
-
-
-def _roberta_names(config: ModelConfig) -> Names:
-    """BERT's names, with another prefix and another head."""
-    encoder = _parameters(_BERT_MODULES, config.num_layers, _BERT_LAYER)
-    names = {
-        own: tuple(re.sub(r"^bert\.", "roberta.", name) for name in stock)
-        for own, stock in encoder.items()
-    }
-    head = _parameters(_ROBERTA_HEAD, 0, {})
-    return {**names, **head, "decoder_bias": ("lm_head.bias",)}
-
-
-def _roberta_read(node: Node) -> Node:
-    """Return the positions: those of text begin behind the padding's."""
-    offset = node.get("pad_token_id", 1) + 1
-    length = node.get("max_position_embeddings", 512) - offset
-    return {"position_offset": offset, "max_length": length}
-
-
-# DistilBERT -----------------------------------------------------------------------------------------------------------
-
-_DISTIL_MODULES = {
-    "encoder.embeddings.tokens": ("distilbert.embeddings.word_embeddings",),
-    "encoder.embeddings.positions": ("distilbert.embeddings.position_embeddings",),
-    "encoder.embeddings.norm": ("distilbert.embeddings.LayerNorm",),
-    "transform.dense": ("vocab_transform",),
-    "transform.norm": ("vocab_layer_norm",),
-}
-_DISTIL_LAYER = {
-    "encoder.blocks.{i}.attn.qkv": tuple(
-        f"distilbert.transformer.layer.{{i}}.attention.{part}_lin" for part in "qkv"
-    ),
-    "encoder.blocks.{i}.attn.out": ("distilbert.transformer.layer.{i}.attention.out_lin",),
-    "encoder.blocks.{i}.attn_norm": ("distilbert.transformer.layer.{i}.sa_layer_norm",),
-    "encoder.blocks.{i}.mlp.up": ("distilbert.transformer.layer.{i}.ffn.lin1",),
-    "encoder.blocks.{i}.mlp.down": ("distilbert.transformer.layer.{i}.ffn.lin2",),
-    "encoder.blocks.{i}.mlp_norm": ("distilbert.transformer.layer.{i}.output_layer_norm",),
-}
-_DISTIL_SIZES = {
-    "vocab_size": "vocab_size",
-    "dim": "hidden_size",
-    "n_layers": "num_layers",
-    "n_heads": "num_heads",
-    "hidden_dim": "intermediate_size",
 }
 
 # ModernBERT -----------------------------------------------------------------------------------------------------------
@@ -262,8 +213,8 @@ _SHARED = {
     "attention_gate": False,
     "convolution": 0,
 }
-_BERT_ONLY = {"is_decoder": False, "add_cross_attention": False}
-_BERT_FIXED = {
+BERT_ONLY = {"is_decoder": False, "add_cross_attention": False}
+BERT_FIXED = {
     **_SHARED,
     "norm_order": "post",
     "norm_bias": True,
@@ -278,12 +229,12 @@ _BERT_FIXED = {
     "decoder_bias": True,
     "tie_embeddings": True,
 }
-_BERT_ABSOLUTE = {
-    **_BERT_ONLY,
+BERT_ABSOLUTE = {
+    **BERT_ONLY,
     "position_embedding_type": "absolute",
     "tie_word_embeddings": True,
 }
-_BERT_SETTINGS: dict[str, tuple[str, Any]] = {
+BERT_SETTINGS: dict[str, tuple[str, Any]] = {
     "hidden_act": ("activation", "gelu"),
     "hidden_dropout_prob": ("dropout", 0.1),
     "attention_probs_dropout_prob": ("attention_dropout", 0.1),
@@ -297,67 +248,19 @@ FAMILIES: dict[str, Family] = {
     "bert": Family(
         architecture="BertForMaskedLM",
         encoder="BertModel",
-        fixed=_BERT_FIXED,
-        settings=_BERT_SETTINGS,
-        only=_BERT_ABSOLUTE,
-        written=lambda config: {**_BERT_ONLY, "classifier_dropout": None, "use_cache": True},
+        fixed=BERT_FIXED,
+        settings=BERT_SETTINGS,
+        only=BERT_ABSOLUTE,
+        written=lambda config: {**BERT_ONLY, "classifier_dropout": None, "use_cache": True},
         read=lambda node: {},
         names=lambda config: {
-            **_parameters(_BERT_MODULES, config.num_layers, _BERT_LAYER),
+            **parameters_of(BERT_MODULES, config.num_layers, BERT_LAYER),
             "decoder_bias": ("cls.predictions.bias",),
         },
         prefix="bert.",
         ignored=r"(bert\.pooler|cls\.seq_relationship|cls\.predictions\.decoder|classifier|qa_outputs)\."
         r"|bert\.embeddings\.(position_ids|token_type_ids)$",
         covers=lambda config: config.token_types > 0,
-    ),
-    "roberta": Family(
-        architecture="RobertaForMaskedLM",
-        encoder="RobertaModel",
-        fixed={key: value for key, value in _BERT_FIXED.items() if key != "position_offset"}
-        | {"activation": "gelu"},  # of its head, whatever hidden_act says
-        settings={
-            key: value
-            for key, value in _BERT_SETTINGS.items()
-            if key not in ("hidden_act", "max_position_embeddings")
-        },
-        only={**_BERT_ABSOLUTE, "hidden_act": "gelu"},
-        written=lambda config: {
-            **_BERT_ONLY,
-            "hidden_act": "gelu",
-            "max_position_embeddings": config.max_length + config.position_offset,
-            "classifier_dropout": None,
-            "use_cache": True,
-        },
-        read=_roberta_read,
-        names=_roberta_names,
-        prefix="roberta.",
-        ignored=r"(roberta\.pooler|lm_head\.decoder|classifier|qa_outputs)\."
-        r"|roberta\.embeddings\.(position_ids|token_type_ids)$",
-        covers=lambda config: config.token_types > 0 and config.position_offset > 0,
-    ),
-    "distilbert": Family(
-        architecture="DistilBertForMaskedLM",
-        encoder="DistilBertModel",
-        fixed={**_BERT_FIXED, "token_types": 0, "norm_eps": 1e-12},
-        settings={
-            "activation": ("activation", "gelu"),
-            "dropout": ("dropout", 0.1),
-            "attention_dropout": ("attention_dropout", 0.1),
-            "max_position_embeddings": ("max_length", 512),
-            "initializer_range": ("init_std", 0.02),
-        },
-        only={"tie_word_embeddings": True, "sinusoidal_pos_embds": False},
-        written=lambda config: {"sinusoidal_pos_embds": False},
-        read=lambda node: {},
-        names=lambda config: {
-            **_parameters(_DISTIL_MODULES, config.num_layers, _DISTIL_LAYER),
-            "decoder_bias": ("vocab_projector.bias",),
-        },
-        prefix="distilbert.",
-        ignored=r"(vocab_projector|pre_classifier|classifier|qa_outputs)\."
-        r"|distilbert\.embeddings\.position_ids$",
-        sizes=_DISTIL_SIZES,
     ),
     "modernbert": Family(
         architecture="ModernBertForMaskedLM",
@@ -391,7 +294,7 @@ FAMILIES: dict[str, Family] = {
         written=_modern_written,
         read=_modern_read,
         names=lambda config: {
-            **_parameters(_MODERN_MODULES, config.num_layers, _MODERN_LAYER),
+            **parameters_of(_MODERN_MODULES, config.num_layers, _MODERN_LAYER),
             "decoder_bias": ("decoder.bias",),
             "decoder_weight": ("decoder.weight",),
         },
@@ -400,13 +303,16 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 
-# Types that compute the same as a family, and have its names of weights; they are written as that family.
-SAME_AS = {"xlm-roberta": "roberta", "camembert": "roberta"}
+
+@cache
+def families() -> dict[str, Family]:
+    """Return all families by transformers' model type. BERT's relatives are loaded here: most runs have none."""
+    return FAMILIES | importlib.import_module("cramming.model.stock_relatives").RELATIVES
 
 
 def stock_family(config: ModelConfig) -> str | None:
     """The transformers model type that computes exactly this configuration, or None."""
-    for name, family in FAMILIES.items():
+    for name, family in families().items():
         has_fixed = all(getattr(config, field) == value for field, value in family.fixed.items())
         if has_fixed and family.covers(config):
             return name

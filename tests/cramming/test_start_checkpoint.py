@@ -34,8 +34,8 @@ from cramming.model.config import ModelConfig
 from cramming.model.export import load_encoder_config, load_masked_lm, save_pretrained
 from cramming.model.heads import MaskedLM
 from cramming.overrides import compose as compose_recipe
-from cramming.record import load_record
 from cramming.recipe import Config, Hardware, check
+from cramming.record import load_record
 from cramming.start_checkpoint import load_checkpoint
 from data_prep.tokenizer.load import load, special_tokens
 

@@ -28,7 +28,7 @@ from cramming.model.attention import Packing
 from cramming.model.config import ModelConfig
 from cramming.model.export import load_encoder, load_encoder_config, load_masked_lm
 from cramming.model.heads import MaskedLM
-from cramming.model.stock import FAMILIES, stock_family
+from cramming.model.stock import families, stock_family
 from cramming.overrides import compose
 
 from .conftest import own_logits, padded, perturbed
@@ -146,7 +146,7 @@ def test_yaml_model_gives_the_same_logits_in_stock_transformers(
     own = perturbed(MaskedLM(config), 0.05)
     save(own, tmp_path / "final")  # type: ignore[operator]
     stock = AutoModelForMaskedLM.from_pretrained(tmp_path / "final")
-    assert type(stock).__name__ == FAMILIES[str(stock_family(config))].architecture
+    assert type(stock).__name__ == families()[str(stock_family(config))].architecture
     assert_equal(own, stock, [120, 7, 160])
 
 
