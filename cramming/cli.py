@@ -234,6 +234,10 @@ def adapt(
         Path | None,
         _option("--general-text", text="Text file on which the model should not get worse."),
     ] = None,
+    keep: Annotated[
+        float | None,
+        _option("--keep", text="Share of it in the training text.", min=0.001, max=0.999),
+    ] = None,
     name: Name = Invocation.name,
     runs: Runs = Invocation.runs,
     corpora: Corpora = Invocation.corpora,

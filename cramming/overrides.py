@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from cramming.config import UserError, config_folder, require
+from cramming.config import UserError, config_folder, require, shown
 
 SHORT = (  # what may be typed as well -> as Hydra reads it; each choice has settings of its own, so it is a group
     (r"(optim|schedule|start)\.name=(?!null$)(.*)", r"\1=\2"),
@@ -96,6 +96,16 @@ def search_path(config_dir: Path) -> str:
 def setting(name: str, value: str) -> str:
     """Return the override that sets a text, whatever characters it has."""
     return f"{name}={_literal(value)}"
+
+
+def in_words(value: object) -> str:
+    """Return a list, a mapping or a scalar as the value of an override."""
+    if isinstance(value, Mapping):
+        pairs = [f"{key}: {in_words(each)}" for key, each in value.items()]
+        return f"{{{', '.join(pairs)}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(in_words, value))}]"
+    return _literal(value) if isinstance(value, str) else shown(value)
 
 
 def hydra_words(overrides: Iterable[str]) -> dict[str, str]:

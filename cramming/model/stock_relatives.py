@@ -1,4 +1,4 @@
-"""Stock architectures that differ from BERT in names and little else: a part of the table in cramming/model/stock.py."""
+"""Stock architectures that differ from BERT in names and little else: part of the table in cramming/model/stock.py."""
 
 import re
 

@@ -21,8 +21,8 @@ from cramming.device import select
 from cramming.invocation import Invocation
 from cramming.model.export import load_encoder_config, load_masked_lm
 from cramming.model.heads import MaskedLM
-from cramming.overrides import compose, name_of, setting
-from cramming.progress import say, show_table
+from cramming.overrides import compose, in_words, name_of, setting
+from cramming.progress import format_count, say, show_table
 from cramming.record import is_run, load_record, refuse_finished_run
 from cramming.start_checkpoint import load_checkpoint
 from eval.adapt.measure import Comparison, compare, held_out_windows
@@ -33,19 +33,32 @@ from eval.rules.load import load_run
 OWN, GENERAL = "own text", "general text"
 
 
-def main(recipe: dict[str, Any], invocation: Invocation, *, general_text: Path | None) -> None:
-    """Adapt a checkpoint; `general_text`: a file whose held-out part shows what was forgotten."""
-    for line in check(recipe, invocation, general_text=general_text):
+def main(
+    recipe: dict[str, Any],
+    invocation: Invocation,
+    *,
+    general_text: Path | None,
+    keep: float | None,
+) -> None:
+    """Adapt a checkpoint; `general_text`: a file whose held-out part shows what was forgotten.
+
+    `keep`: share of the training text that is taken from it.
+    """
+    for line in check(recipe, invocation, general_text=general_text, keep=keep):
         say(line)
     invocation = _pinned(recipe, invocation)
-    general = None
+    training, general = invocation, None
+    if not _has_corpus(recipe, invocation):
+        _prepare(invocation)
     if general_text is not None:
         general = _general(invocation, general_text)
-        run_or_exit(["prepare", *general.arguments(*verbs.OPTIONS["prepare"])])
-    if not _has_corpus(recipe, invocation):
-        run_or_exit(["prepare", *invocation.arguments(*verbs.OPTIONS["prepare"])])
+        _prepare(general)
+        if keep is not None:
+            training = mixed(recipe, invocation, general_text, keep)
+            _require_enough(recipe, invocation, general, keep)
+            _prepare(training)
     if not _is_finished(invocation):
-        run_or_exit(["pretrain", *invocation.arguments(*verbs.OPTIONS["pretrain"])])
+        run_or_exit(["pretrain", *training.arguments(*verbs.OPTIONS["pretrain"])])
     result = measure(recipe, invocation, general)
     show_table("before and after", LOSS_COLUMNS, loss_rows(result.comparisons))
     say(verdict(result))
@@ -54,22 +67,44 @@ def main(recipe: dict[str, Any], invocation: Invocation, *, general_text: Path |
 
 
 def check(
-    recipe: Mapping[str, Any], invocation: Invocation, *, general_text: Path | None
+    recipe: Mapping[str, Any],
+    invocation: Invocation,
+    *,
+    general_text: Path | None,
+    keep: float | None,
 ) -> Iterator[str]:
     """Return lines about what would be done; UserError for what can be known to be wrong. Nothing is written."""
+    objective = recipe["objective"]["name"]
     require(
-        recipe["objective"]["name"] == "mlm",
-        f"objective={recipe['objective']['name']}: adapt compares masked language models. Leave it out.",
+        objective == "mlm",
+        f"objective={objective}: adapt compares masked language models. Leave it out.",
+    )
+    require(
+        keep is None or general_text is not None,
+        f"--keep={keep}: of which text? Give --general-text.",
+    )
+    require(
+        keep is None or not recipe["data"]["corpus"],
+        f"--keep={keep}: a finished corpus cannot be mixed. Give data.paths in place of data.corpus.",
     )
     refuse_finished_run(invocation)
     lines = iter([f"checkpoint: {recipe['start']['path']}"])
+    pinned = _pinned(recipe, invocation)
+    others = list[Invocation]()
     if general_text is not None:
-        general = _general(_pinned(recipe, invocation), general_text)
-        lines = chain(lines, verbs.check("prepare", compose(general.overrides), general))
+        others.append(_general(pinned, general_text))
+        if keep is not None:
+            others.append(mixed(recipe, pinned, general_text, keep))
+    for other in others:
+        lines = chain(lines, verbs.check("prepare", compose(other.overrides), other))
     names = ["pretrain"] if _has_corpus(recipe, invocation) else ["prepare", "pretrain"]
     for name in names:
         lines = chain(lines, verbs.check(name, recipe, invocation))
     return lines
+
+
+def _prepare(invocation: Invocation) -> None:
+    run_or_exit(["prepare", *invocation.arguments(*verbs.OPTIONS["prepare"])])
 
 
 def measure(
@@ -123,9 +158,58 @@ def _general(invocation: Invocation, path: Path) -> Invocation:
     """Return the invocation that prepares the general text with the checkpoint's tokenizer."""
     start = [word for word in invocation.overrides if name_of(word) == "start.path"]
     require(path.is_file(), f"--general-text={path}: no such file. Check the path.")
-    paths = f"data.paths=[{setting('', str(path.absolute())).lstrip('=')}]"
+    paths = f"data.paths={in_words([str(path.absolute())])}"
     words = ("experiment=adapt", *start, "data.name=general", paths)
     return replace(invocation, overrides=words)
+
+
+def mixed(
+    recipe: Mapping[str, Any], invocation: Invocation, general_text: Path, keep: float
+) -> Invocation:
+    """Return the invocation that trains on both texts and is validated on the own one.
+
+    Documents are held out by their content (docs/reference/corpus.md), so those of each text alone are held out here.
+    """
+    data = recipe["data"]
+    shared = compose(["data=mix"])["data"].keys() - {"source", "parts"}
+    own = {key: value for key, value in data.items() if key not in shared}
+    parts = [
+        {"weight": 1 - keep, "name": "own", **own},
+        {
+            "weight": keep,
+            "name": "general",
+            "source": "text",
+            "paths": [str(general_text.absolute())],
+        },
+    ]
+    dropped = {"data", *(f"data.{key}" for key in own)}
+    words = [word for word in invocation.overrides if name_of(word) not in dropped]
+    held_out = str(corpus_folder(recipe, invocation.corpora).absolute())
+    words += [
+        "data=mix",
+        f"data.parts={in_words(parts)}",
+        setting("train.validation_corpus", held_out),
+    ]
+    return replace(invocation, overrides=tuple(words))
+
+
+def _require_enough(
+    recipe: Mapping[str, Any], invocation: Invocation, general: Invocation, keep: float
+) -> None:
+    """Raise UserError where the general text would end before the own text does."""
+    own_tokens, general_tokens = (
+        Corpus.open(place, verify=False).stream("train").num_tokens
+        for place in (
+            corpus_folder(recipe, invocation.corpora),
+            corpus_folder(compose(general.overrides), general.corpora),
+        )
+    )
+    needed = own_tokens * keep / (1 - keep)
+    require(
+        general_tokens >= needed,
+        f"--keep={keep:g}: needs {format_count(needed, 'tokens')} of general text, there are"
+        f" {format_count(general_tokens, '')}. Give more of it, or keep less.",
+    )
 
 
 def _has_corpus(recipe: Mapping[str, Any], invocation: Invocation) -> bool:

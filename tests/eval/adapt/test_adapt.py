@@ -17,7 +17,7 @@ from cramming.data.corpus import Corpus
 from cramming.model.export import load_masked_lm
 from cramming.overrides import compose
 from cramming.record_schema import Record
-from eval.adapt.main import measure
+from eval.adapt.main import measure, mixed
 from eval.adapt.measure import (
     Comparison,
     compare,
@@ -191,11 +191,36 @@ def test_only_masked_language_models_are_compared(
     for more, problem in (
         (["objective=rtd"], "objective=rtd"),
         (["--general-text", "nothing.txt"], "--general-text=nothing.txt: no such file"),
+        (["--keep", "0.1"], "--keep=0.1: of which text"),
     ):
         call = cli.parse([*words, "--check", *more])
         assert call is not None
         with pytest.raises(UserError, match=problem):
             verbs.run(call)
+
+
+def test_no_text_that_is_held_out_is_in_the_mix(
+    place: tuple[Path, Path, Path], tmp_path: Path, adapted: tuple[Result, Path, Path]
+) -> None:
+    bert, own, general = place
+    words = ["adapt", "--from", str(bert), "--name", "mixed", "--corpora", str(tmp_path)]
+    call = cli.parse([*words, f"data.paths=[{own}]", *SMALL])
+    assert call is not None
+    recipe = verbs.recipe_of(call)
+    both = mixed(recipe, call.invocation, general, 0.3)
+    verbs.main_of("prepare")(compose(both.overrides), both)
+    (folder,) = tmp_path.glob("mix-*")
+    mix, alone = Corpus.open(folder, verify=False), Corpus.open(adapted[2], verify=False)
+    train = [documents_of(corpus, "train") for corpus in (mix, alone)]
+    held_out = documents_of(alone, "validation")
+    assert not train[0] & held_out and train[1] <= train[0]
+    sizes = [sum(map(len, documents)) for documents in (train[0] - train[1], train[0])]
+    assert 0.15 < sizes[0] / sizes[1] < 0.3  # 0.3 of the bytes, and its words have more of them
+
+
+def documents_of(corpus: Corpus, split: Any) -> set[tuple[int, ...]]:
+    stream = corpus.stream(split)
+    return {tuple(stream.document(i).tolist()) for i in range(stream.num_documents)}
 
 
 @pytest.mark.slow
