@@ -361,7 +361,7 @@ def _size_problems(config: Config, hardware: Hardware) -> Iterator[Problem]:
             " train.batch_ramp grows. Lower it, or set it to auto.",
         )
     start = config.start
-    if isinstance(start, CheckpointStart) and start.path is None:
+    if hardware.trains and isinstance(start, CheckpointStart) and start.path is None:
         yield "start.path", "no checkpoint. Give a model folder or a name on the hub."
     corpus = train.validation_corpus
     if hardware.trains and corpus is not None and not (corpus / MANIFEST).is_file():

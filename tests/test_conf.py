@@ -139,6 +139,10 @@ def test_every_experiment_trains_at_a_small_scale(
         'runtime.compile="off"',
     ]
     few = ["train.validations=1", "train.validation_tokens=512", "budget.steps=2"]
+    if (
+        option == "adapt"
+    ):  # whose checkpoint is the user's; tests/cramming/test_start_checkpoint.py has some
+        few.append("start=random")
     launch.main(
         compose(f"experiment={option}", "scale=10M", "model.num_layers=2", *here, *rows, *few),
         Invocation("a", tmp_path, device="cpu"),

@@ -236,7 +236,7 @@ def test_what_does_not_map_is_refused_with_what_is_supported(bert: Path) -> None
 
 
 def test_a_recipe_without_a_checkpoint_is_refused(compose: Callable[..., dict[str, Any]]) -> None:
-    place = Hardware("cpu", "a CPU", "fp32")
+    place = Hardware("cpu", "a CPU", "fp32", trains=True)
     with pytest.raises(UserError, match=r"start\.path=null: no checkpoint"):
         check(Config.of(compose("start=checkpoint")), place)
     with pytest.raises(UserError, match=r"objective\.name=rtd: not with start=checkpoint"):
