@@ -1,8 +1,8 @@
 """Examples: what both models put in the place of words that are frequent in the text, but not in their vocabulary.
 
-A vocabulary is about in the order of frequency in the text that it was made from: an entry of rank r stands for a share
-of 1 / (r H) there by Zipf's law. Words of this text are ranked by what they have beyond that. Nothing of the models
-enters the choice, so no word is shown because one of them is better at it.
+A vocabulary is about in the order of frequency in the text that it was made from: there the share of its r-th word is
+proportional to 1 / (r + 2.7), by the law of Zipf and Mandelbrot. Words of this text are ranked by what they have beyond
+that. Nothing of the models enters the choice, so no word is shown because one of them is better at it.
 """
 
 from collections.abc import Sequence
@@ -19,6 +19,8 @@ from eval.adapt.measure import Query, Window, hidden, inputs
 
 COUNTED_TOKENS = 2_000_000
 SHORTEST_WORD = 4
+MANDELBROT = 2.7
+MOST_WORDS = 1000
 EXAMPLES, GUESSES, CONTEXT = 12, 3, 12
 STARTS = ("\u0120", "\u2581")  # of entries that begin a word, in byte-level BPE and Unigram
 CONTINUES = "##"  # of entries that do not, in WordPiece
@@ -68,18 +70,28 @@ def own_words(corpus: Corpus, tokenizer: Tokenizer) -> dict[int, str]:
     """Return the entries that are words of the training text beyond their rank, by entry; the most frequent first."""
     stream = corpus.stream("train")
     ids_T = stream.gather(np.array([0]), min(COUNTED_TOKENS, stream.num_tokens))[0]
-    counts_V = np.bincount(ids_T)
-    ranks_V = 1 + np.arange(len(counts_V))
-    expected_V = len(ids_T) / (ranks_V * (1 / ranks_V).sum())
-    excess_V = counts_V * np.log(np.maximum(counts_V, 1) / expected_V)
-    marked = any(entry.startswith(STARTS) for entry in tokenizer.get_vocab())
+    counts_V = np.bincount(ids_T, minlength=corpus.vocab_size)
+    words = _words(tokenizer)
+    entries_W = np.array(sorted(words), dtype=np.int64)
+    counts_W = counts_V[entries_W]
+    weights_W = 1 / (np.arange(1, len(entries_W) + 1) + MANDELBROT)
+    expected_W = counts_W.sum() * weights_W / weights_W.sum()
+    excess_W = counts_W * np.log(np.maximum(counts_W, 1) / expected_W)
+    order_W = np.argsort(-excess_W)[:MOST_WORDS]
+    frequent = [int(entries_W[place]) for place in order_W if counts_W[place] > 1]
+    return {entry: words[entry] for entry in frequent}
+
+
+def _words(tokenizer: Tokenizer) -> dict[int, str]:
+    """Return the entries that are words by themselves."""
+    vocabulary = tokenizer.get_vocab()
+    marked = any(entry.startswith(STARTS) for entry in vocabulary)
     words = dict[int, str]()
-    for number in np.argsort(-excess_V)[: 100 * EXAMPLES].tolist():
-        entry = tokenizer.id_to_token(number) or ""
+    for entry, number in vocabulary.items():
         word = entry.lstrip("".join(STARTS))
         if marked and not entry.startswith(STARTS):
             continue
-        if word.isalpha() and len(word) >= SHORTEST_WORD and counts_V[number] > 1:
+        if word.isalpha() and len(word) >= SHORTEST_WORD:
             words[number] = word
     return words
 
