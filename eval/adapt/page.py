@@ -51,7 +51,7 @@ class Result:
 def verdict(result: Result) -> str:
     """Return what adaptation brought, in one sentence with its interval."""
     own, *others = result.comparisons
-    sentence = f"{_headline(own)}: the masked-LM loss on held-out {own.text} {_change(own)}"
+    sentence = f"{_headline(own, result.has_head)}: the masked-LM loss on held-out {own.text} {_change(own)}"
     for other in others:
         sentence += f"; that on {other.text} {_change(other)}"
     cost = result.record.training.budget.spent_seconds
@@ -60,9 +60,9 @@ def verdict(result: Result) -> str:
     return f"{sentence}."
 
 
-def _headline(own: Comparison) -> str:
+def _headline(own: Comparison, has_head: bool) -> str:
     if own.high < 0:
-        return "Adapting helped"
+        return "Adapting helped" if has_head else "The new head and the encoder learned"
     if own.low > 0:
         return "Adapting made the model worse"
     return "No effect of adapting is shown"
@@ -144,8 +144,8 @@ def _example_row(example: Example) -> list[str]:
     return [
         example.word,
         example.text,
-        ", ".join(example.before),
-        ", ".join(example.after),
+        " · ".join(example.before),
+        " · ".join(example.after),
         f"{example.probability_before:.1%}",
         f"{example.probability_after:.1%}",
     ]
@@ -172,7 +172,7 @@ def _fact_rows(result: Result) -> Iterator[tuple[str, str]]:
 
 def write_page(result: Result, folder: Path) -> list[Path]:
     """Write `adapt.html` and `adapt.md` into the run's folder; return their paths."""
-    title = f"{result.name}: adapted from {Path(result.source).name}"
+    title = f"{result.name}: adapted from {_short(Path(result.source))}"
     parts = blocks(result)
     headline: list[Block] = [Heading(title, 1), Text(verdict(result))]
     html = template("adapt.html").render(
@@ -186,6 +186,14 @@ def write_page(result: Result, folder: Path) -> list[Path]:
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     return [folder / name for name in texts]
+
+
+def _short(folder: Path) -> str:
+    """Return the name of a checkpoint: on the hub, or its last two folders."""
+    for part in folder.parts:
+        if part.startswith("models--"):
+            return part.removeprefix("models--").replace("--", "/")
+    return "/".join(folder.parts[-2:])
 
 
 @dataclass(frozen=True)

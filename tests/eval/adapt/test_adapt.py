@@ -102,7 +102,7 @@ def test_what_was_learned_shows_on_the_own_text(adapted: tuple[Result, Path, Pat
     texts = [page.read_text(encoding="utf-8") for page in pages]
     for text in texts:
         assert f"{own.before:.3f}" in text and f"{own.after:.3f}" in text
-        assert "general text" in text and "mine: adapted from bert" in text
+        assert "general text" in text and "/bert" in text
 
 
 def test_losses_are_those_of_stock_transformers(
