@@ -25,7 +25,7 @@ from cramming.children import end_with_parent
 from cramming.config import UserError, printable
 from cramming.files import explain_os_error
 from cramming.invocation import Call, DeviceKind, Invocation
-from cramming.overrides import name_of, offer, search_path
+from cramming.overrides import name_of, offer, search_path, setting
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -221,6 +221,41 @@ def verify(
 ) -> Call:
     """Check a run by the rules and its files, or a corpus by its hashes."""
     return _call(context)
+
+
+@app.command(rich_help_panel=EVERYDAY)
+def adapt(
+    context: typer.Context,
+    source: Annotated[
+        str, _option("--from", text="The checkpoint: a model folder, or a name on the hub.")
+    ],
+    overrides: Overrides = None,
+    general_text: Annotated[
+        Path | None,
+        _option("--general-text", text="Text file on which the model should not get worse."),
+    ] = None,
+    keep: Annotated[
+        float | None,
+        _option("--keep", text="Share of it in the training text.", min=0.001, max=0.999),
+    ] = None,
+    name: Name = Invocation.name,
+    runs: Runs = Invocation.runs,
+    corpora: Corpora = Invocation.corpora,
+    device: Device = Invocation.device,
+    resume: Resume = False,
+    trackers: Trackers = None,
+    check: Check = False,
+    show_config: ShowConfig = False,
+    config_dir: ConfigDir = None,
+) -> Call:
+    """Train a published checkpoint further on your text, and say what it brought."""
+    call = _call(context)
+    options = dict(call.options)
+    words = ("experiment=adapt", setting("start.path", options.pop("source")))
+    invocation = dataclasses.replace(
+        call.invocation, overrides=(*words, *call.invocation.overrides)
+    )
+    return dataclasses.replace(call, invocation=invocation, options=options)
 
 
 @app.command(rich_help_panel=OTHERS)

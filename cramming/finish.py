@@ -7,7 +7,7 @@ from cramming.config import UserError
 from cramming.data.batches import ALL_MASK
 from cramming.model.export import file_hashes, save_pretrained
 from cramming.model.heads import MaskedLM, PretrainedModel
-from cramming.model.stock import FAMILIES, stock_family
+from cramming.model.stock import families, stock_family
 from cramming.progress import say
 from cramming.run import Run
 from cramming.runlog import EndReason, Exported, MicroBatch, Validation
@@ -62,7 +62,7 @@ def _announce_end(run: Run, loss: float) -> None:
     family = stock_family(run.config.model)
     form = "this suite's own, for `cramming glue`"
     if family:
-        names = FAMILIES[family]
+        names = families()[family]
         form = f"transformers' {names.architecture if objective.has_masked_lm else names.encoder}"
     say(
         f"{run.folder}: {work.steps} steps, {work.tokens / 1e6:.1f}M tokens in"

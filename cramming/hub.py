@@ -8,7 +8,11 @@ import os
 import urllib.error
 import urllib.request
 from functools import cache
+from pathlib import Path
 
+from cramming.config import UserError
+
+MODEL_TEXTS = ("*.json", "*.txt", "*.model")
 TIMEOUT_SECONDS = 5
 
 
@@ -42,6 +46,26 @@ def prepare_hub() -> bool:
     os.environ["HF_HUB_OFFLINE"] = "1"
     constants.HF_HUB_OFFLINE = True
     return False
+
+
+def download_model(name: str, setting: str) -> Path:
+    """Return the hub's model of this name as a local folder; raise UserError about `setting` if it is not available."""
+    online = prepare_hub()
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=[*MODEL_TEXTS, "*.safetensors"]))
+        if not any(folder.glob("*.safetensors")):
+            weights = [*MODEL_TEXTS, "pytorch_model*.bin"]
+            folder = Path(snapshot_download(name, allow_patterns=weights))
+    except (OSError, ValueError) as error:
+        reason = "no connection to the hub, and not in the cache"
+        if online:
+            reason = " ".join(str(error).split())[:150]
+        raise UserError(
+            f"{setting}={name}: no such folder, and {reason}. Give a local model folder."
+        ) from None
+    return folder
 
 
 def one_line(error: object) -> str:

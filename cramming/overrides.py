@@ -2,12 +2,13 @@
 
 import copy
 import difflib
+import importlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from cramming.config import UserError, config_folder, require
+from cramming.config import UserError, config_folder, require, shown
 
 SHORT = (  # what may be typed as well -> as Hydra reads it; each choice has settings of its own, so it is a group
     (r"(optim|schedule|start)\.name=(?!null$)(.*)", r"\1=\2"),
@@ -30,7 +31,7 @@ def compose(overrides: Iterable[str] = ()) -> dict[str, Any]:
     try:
         with initialize_config_dir(str(config_folder()), version_base="1.3"):
             composed = hydra_compose("config", list(words))
-        return cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
+        recipe = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(one_line(error, words)) from None
     except (TypeError, ValueError) as error:  # Hydra fails so at train=[1] and data.paths.x=3
@@ -40,6 +41,11 @@ def compose(overrides: Iterable[str] = ()) -> dict[str, Any]:
             f"{' '.join(words)}: one of these has a form that its place cannot have"
             f" ({one_line(error, words)}). A group takes the name of a choice, a list is set as a whole."
         ) from None
+    start = recipe["start"]
+    if isinstance(start, dict) and start.get("name") == "checkpoint":
+        completed = importlib.import_module("cramming.start_checkpoint").completed
+        return cast(dict[str, Any], completed(recipe, words.values()))
+    return recipe
 
 
 def resumed(
@@ -85,6 +91,21 @@ def search_path(config_dir: Path) -> str:
             f"--config-dir={config_dir}: {name} is in conf/ too. Rename it.",
         )
     return f"{SEARCH_PATH}[{_literal(f'file://{folder}')}]"
+
+
+def setting(name: str, value: str) -> str:
+    """Return the override that sets a text, whatever characters it has."""
+    return f"{name}={_literal(value)}"
+
+
+def in_words(value: object) -> str:
+    """Return a list, a mapping or a scalar as the value of an override."""
+    if isinstance(value, Mapping):
+        pairs = [f"{key}: {in_words(each)}" for key, each in value.items()]
+        return f"{{{', '.join(pairs)}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(in_words, value))}]"
+    return _literal(value) if isinstance(value, str) else shown(value)
 
 
 def hydra_words(overrides: Iterable[str]) -> dict[str, str]:

@@ -164,8 +164,19 @@ class CooccurrenceStart(Section):
     decoder_std: Positive
 
 
-StartConfig = RandomStart | CooccurrenceStart
-STARTS: dict[str, type[StartConfig]] = {"random": RandomStart, "cooccurrence": CooccurrenceStart}
+class CheckpointStart(Section):
+    """Weights of a published checkpoint, which also decides about section `model` (cramming/start_checkpoint.py)."""
+
+    name: str
+    path: LocalPath | None
+
+
+StartConfig = RandomStart | CooccurrenceStart | CheckpointStart
+STARTS: dict[str, type[StartConfig]] = {
+    "random": RandomStart,
+    "cooccurrence": CooccurrenceStart,
+    "checkpoint": CheckpointStart,
+}
 
 
 class Config(RootConfig):
@@ -279,6 +290,7 @@ ALLOWED: dict[str, dict[str, tuple[Any, ...]]] = {
     "with model.attention_dropout": {"attention.flash": ("auto", 2)},
     # Its generator predicts with the token embeddings; its encoder computes all tokens in every layer.
     "with objective=rtd": {"model.tie_embeddings": (True,), "model.late_layers": (1,)},
+    "with start=checkpoint": {"objective.name": ("mlm", "causal", "mlm-by-loss")},
     "with parallel=pp": {
         "model.unet_skips": (False,),
         "model.value_embeddings": (0,),
@@ -348,6 +360,9 @@ def _size_problems(config: Config, hardware: Hardware) -> Iterator[Problem]:
             f"in each of {hardware.processes} process(es) it does not divide the sequences by which"
             " train.batch_ramp grows. Lower it, or set it to auto.",
         )
+    start = config.start
+    if hardware.trains and isinstance(start, CheckpointStart) and start.path is None:
+        yield "start.path", "no checkpoint. Give a model folder or a name on the hub."
     corpus = train.validation_corpus
     if hardware.trains and corpus is not None and not (corpus / MANIFEST).is_file():
         yield "train.validation_corpus", "no corpus there. Prepare it first, or set it to null."
@@ -393,6 +408,7 @@ def _excluded_values(config: Config, hardware: Hardware) -> Iterator[Problem]:
         "with products in fp32 or fp16": mode in ("fp32", "fp16"),
         "with model.attention_dropout": config.model.attention_dropout > 0,
         "with objective=rtd": not config.objective.has_masked_lm,
+        "with start=checkpoint": config.start.name == "checkpoint",
         "with parallel=pp": isinstance(parallel, PipelineConfig),
         "with parallel.tp above 1": parallel.tp > 1,
         "with parallel.compression": (

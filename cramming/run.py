@@ -21,7 +21,15 @@ from cramming.model.heads import PretrainedModel
 from cramming.parallel.mesh import Mesh
 from cramming.precision import slow_products
 from cramming.progress import budget_text, say
-from cramming.recipe import Config, CooccurrenceStart, Hardware, check, check_run, tiny_defaults
+from cramming.recipe import (
+    CheckpointStart,
+    Config,
+    CooccurrenceStart,
+    Hardware,
+    check,
+    check_run,
+    tiny_defaults,
+)
 from cramming.runlog import RUN_LOG, Log, Setup, Training, read_log, training_of
 from cramming.schedule import ramp_step
 from cramming.train_parts import BatchStream, Checkpointer, Logger, Validator
@@ -250,6 +258,10 @@ def start_engine(
             from cramming.start import start_engine_from_text
 
             start_engine_from_text(engine, data.corpus, config, config.start)
+        if isinstance(config.start, CheckpointStart):
+            from cramming.start_checkpoint import start_engine_from_checkpoint
+
+            start_engine_from_checkpoint(engine, data.corpus, config)
         return engine, Work()
     except (RuntimeError, MemoryError) as error:
         if not devices.is_out_of_memory(error):

@@ -30,6 +30,7 @@ MODULES = {
     "glue": "eval.glue",
     "report": "eval.report.main",
     "verify": "eval.verify",
+    "adapt": "eval.adapt.main",
     "settings": "cramming.settings_reference",
     "inspect": "cramming.data.inspect",
     "diagnose": "eval.diagnose.main",

@@ -1,9 +1,11 @@
 """Every `cramming ...` command that the README, docs/ and the headers of conf/ show parses and is accepted."""
 
 import gzip
+import json
 import lzma
 import re
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -82,10 +84,20 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_corpus: Path) ->
             file.write_text(
                 "index\tsentence1\tsentence2\tlabel\n" + "".join(rows), encoding="utf-8"
             )
+    config = {"model_type": "bert", "vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2}
+    config |= {"num_attention_heads": 2, "intermediate_size": 48}
+    (tmp_path / "x" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    shutil.copyfile(tiny_corpus / "tokenizer.json", tmp_path / "x" / "tokenizer.json")
     (tmp_path / "wiki").mkdir()
     text = b"A bird sings. " * 40
     packed = lzma.compress(text)
-    contents = {"a.txt": text, "b.txt": text, "wiki/1.xz": packed, "wiki_core.00.txt.xz": packed}
+    contents = {
+        "a.txt": text,
+        "b.txt": text,
+        "my.txt": text,
+        "wiki/1.xz": packed,
+        "wiki_core.00.txt.xz": packed,
+    }
     contents["b.jsonl.gz"] = gzip.compress(b'{"text": "A bird."}\n')
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)

@@ -97,6 +97,12 @@ def _batch_source(
 
 def fit_to_corpus(model: ModelConfig, corpus: Corpus) -> ModelConfig:
     """Fill in the vocabulary size (padded to a multiple of 64: whole tiles for matrix kernels), or check it."""
+    first_positions = (0, corpus.special_ids.pad + 1)
+    if model.position_offset not in first_positions:
+        raise UserError(
+            f"model.position_offset={model.position_offset}: expected 0, or 1 more than the padding's id,"
+            f" {first_positions[1]}"
+        )
     size = model.vocab_size or (corpus.vocab_size + 63) // 64 * 64
     if size < corpus.vocab_size:
         raise UserError(

@@ -28,6 +28,7 @@ _LEAST = {
     "value_embeddings": 0,
     "convolution": 0,
     "token_types": 0,
+    "position_offset": 0,
 }
 _POSITIVE = ("norm_eps", "init_std", "rope_theta_global", "rope_theta_local", "logit_softcap")
 
@@ -49,6 +50,9 @@ class ModelConfig:
         3072  # input width of the MLP's second matrix (with `glu` the first has 2x as many rows)
     )
     max_length: int = 512  # longest sequence; the size of the table for learned positions
+
+    # Rows of a table of learned positions that no token has, before that of the first token (RoBERTa: 2)
+    position_offset: int = 0
 
     norm_order: Literal["pre", "post"] = "post"
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
@@ -223,7 +227,8 @@ def count_parameters(config: ModelConfig) -> ParameterCount:
     body += 0 if config.tie_embeddings else vocab * width
     body += 1 if config.positions == "scaled_sinusoidal" else 0
     tables = vocab * (1 + config.value_embeddings) + config.token_types
-    tables += config.max_length if config.positions == "learned" else 0
+    if config.positions == "learned":
+        tables += config.max_length + config.position_offset
     return ParameterCount(body + tables * width, body)
 
 

@@ -48,9 +48,10 @@ class Embeddings(nn.Module):
             None if tokens is None else nn.Linear(tokens.embedding_dim, width, bias=False)
         )
         self.positions: nn.Module | None = None
+        self.position_offset = config.position_offset
         if config.positions == "learned":
             # a trained vector per position (Devlin et al. 2019)
-            self.positions = nn.Embedding(config.max_length, width)
+            self.positions = nn.Embedding(config.max_length + config.position_offset, width)
         elif config.positions == "scaled_sinusoidal":
             self.positions = ScaledSinusoid(config.max_length, width)
         self.token_types = nn.Embedding(config.token_types, width) if config.token_types else None
@@ -70,7 +71,7 @@ class Embeddings(nn.Module):
             else:
                 hidden_TD = hidden_TD + self.token_types(token_types_T)
         if self.positions is not None:
-            hidden_TD = hidden_TD + self.positions(positions_T)
+            hidden_TD = hidden_TD + self.positions(positions_T + self.position_offset)
         return self.dropout(self.norm(hidden_TD))
 
 

@@ -26,7 +26,7 @@ from cramming.files import overwrite_atomically
 from cramming.model.config import ModelConfig
 from cramming.model.encoder import Encoder
 from cramming.model.heads import MaskedLM
-from cramming.model.stock import FAMILIES, Names, from_stock, stock_family, to_stock
+from cramming.model.stock import Names, families, from_stock, stock_family, to_stock
 
 # transformers' name of a special token -> its entry in the tokenizers of this suite
 SPECIAL_TOKENS = {
@@ -129,7 +129,7 @@ def _config_node(config: ModelConfig, has_head: bool) -> dict[str, Any]:
             "auto_map": {auto: f"hf_adapter.{name}" for auto, name in auto_classes.items()},
             "model": dataclasses.asdict(config),
         }
-    family = FAMILIES[name]
+    family = families()[name]
     architecture = family.architecture if has_head else family.encoder
     start = {field: getattr(config, field) for field in START_FIELDS}
     return {
@@ -161,7 +161,7 @@ def _special_ids(
         if token_ids[kind] is None:
             raise UserError(f"{tokenizer_file}: has no entry {token!r} ({kind})")
     ids = {"pad_token_id": token_ids["pad_token"]}
-    if stock_family(config) == "modernbert":
+    if stock_family(config) in ("modernbert", "roberta"):
         roles = {"cls": "cls", "sep": "sep", "bos": "cls", "eos": "sep"}
         ids |= {f"{name}_token_id": token_ids[f"{role}_token"] for name, role in roles.items()}
     return ids
@@ -185,7 +185,7 @@ def _stock_state(model: MaskedLM | Encoder) -> dict[str, Tensor]:
 def _stored_names(family: str | None, config: ModelConfig, parameters: Iterable[str]) -> Names:
     """Return the names in the folder's weights for each parameter."""
     if family:
-        return FAMILIES[family].names(config)
+        return families()[family].names(config)
     return {name: (ADAPTER_NAMES.get(name, name),) for name in parameters}
 
 
@@ -217,13 +217,13 @@ def load_encoder_config(
                 f"{where}: format {node.get('format')} is not {CRAMMING_FORMAT}. Use the version that wrote it."
             )
         return build(ModelConfig, {**node.get("model", {}), **rates}, where)
-    if family not in FAMILIES:
-        known = ", ".join(["cramming", *FAMILIES])
+    if family not in families():
+        known = ", ".join(["cramming", *families()])
         raise UserError(f"{where}: unsupported model_type {family!r}. Use one of {known}.")
     if dropout is not None:
         node |= {"embedding_dropout": dropout, "mlp_dropout": dropout}
     start = {field: value for field, value in node.get(START, {}).items() if field in START_FIELDS}
-    return build(ModelConfig, from_stock(node, FAMILIES[family], where) | start | rates, where)
+    return build(ModelConfig, from_stock(node, families()[family], where) | start | rates, where)
 
 
 def load_masked_lm(
@@ -238,6 +238,27 @@ def load_masked_lm(
     return model
 
 
+def load_weights(model: MaskedLM, folder: Path) -> bool:
+    """Load a folder's weights into a model of its configuration; return whether the folder has a masked-LM head.
+
+    Without one the model keeps its own head, and only the encoder is loaded.
+    """
+    state = model.state_dict()
+    family, stored = _read_stored_weights(folder)
+    head = [name for name in state if not name.startswith("encoder.")]
+    if family is None:
+        has_head = not _is_bare(folder)
+    else:
+        stored_names = _stored_names(family, model.config, head)
+        head_weights = itertools.chain.from_iterable(stored_names[name] for name in head)
+        has_head = all(name in stored for name in head_weights)
+    wanted = state
+    if not has_head:
+        wanted = {name: tensor for name, tensor in state.items() if name not in head}
+    model.load_state_dict(_load_state(folder, model.config, wanted), strict=has_head)
+    return has_head
+
+
 def load_exported(folder: Path) -> MaskedLM | Encoder:
     """Return the model that `save_pretrained` wrote: a masked language model, or an encoder without a head."""
     return load_encoder(folder) if _is_bare(folder) else load_masked_lm(folder)
@@ -248,7 +269,7 @@ def _is_bare(folder: Path) -> bool:
 
     Weights cannot tell: a head that is tied to the embeddings may have none.
     """
-    bare = {AUTO_CLASSES["AutoModel"], *(family.encoder for family in FAMILIES.values())}
+    bare = {AUTO_CLASSES["AutoModel"], *(family.encoder for family in families().values())}
     return bool(bare & {*(_read_config(folder).get("architectures") or ())})
 
 
@@ -277,12 +298,7 @@ def _load_state(
     folder: Path, config: ModelConfig, wanted: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Return the wanted parameters, in their shapes, from the folder's weights, whatever their names there."""
-    model_type = _read_config(folder)["model_type"]
-    family = None if model_type == "cramming" else model_type
-    weights = [folder / name for name in WEIGHT_FILES if (folder / name).is_file()]
-    require(weights, f"{folder}: no weights. Expected {' or '.join(WEIGHT_FILES)}.")
-    prefix = FAMILIES[family].prefix if family else "encoder."
-    stored = _with_prefix(read_weights(weights[0]), prefix)
+    family, stored = _read_stored_weights(folder)
     stored_names = _stored_names(family, config, wanted)
     state = {}
     for parameter, tensor in wanted.items():
@@ -294,7 +310,7 @@ def _load_state(
             require(has_shape, f"{folder}: weight {name} has the shape {shapes}")
         state[parameter] = torch.cat([stored[name] for name in names]).to(torch.float32)
     # In a folder of this suite every layer must be described, other weights may be superfluous.
-    ignored = FAMILIES[family].ignored if family else r"(?!encoder\.blocks\.)"
+    ignored = families()[family].ignored if family else r"(?!encoder\.blocks\.)"
     known = set(itertools.chain.from_iterable(stored_names.values()))
     unexpected = [name for name in stored.keys() - known if not re.match(ignored, name)]
     if unexpected:
@@ -302,6 +318,16 @@ def _load_state(
             f"{folder}: unexpected weight {min(unexpected)}. config.json describes no such part."
         )
     return state
+
+
+def _read_stored_weights(folder: Path) -> tuple[str | None, dict[str, Tensor]]:
+    """Return the stock family (None for this suite's format) and the weights under their masked-LM names."""
+    model_type = _read_config(folder)["model_type"]
+    family = None if model_type == "cramming" else model_type
+    weights = [folder / name for name in WEIGHT_FILES if (folder / name).is_file()]
+    require(weights, f"{folder}: no weights. Expected {' or '.join(WEIGHT_FILES)}.")
+    prefix = families()[family].prefix if family else "encoder."
+    return family, _with_prefix(read_weights(weights[0]), prefix)
 
 
 def _with_prefix(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -5,7 +5,9 @@ parameters. Several stock parameters for one of this suite mean that the stock m
 and value). Stock settings that this model cannot compute are refused by name, never dropped.
 """
 
+import importlib
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 from cramming.config import UserError
@@ -48,11 +50,13 @@ class Family(NamedTuple):
     names: Callable[[ModelConfig], Names]
     prefix: str  # prefix of the bare encoder's parameters inside the masked-LM class
     ignored: str  # regular expression of other parameters that a checkpoint may hold
+    covers: Callable[[ModelConfig], bool] = lambda config: True  # beside the fixed fields
+    sizes: dict[str, str] = SIZES
 
 
 def to_stock(config: ModelConfig, family: Family) -> Node:
     """Return the stock configuration of a ModelConfig."""
-    node = {key: getattr(config, field) for key, field in SIZES.items()}
+    node = {key: getattr(config, field) for key, field in family.sizes.items()}
     node |= {key: getattr(config, field) for key, (field, _) in family.settings.items()}
     names = [stock for stock, name in HF_ACTIVATIONS.items() if name == config.activation]
     for key, (field, _) in family.settings.items():
@@ -63,14 +67,15 @@ def to_stock(config: ModelConfig, family: Family) -> Node:
 
 def from_stock(node: Node, family: Family, where: str) -> Node:
     """Return the fields of ModelConfig; raise UserError, prefixed by `where`, for unsupported settings."""
-    rows = [(key, (field, None)) for key, field in SIZES.items()] + list(family.settings.items())
+    sizes = family.sizes
+    rows = [(key, (field, None)) for key, field in sizes.items()] + list(family.settings.items())
     fields: Node = {}
     try:
         for key, value in family.only.items():
             if node.get(key, value) != value:
                 raise ValueError(f"{key}={node[key]!r}: only {value!r} is supported")
         for key, (field, default) in rows:
-            value = node[key] if key in SIZES else node.get(key, default)
+            value = node[key] if key in sizes else node.get(key, default)
             value = HF_ACTIVATIONS[value] if field == "activation" else value
             if fields.setdefault(field, value) != value:
                 raise ValueError(
@@ -85,7 +90,7 @@ def from_stock(node: Node, family: Family, where: str) -> Node:
         raise UserError(f"{where}: {error}") from None
 
 
-def _parameters(
+def parameters_of(
     modules: Mapping[str, tuple[str, ...]], layers: int, per_layer: Mapping[str, tuple[str, ...]]
 ) -> Names:
     """Return the names of weights and biases of modules; `{i}` in the names of `per_layer` is the layer."""
@@ -102,7 +107,7 @@ def _parameters(
 
 # BERT -----------------------------------------------------------------------------------------------------------------
 
-_BERT_MODULES = {
+BERT_MODULES = {
     "encoder.embeddings.tokens": ("bert.embeddings.word_embeddings",),
     "encoder.embeddings.positions": ("bert.embeddings.position_embeddings",),
     "encoder.embeddings.token_types": ("bert.embeddings.token_type_embeddings",),
@@ -110,7 +115,7 @@ _BERT_MODULES = {
     "transform.dense": ("cls.predictions.transform.dense",),
     "transform.norm": ("cls.predictions.transform.LayerNorm",),
 }
-_BERT_LAYER = {
+BERT_LAYER = {
     "encoder.blocks.{i}.attn.qkv": tuple(
         f"bert.encoder.layer.{{i}}.attention.self.{part}" for part in ("query", "key", "value")
     ),
@@ -200,6 +205,7 @@ def _modern_read(node: Node) -> Node:
 
 
 _SHARED = {
+    "position_offset": 0,
     "norm": "layernorm",
     "embedding_norm": True,
     "qk_norm": False,
@@ -212,46 +218,54 @@ _SHARED = {
     "attention_gate": False,
     "convolution": 0,
 }
-_BERT_ONLY = {"is_decoder": False, "add_cross_attention": False}
+BERT_ONLY = {"is_decoder": False, "add_cross_attention": False}
+BERT_FIXED = {
+    **_SHARED,
+    "norm_order": "post",
+    "norm_bias": True,
+    "final_norm": False,
+    "first_attn_norm": True,
+    "positions": "learned",
+    "local_window": None,
+    "mlp": "plain",
+    "attention_bias": True,
+    "mlp_bias": True,
+    "head_bias": True,
+    "decoder_bias": True,
+    "tie_embeddings": True,
+}
+BERT_ABSOLUTE = {
+    **BERT_ONLY,
+    "position_embedding_type": "absolute",
+    "tie_word_embeddings": True,
+}
+BERT_SETTINGS: dict[str, tuple[str, Any]] = {
+    "hidden_act": ("activation", "gelu"),
+    "hidden_dropout_prob": ("dropout", 0.1),
+    "attention_probs_dropout_prob": ("attention_dropout", 0.1),
+    "max_position_embeddings": ("max_length", 512),
+    "type_vocab_size": ("token_types", 2),
+    "layer_norm_eps": ("norm_eps", 1e-12),
+    "initializer_range": ("init_std", 0.02),
+}
 
 FAMILIES: dict[str, Family] = {
     "bert": Family(
         architecture="BertForMaskedLM",
         encoder="BertModel",
-        fixed={
-            **_SHARED,
-            "norm_order": "post",
-            "norm_bias": True,
-            "final_norm": False,
-            "first_attn_norm": True,
-            "positions": "learned",
-            "local_window": None,
-            "mlp": "plain",
-            "attention_bias": True,
-            "mlp_bias": True,
-            "head_bias": True,
-            "decoder_bias": True,
-            "tie_embeddings": True,
-        },
-        settings={
-            "hidden_act": ("activation", "gelu"),
-            "hidden_dropout_prob": ("dropout", 0.1),
-            "attention_probs_dropout_prob": ("attention_dropout", 0.1),
-            "max_position_embeddings": ("max_length", 512),
-            "type_vocab_size": ("token_types", 2),
-            "layer_norm_eps": ("norm_eps", 1e-12),
-            "initializer_range": ("init_std", 0.02),
-        },
-        only={**_BERT_ONLY, "position_embedding_type": "absolute", "tie_word_embeddings": True},
-        written=lambda config: {**_BERT_ONLY, "classifier_dropout": None, "use_cache": True},
+        fixed=BERT_FIXED,
+        settings=BERT_SETTINGS,
+        only=BERT_ABSOLUTE,
+        written=lambda config: {**BERT_ONLY, "classifier_dropout": None, "use_cache": True},
         read=lambda node: {},
         names=lambda config: {
-            **_parameters(_BERT_MODULES, config.num_layers, _BERT_LAYER),
+            **parameters_of(BERT_MODULES, config.num_layers, BERT_LAYER),
             "decoder_bias": ("cls.predictions.bias",),
         },
         prefix="bert.",
         ignored=r"(bert\.pooler|cls\.seq_relationship|cls\.predictions\.decoder|classifier|qa_outputs)\."
         r"|bert\.embeddings\.(position_ids|token_type_ids)$",
+        covers=lambda config: config.token_types > 0,
     ),
     "modernbert": Family(
         architecture="ModernBertForMaskedLM",
@@ -285,7 +299,7 @@ FAMILIES: dict[str, Family] = {
         written=_modern_written,
         read=_modern_read,
         names=lambda config: {
-            **_parameters(_MODERN_MODULES, config.num_layers, _MODERN_LAYER),
+            **parameters_of(_MODERN_MODULES, config.num_layers, _MODERN_LAYER),
             "decoder_bias": ("decoder.bias",),
             "decoder_weight": ("decoder.weight",),
         },
@@ -295,13 +309,16 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+@cache
+def families() -> dict[str, Family]:
+    """Return all families by transformers' model type. BERT's relatives are loaded here: most runs have none."""
+    return FAMILIES | importlib.import_module("cramming.model.stock_relatives").RELATIVES
+
+
 def stock_family(config: ModelConfig) -> str | None:
     """Return the transformers model type that computes exactly this configuration, or None."""
-    for name, family in FAMILIES.items():
-        is_fixed = (getattr(config, field) == value for field, value in family.fixed.items())
-        if not all(is_fixed):
-            continue
-        if name == "bert" and config.token_types == 0:  # BertModel always has a token-type table
-            return None
-        return name
+    for name, family in families().items():
+        has_fixed = all(getattr(config, field) == value for field, value in family.fixed.items())
+        if has_fixed and family.covers(config):
+            return name
     return None

@@ -19,8 +19,9 @@ from cramming.config import Count, Positive, Section, UserError, file_sha256
 from cramming.data.manifest import TokenizerInfo
 
 SPECIAL_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
-# Spellings accepted in an existing tokenizer: BERT's, and those of the cramming paper's own corpus.
-SPELLINGS = (SPECIAL_TOKENS, {name: f"<{name}>" for name in SPECIAL_TOKENS})
+ROBERTA = {"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"}
+# Spellings accepted in an existing tokenizer: BERT's, those of the cramming paper's own corpus, and RoBERTa's.
+SPELLINGS = (SPECIAL_TOKENS, {name: f"<{name}>" for name in SPECIAL_TOKENS}, ROBERTA)
 
 TOKENIZER_CONFIG = "tokenizer_config.json"  # beside tokenizer.json, for transformers
 
@@ -69,11 +70,15 @@ def special_tokens(tokenizer: Tokenizer, place: object = "tokenizer") -> dict[st
 
 
 def add_template(tokenizer: Tokenizer, special: dict[str, str]) -> None:
-    """Set BERT's layout, `[CLS] a [SEP]` or `[CLS] a [SEP] b [SEP]`, with these spellings."""
+    """Set BERT's layout, `[CLS] a [SEP]` or `[CLS] a [SEP] b [SEP]`, with these spellings; RoBERTa has two of [SEP]
+    between the texts, and one token type."""
     cls, sep = special["cls"], special["sep"]
+    pair = f"{cls} $A {sep} $B:1 {sep}:1"
+    if special == ROBERTA:
+        pair = f"{cls} $A {sep} {sep} $B {sep}"
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{cls} $A {sep}",
-        pair=f"{cls} $A {sep} $B:1 {sep}:1",
+        pair=pair,
         special_tokens=[(token, tokenizer.token_to_id(token)) for token in (cls, sep)],
     )
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from cramming.config import UserError, file_sha256, require
 from cramming.device import is_out_of_memory
-from cramming.hub import prepare_hub
+from cramming.hub import download_model
 from cramming.model.attention import Packing
 from cramming.model.classifier import SequenceClassifier
 from cramming.model.config import ModelConfig
@@ -27,7 +27,7 @@ from cramming.model.encoder import Encoder
 from cramming.model.export import WEIGHT_FILES, load_encoder, load_encoder_config, read_weights
 from eval.finetune.config import Hyperparameters, Init
 
-NATIVE_TYPES = ("cramming", "bert", "modernbert")
+NATIVE_TYPES = ("cramming", "bert", "distilbert", "modernbert")
 CANNOT_LOAD = "transformers cannot load it"
 WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")  # sharded files included
 # files that no number depends on: weights that are not loaded, and texts for people
@@ -69,7 +69,7 @@ def open_model(path: str | Path) -> ModelSource:
         f"--model={path}: is a file. Give the folder that contains the model.",
     )
     if not folder.is_dir():
-        folder = _download(str(path))
+        folder = download_model(str(path), "--model")
     file = folder / "config.json"
     config = _read_encoder_config(file)
     kind = config.get("model_type")
@@ -263,26 +263,6 @@ def _suite_config(folder: Path, model_type: str | None) -> ModelConfig | None:
         if model_type == "cramming":  # nothing else could load it
             raise
         return None
-
-
-def _download(name: str) -> Path:
-    """Return the hub's model of this name as a local folder; raise UserError at once if it is not available."""
-    online = prepare_hub()
-    from huggingface_hub import snapshot_download
-
-    texts = ["*.json", "*.txt", "*.model"]
-    try:
-        folder = Path(snapshot_download(name, allow_patterns=[*texts, "*.safetensors"]))
-        if not any(folder.glob("*.safetensors")):
-            folder = Path(snapshot_download(name, allow_patterns=[*texts, "pytorch_model*.bin"]))
-    except (OSError, ValueError) as error:
-        reason = "no connection to the hub, and not in the cache"
-        if online:
-            reason = " ".join(str(error).split())[:150]
-        raise UserError(
-            f"--model={name}: no such folder, and {reason}. Give a local model folder."
-        ) from None
-    return folder
 
 
 def build_classifier(

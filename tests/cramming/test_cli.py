@@ -78,7 +78,7 @@ def test_the_everyday_verbs_come_first_in_the_help(run: Run) -> None:
         assert ended.code == 0
         everyday, _ = ended.out.split("Other verbs")
         shown = re.findall(r"^[│|] (\w+) ", everyday.split("Everyday verbs")[1], re.MULTILINE)
-        assert shown == ["run", "prepare", "pretrain", "glue", "report", "verify"]
+        assert shown == ["run", "prepare", "pretrain", "glue", "report", "verify", "adapt"]
         assert all(f" {verb} " in ended.out for verb in verbs.MODULES)
     assert run("--version") == (0, __version__ + "\n", "")
 

@@ -18,8 +18,8 @@ from transformers import (
     BertConfig,
     BertForMaskedLM,
     BertModel,
-    DistilBertConfig,
-    DistilBertModel,
+    MPNetConfig,
+    MPNetModel,
     T5Config,
     T5EncoderModel,
 )
@@ -337,10 +337,9 @@ def test_an_easy_task_is_learned(bert: Path, name: str) -> None:
 def test_another_architecture_is_fine_tuned(
     tmp_path: Path, write_tokenizer: Callable[..., None]
 ) -> None:
-    config = DistilBertConfig(
-        vocab_size=45, dim=32, n_heads=2, n_layers=1, hidden_dim=64, max_position_embeddings=32
-    )
-    DistilBertModel(config).save_pretrained(tmp_path)
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}
+    sizes |= {"intermediate_size": 64, "max_position_embeddings": 34}
+    MPNetModel(MPNetConfig(vocab_size=45, **sizes)).save_pretrained(tmp_path)
     write_tokenizer(tmp_path, 40)
     source = open_model(tmp_path)
     assert not source.is_native

@@ -170,7 +170,7 @@ def pickle_code(folder: Path) -> None:
         (pickle_code, "cannot be read"),
         (
             lambda f: edit(f, model_type="gpt2"),
-            r"model_type 'gpt2'.*cramming, bert, modernbert",
+            r"model_type 'gpt2'.*cramming, bert, modernbert, roberta",
         ),
         (lambda f: edit(f, model_type="cramming", format=1), "format 1 is not 2"),
         (drop_weight, r"lack bert\.encoder\.layer\.1\.output\.dense\.weight"),

@@ -54,6 +54,7 @@ CASES = {
     "post-norm": replace(
         CRAMMED, norm_order="post", final_norm=False, mlp="plain", activation="relu", token_types=2
     ),
+    "positions behind the padding's": replace(CRAMMED, positions="learned", position_offset=2),
     "BERT, untied": replace(BERT, tie_embeddings=False, activation="gelu_tanh"),
     **{name: replace(CRAMMED, **part) for name, part in PARTS.items()},
 }

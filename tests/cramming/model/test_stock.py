@@ -12,9 +12,15 @@ from transformers import (
     BertForMaskedLM,
     BertForPreTraining,
     BertModel,
+    DistilBertConfig,
+    DistilBertForMaskedLM,
     ModernBertConfig,
     ModernBertForMaskedLM,
     PreTrainedModel,
+    RobertaConfig,
+    RobertaForMaskedLM,
+    XLMRobertaConfig,
+    XLMRobertaForMaskedLM,
 )
 
 from cramming.config import UserError, build
@@ -22,7 +28,7 @@ from cramming.model.attention import Packing
 from cramming.model.config import ModelConfig
 from cramming.model.export import load_encoder, load_encoder_config, load_masked_lm
 from cramming.model.heads import MaskedLM
-from cramming.model.stock import FAMILIES, stock_family
+from cramming.model.stock import families, stock_family
 from cramming.overrides import compose
 
 from .conftest import own_logits, padded, perturbed
@@ -46,6 +52,33 @@ def stock_bert(**changes: object) -> BertForMaskedLM:
     }
     sizes |= {"intermediate_size": 80, "max_position_embeddings": 96}
     return BertForMaskedLM(BertConfig(**{**sizes, **changes}))
+
+
+ROBERTA_SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 80,
+    "max_position_embeddings": 98,
+    "type_vocab_size": 1,
+    "layer_norm_eps": 1e-5,
+}
+
+
+def stock_roberta() -> RobertaForMaskedLM:
+    return RobertaForMaskedLM(RobertaConfig(**ROBERTA_SIZES))
+
+
+def stock_xlm_roberta() -> XLMRobertaForMaskedLM:
+    return XLMRobertaForMaskedLM(XLMRobertaConfig(**ROBERTA_SIZES))
+
+
+def stock_distilbert(**changes: object) -> DistilBertForMaskedLM:
+    sizes = {"vocab_size": VOCAB, "dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 80}
+    return DistilBertForMaskedLM(
+        DistilBertConfig(**{**sizes, "max_position_embeddings": 96, **changes})
+    )
 
 
 def stock_modern(**changes: object) -> ModernBertForMaskedLM:
@@ -75,6 +108,10 @@ def assert_equal(native: MaskedLM, stock: PreTrainedModel, lengths: list[int]) -
         lambda: stock_bert(hidden_act="gelu_new", type_vocab_size=1, layer_norm_eps=1e-6),
         lambda: stock_bert(hidden_act="relu"),
         lambda: stock_bert(hidden_act="relu2"),
+        stock_roberta,
+        stock_xlm_roberta,
+        stock_distilbert,
+        lambda: stock_distilbert(activation="relu"),
         stock_modern,
         lambda: stock_modern(
             norm_bias=True, attention_bias=True, mlp_bias=True, classifier_bias=True
@@ -109,7 +146,7 @@ def test_yaml_model_gives_the_same_logits_in_stock_transformers(
     native = perturbed(MaskedLM(config), 0.05)
     save(native, tmp_path / "final")  # type: ignore[operator]
     stock = AutoModelForMaskedLM.from_pretrained(tmp_path / "final")
-    assert type(stock).__name__ == FAMILIES[str(stock_family(config))].architecture
+    assert type(stock).__name__ == families()[str(stock_family(config))].architecture
     assert_equal(native, stock, [120, 7, 160])
 
 
@@ -189,6 +226,7 @@ def test_family_follows_from_the_fields() -> None:
     assert stock_family(model_yaml("bert-base")) == "bert"
     assert stock_family(model_yaml("modern")) == "modernbert"
     assert stock_family(model_yaml("crammed-bert")) is None
-    assert stock_family(replace(model_yaml("bert-base"), token_types=0)) is None
+    assert stock_family(replace(model_yaml("bert-base"), token_types=0)) == "distilbert"
+    assert stock_family(replace(model_yaml("bert-base"), position_offset=2)) == "roberta"
     assert stock_family(replace(model_yaml("modern"), first_attn_norm=True)) is None
     assert stock_family(replace(model_yaml("modern"), qk_norm=True)) is None

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.processors import RobertaProcessing
-from transformers import AutoConfig, AutoModel, DistilBertConfig, DistilBertModel
+from transformers import AutoConfig, AutoModel, MPNetConfig, MPNetModel
 
 from cramming.config import UserError, file_sha256
 from cramming.model.export import file_hashes
@@ -190,17 +190,17 @@ def test_all_that_can_be_known_beforehand_is_checked(
     assert not Path(config["runs"]).exists()
 
 
-def distilbert(folder: Path, rename: str = "", cut: bool = False) -> Path:
+def mpnet(folder: Path, rename: str = "", cut: bool = False) -> Path:
     """The folder's model as an architecture that the suite leaves to transformers, with the damage asked for."""
     shape = {
-        "vocab_size": 25,
-        "dim": 16,
-        "n_heads": 2,
-        "n_layers": 1,
-        "hidden_dim": 32,
-        "max_position_embeddings": 24,
+        "vocab_size": 29,  # four more than the tokenizer: MPNet's class adds its special tokens
+        "hidden_size": 16,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 1,
+        "intermediate_size": 32,
+        "max_position_embeddings": 26,
     }
-    DistilBertModel(DistilBertConfig(**shape)).save_pretrained(folder)
+    MPNetModel(MPNetConfig(**shape)).save_pretrained(folder)
     file = folder / "model.safetensors"
     if rename:
         save_file(
@@ -217,17 +217,18 @@ def test_another_architecture_is_scored_and_its_damages_are_one_line(
     config: dict[str, Any], model: Path, with_eval: Change
 ) -> None:
     small = with_eval(config, tasks=["cola"], seeds=[0])
-    main({**small, "model_name": str(distilbert(model))})
-    distilbert(model, rename="foo.")
+    main({**small, "model_name": str(mpnet(model))})
+    mpnet(model, rename="foo.")
     with pytest.raises(UserError, match=r"its weights lack .*config\.json"):
         main({**small, "name": "renamed"})
-    file = distilbert(model) / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "hidden_dim": 48}))
+    file = mpnet(model) / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "intermediate_size": 48}))
     with pytest.raises(
-        UserError, match=r"its weights lack transformer\.layer\.0\.ffn\.lin1.* in another shape"
+        UserError,
+        match=r"its weights lack encoder\.layer\.0\.intermediate\.dense.* in another shape",
     ):
         main({**small, "name": "reshaped"})
-    distilbert(model, cut=True)
+    mpnet(model, cut=True)
     with pytest.raises(UserError, match="transformers cannot load it"):
         main({**small, "name": "cut"})
 
@@ -244,7 +245,7 @@ def test_pairs_are_compared_where_the_tokenizer_tells_two_texts_apart(
     }
     (model / "tokenizer_config.json").write_text(json.dumps(untyped))
     main(
-        {**small, "name": "distilbert", "model_name": str(distilbert(model))}
+        {**small, "name": "mpnet", "model_name": str(mpnet(model))}
     )  # its model has no use for the types
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     sep, cls = ((token, tokenizer.token_to_id(token)) for token in ("[SEP]", "[CLS]"))
