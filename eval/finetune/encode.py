@@ -24,16 +24,23 @@ BATCH = 4096
 
 Columns = tuple[list[str], ...]
 Encoder = Callable[[Columns], tuple[list[Sequence[int]], list[Sequence[int]]]]
+Stretch = tuple[int, int]
+WordEncoder = Callable[[list[str]], tuple[list[Sequence[int]], list[Sequence[Stretch]]]]
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """N examples without padding: ids int32 [T], types uint8 [T], starts int64 [N + 1], labels [N] or none."""
+    """N examples without padding: ids int32 [T], types uint8 [T], starts int64 [N + 1], labels [N] or none.
+
+    Where words are labelled, `words_T` (int64) has the number of the word whose first token this is, -1 for others, and
+    there is a label for each word of the split.
+    """
 
     ids_T: np.ndarray
     types_T: np.ndarray
     starts_N: np.ndarray
     labels_N: np.ndarray | None
+    words_T: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.starts_N) - 1
@@ -93,10 +100,107 @@ def encode_task(
     return EncodedTask(encoded(data.train), scored, blind)
 
 
+def encode_words(
+    data: TaskData, encode: WordEncoder, on_examples: Callable[[int], None] = lambda count: None
+) -> EncodedTask:
+    """Return all splits of a task that labels words, which are those between single spaces of its texts.
+
+    A word whose first token does not fit into the length has none.
+    """
+    train = _encode_words(data.train, encode, on_examples)
+    scored = {
+        split.source.entry: _encode_words(split, encode, on_examples) for split in data.scored
+    }
+    return EncodedTask(train, scored, {})
+
+
+def _encode_words(split: Split, encode: WordEncoder, on_examples: Callable[[int], None]) -> Encoded:
+    ids: list[np.ndarray] = []
+    words: list[np.ndarray] = []
+    first_word = 0
+    for first in range(0, len(split), BATCH):
+        texts = split.texts[0][first : first + BATCH]
+        for text, ids_L, stretches in zip(texts, *encode(texts), strict=True):
+            ids.append(np.array(ids_L, np.int32))
+            numbers_L = first_tokens(text, stretches)
+            words.append(np.where(numbers_L < 0, -1, numbers_L + first_word))
+            first_word += text.count(" ") + 1
+        on_examples(len(texts))
+    starts = np.concatenate([[0], np.cumsum([len(each) for each in ids])]).astype(np.int64)
+    ids_T = np.concatenate(ids)
+    return Encoded(
+        ids_T, np.zeros(len(ids_T), np.uint8), starts, split.labels, np.concatenate(words)
+    )
+
+
+def first_tokens(text: str, stretches: Sequence[Stretch]) -> np.ndarray:
+    """Return for each token the number of the word that it is the first of, -1 for the others and for special tokens.
+
+    A token is of the word that its last character is in: with byte-level tokenizers it begins at the space before.
+    """
+    spaces = np.array([place for place, sign in enumerate(text) if sign == " "])
+    numbers_L = np.full(len(stretches), -1, np.int64)
+    last = -1
+    for token, (start, end) in enumerate(stretches):
+        if start == end or text[end - 1] == " ":
+            continue
+        word = int(np.searchsorted(spaces, end - 1))
+        if word > last:
+            numbers_L[token] = word
+            last = word
+    return numbers_L
+
+
 def load_encoder(folder: Path, bert_layout: bool, max_length: int, vocab_size: int) -> Encoder:
     """The text-to-ids function of a model folder; UserError where its tokenizer is missing or does not fit."""
     if not (bert_layout and (folder / "tokenizer.json").is_file()):
         return _stock_encoder(folder, max_length, vocab_size)
+    tokenizer = _bert_tokenizer(folder, max_length, vocab_size)
+
+    def encode(columns: Columns) -> tuple[list[Sequence[int]], list[Sequence[int]]]:
+        inputs = list(zip(*columns)) if len(columns) == 2 else columns[0]
+        found = tokenizer.encode_batch_fast(inputs)  # without offsets into the text
+        return [e.ids for e in found], [e.type_ids for e in found]
+
+    return encode
+
+
+def load_word_encoder(
+    folder: Path, bert_layout: bool, max_length: int, vocab_size: int
+) -> WordEncoder:
+    """Return the function from texts to ids and to the stretch of text, [first, last + 1), of each token.
+
+    UserError where the folder's tokenizer is missing, does not fit or cannot tell the stretches.
+    """
+    if bert_layout and (folder / "tokenizer.json").is_file():
+        tokenizer = _bert_tokenizer(folder, max_length, vocab_size)
+
+        def encode(texts: list[str]) -> tuple[list[Sequence[int]], list[Sequence[Stretch]]]:
+            encodings = tokenizer.encode_batch(texts)
+            return [each.ids for each in encodings], [each.offsets for each in encodings]
+
+        return encode
+    stock = _stock_tokenizer(folder)
+    _check_size(folder, stock.get_vocab(), vocab_size)
+    require(
+        stock.is_fast,
+        f"{folder}: its tokenizer does not tell which word a token is of. Labelling words needs a tokenizer.json.",
+    )
+
+    def encode_stock(texts: list[str]) -> tuple[list[Sequence[int]], list[Sequence[Stretch]]]:
+        encodings = stock(
+            texts,
+            truncation=True,
+            max_length=max_length,
+            padding=False,
+            return_offsets_mapping=True,
+        )
+        return encodings["input_ids"], encodings["offset_mapping"]
+
+    return encode_stock
+
+
+def _bert_tokenizer(folder: Path, max_length: int, vocab_size: int) -> Any:
     from tokenizers.processors import TemplateProcessing
 
     tokenizer = _fast_tokenizer(folder)
@@ -109,13 +213,7 @@ def load_encoder(folder: Path, bert_layout: bool, max_length: int, vocab_size: i
     )
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_length, strategy="longest_first")
-
-    def encode(columns: Columns) -> tuple[list[Sequence[int]], list[Sequence[int]]]:
-        inputs = list(zip(*columns)) if len(columns) == 2 else columns[0]
-        found = tokenizer.encode_batch_fast(inputs)  # without offsets into the text
-        return [e.ids for e in found], [e.type_ids for e in found]
-
-    return encode
+    return tokenizer
 
 
 def _stock_encoder(folder: Path, max_length: int, vocab_size: int) -> Encoder:

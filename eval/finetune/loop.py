@@ -16,25 +16,36 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cramming.data.task_files import TASKS, Task
+from cramming.data.task_files import Task
 from cramming.model.attention import Packing
-from cramming.model.classifier import SequenceClassifier
 from cramming.model.encoder import Encoder
 from cramming.optim.build import parameter_groups
 from cramming.precision import Mode, Precision, PrecisionConfig
 from eval.finetune.config import Hyperparameters, Init
 from eval.finetune.encode import Encoded, EncodedTask
-from eval.finetune.models import ModelSource, build_classifier
+from eval.finetune.models import (
+    Classifier,
+    ModelSource,
+    build_classifier,
+    build_token_classifier,
+)
+from eval.finetune.targets import Target, target_of
 
 
 class Batch(NamedTuple):
-    """Some examples, packed: what the model takes, and their labels."""
+    """Some examples, packed: what the model takes, and their labels.
+
+    `rows_S`: which of the split's labels these are. Where words are labelled, `firsts_S` has the places of their first
+    tokens, S counts words and the labels are theirs.
+    """
 
     ids_T: Tensor
     positions_T: Tensor
     types_T: Tensor
     packing: Packing
     labels_S: Tensor | None
+    rows_S: Tensor
+    firsts_S: Tensor | None = None
 
 
 class PackedSplit:
@@ -52,6 +63,9 @@ class PackedSplit:
         )
         self.labels_N = (
             None if encoded.labels_N is None else torch.from_numpy(encoded.labels_N).to(device)
+        )
+        self.words_T = (
+            None if encoded.words_T is None else torch.from_numpy(encoded.words_T).to(device)
         )
 
     def __len__(self) -> int:
@@ -72,10 +86,21 @@ class PackedSplit:
         firsts_T, sources_T = places_S.repeat_interleave(lengths_S, 1, output_size=total)
         positions_T = torch.arange(total, device=self.device) - firsts_T
         index_T = sources_T + positions_T
-        labels_S = None if self.labels_N is None else self.labels_N[chosen_S]
+        rows_S, firsts_S = chosen_S, None
+        if self.words_T is not None:
+            words_T = self.words_T[index_T]
+            firsts_S = (words_T >= 0).nonzero().squeeze(1)
+            rows_S = words_T[firsts_S]
+        labels_S = None if self.labels_N is None else self.labels_N[rows_S]
         packing = Packing(bounds_S.int(), None, longest, lengths=lengths)
         return Batch(
-            self.ids_T[index_T].long(), positions_T, self.types_T[index_T].long(), packing, labels_S
+            self.ids_T[index_T].long(),
+            positions_T,
+            self.types_T[index_T].long(),
+            packing,
+            labels_S,
+            rows_S,
+            firsts_S,
         )
 
 
@@ -128,7 +153,7 @@ EVALUATION_TOKENS = {"cpu": 2048, "cuda": 32768}
 class TaskRun:
     """One fine-tuning run, complete: it can be sent to another process. `threads` are those of a CPU."""
 
-    task: str
+    task: Task
     seed: int
     init: Init
     data: EncodedTask
@@ -141,8 +166,8 @@ class TaskRun:
 
 @dataclass(frozen=True)
 class Predictions:
-    """Class numbers (scores for regression) per entry; NaN where the model's output was not finite. `epoch`: how many
-    there were."""
+    """Class numbers (scores for regression, 0 or 1 for each of several labels) per entry; NaN where the model's output
+    was not finite. `epoch`: how many there were."""
 
     scored: dict[str, np.ndarray]
     blind: dict[str, np.ndarray]
@@ -156,22 +181,29 @@ def finetune(run: TaskRun, on_examples: Callable[[int], None] = lambda count: No
 
     A loss that is not finite ends the training with its epoch, whose predictions are NaN.
     """
-    started, task, device = time.perf_counter(), TASKS[run.task], torch.device(run.device)
+    started, task, device = time.perf_counter(), run.task, torch.device(run.device)
     torch.manual_seed(run.seed)
-    model = build_classifier(run.source, run.init, task.outputs, run.hyper).to(device)
+    build = build_token_classifier if task.kind == "tokens" else build_classifier
+    model = build(run.source, run.init, task.outputs, run.hyper).to(device)
+    if run.hyper.freeze:
+        model.encoder.requires_grad_(False)
     number_format = Precision(
         PrecisionConfig(mode=run.precision, tf32=run.precision != "fp32"), device
     )
     train_set, put_back = run.data.train, None
     # A row of the word embedding that no training text uses has no gradient, and without weight decay never changes.
-    if run.source.own and run.hyper.weight_decay == 0:
+    if run.source.own and run.hyper.weight_decay == 0 and not run.hyper.freeze:
         train_set, put_back = with_used_words(model.encoder, train_set)
-    loss, epoch = train(model, PackedSplit(train_set, device), run, number_format, on_examples)
+    assert run.data.train.labels_N is not None, task.name
+    target = target_of(task, run.data.train.labels_N)
+    loss, epoch = train(
+        model, PackedSplit(train_set, device), run, target, number_format, on_examples
+    )
     if put_back:
         put_back()
     scored, blind = (
         {
-            n: predict(model, task, PackedSplit(s, device), number_format, math.isnan(loss))
+            n: predict(model, target, PackedSplit(s, device), number_format, math.isnan(loss))
             for n, s in sets.items()
         }
         for sets in (run.data.scored, run.data.blind)
@@ -180,15 +212,16 @@ def finetune(run: TaskRun, on_examples: Callable[[int], None] = lambda count: No
 
 
 def train(
-    model: SequenceClassifier,
+    model: Classifier,
     split: PackedSplit,
     run: TaskRun,
+    target: Target,
     number_format: Precision,
     on_examples: Callable[[int], None],
 ) -> tuple[float, int]:
     """Train in place on `split`; returns the last epoch's mean loss and its number. The first epoch in which a step's
     loss is not finite is the last one, and its mean is NaN."""
-    task, hyper = TASKS[run.task], run.hyper
+    hyper = run.hyper
     groups = parameter_groups(
         model, hyper.weight_decay
     )  # decay only on matrices, as in pretraining
@@ -200,6 +233,8 @@ def train(
     steps_per_epoch = -(-len(split) // hyper.batch_size)
     total_steps = hyper.epochs * steps_per_epoch
     model.train()
+    if hyper.freeze:
+        model.encoder.eval()  # a probe reads the states that the encoder gives at inference
     for epoch in range(hyper.epochs):
         losses = []
         for step, chosen_S in enumerate(
@@ -208,7 +243,7 @@ def train(
             progress = (epoch * steps_per_epoch + step + 1) / (total_steps + 1)
             for group in optimizer.param_groups:
                 group["lr"] = hyper.learning_rate_at(progress)
-            loss = train_step(model, task, split.batch(chosen_S), optimizer, hyper, number_format)
+            loss = train_step(model, target, split.batch(chosen_S), optimizer, hyper, number_format)
             losses.append(len(chosen_S) * loss)
             on_examples(len(chosen_S))
         mean = torch.stack(losses).sum().item() / len(
@@ -220,8 +255,8 @@ def train(
 
 
 def train_step(
-    model: SequenceClassifier,
-    task: Task,
+    model: Classifier,
+    target: Target,
     batch: Batch,
     optimizer: torch.optim.AdamW,
     hyper: Hyperparameters,
@@ -229,12 +264,9 @@ def train_step(
 ) -> Tensor:
     """One step of the optimizer; returns the loss."""
     with number_format.autocast():
-        logits_SC = model(batch.ids_T, batch.positions_T, batch.packing, batch.types_T).float()
+        logits_SC = logits_of(model, batch).float()
     assert batch.labels_S is not None
-    if task.regression:
-        loss = F.mse_loss(logits_SC.squeeze(-1), batch.labels_S)
-    else:
-        loss = F.cross_entropy(logits_SC, batch.labels_S)
+    loss = target.loss(logits_SC, batch.labels_S)
     scaler = number_format.scaler
     scaler.scale(loss).backward()
     if hyper.max_grad_norm is not None:
@@ -246,24 +278,38 @@ def train_step(
     return loss.detach()
 
 
+def logits_of(model: Classifier, batch: Batch) -> Tensor:
+    """Return the logits [S, C] of a batch's examples, or of its words where those are labelled."""
+    logits: Tensor = model(batch.ids_T, batch.positions_T, batch.packing, batch.types_T)
+    return logits if batch.firsts_S is None else logits[batch.firsts_S]
+
+
 @torch.inference_mode()
 def predict(
-    model: SequenceClassifier,
-    task: Task,
+    model: Classifier,
+    target: Target,
     split: PackedSplit,
     number_format: Precision,
     failed: bool = False,
 ) -> np.ndarray:
-    """Predictions in the split's order, float64 [N]: class numbers or scores; NaN where the output is not finite."""
-    found_N = torch.full((len(split),), float("nan"), dtype=torch.float64)
+    """Predictions in the split's order, float64 [N] or [N, C]: class numbers, scores, or 0 and 1 for each label.
+
+    NaN where the output is not finite. A word beyond the length that the model reads gets the most frequent label.
+    """
+    rows = len(split) if split.labels_N is None else len(split.labels_N)
+    found_N = torch.full((rows, *target.shape), float("nan"), dtype=torch.float64)
     if failed:
         return found_N.numpy()
+    if split.words_T is not None:
+        found_N.fill_(target.usual)
     model.eval()
     for chosen_S in by_length(split.lengths_N, EVALUATION_TOKENS[split.device.type]):
         batch = split.batch(chosen_S)
         with number_format.autocast():
-            logits_SC = model(batch.ids_T, batch.positions_T, batch.packing, batch.types_T)
+            logits_SC = logits_of(model, batch)
         logits_SC = logits_SC.double().cpu()
-        values_S = logits_SC.squeeze(-1) if task.regression else logits_SC.argmax(-1).double()
-        found_N[chosen_S] = torch.where(logits_SC.isfinite().all(-1), values_S, float("nan"))
+        values_S = target.predictions(logits_SC)
+        values_S[~logits_SC.isfinite().all(-1)] = float("nan")
+        rows_S = chosen_S if batch.firsts_S is None else batch.rows_S.cpu()
+        found_N[rows_S] = values_S
     return found_N.numpy()

@@ -25,6 +25,7 @@ from cramming.model.classifier import SequenceClassifier
 from cramming.model.config import ModelConfig
 from cramming.model.encoder import Encoder
 from cramming.model.export import WEIGHT_FILES, load_encoder, load_encoder_config, read_weights
+from cramming.model.init import initialize
 from eval.finetune.config import Hyperparameters, Init
 
 OWN_TYPES = ("cramming", "bert", "modernbert")
@@ -262,6 +263,38 @@ def _download(name: str) -> Path:
     return folder
 
 
+class TokenClassifier(nn.Module):
+    """Dropout and a linear layer on the hidden state of each token: logits [T, C]."""
+
+    def __init__(self, encoder: Encoder, num_labels: int, dropout: float) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.dropout = nn.Dropout(dropout)
+        self.classifier = nn.Linear(encoder.config.hidden_size, num_labels)
+        initialize(self, encoder.config, done=encoder)
+
+    def forward(
+        self,
+        ids_T: Tensor,
+        positions_T: Tensor,
+        packing: Packing,
+        token_types_T: Tensor | None = None,
+    ) -> Tensor:
+        """Logits [T, C]."""
+        hidden_TD = self.encoder(ids_T, positions_T, packing, token_types_T)
+        return self.classifier(self.dropout(hidden_TD))
+
+
+Classifier = SequenceClassifier | TokenClassifier
+
+
+def build_token_classifier(
+    source: ModelSource, init: Init, outputs: int, hyper: Hyperparameters
+) -> TokenClassifier:
+    """Return a classifier of tokens with `outputs` logits, as `build_classifier` does one of sequences."""
+    return TokenClassifier(_build_encoder(source, init, hyper), outputs, hyper.dropout)
+
+
 def build_classifier(
     source: ModelSource, init: Init, outputs: int, hyper: Hyperparameters
 ) -> SequenceClassifier:
@@ -269,6 +302,19 @@ def build_classifier(
 
     New weights come from torch's global generator. UserError where a file that was read is not the source's any more.
     """
+    encoder = _build_encoder(source, init, hyper)
+    size = encoder.config.hidden_size if hyper.pooler else None
+    model = SequenceClassifier(encoder, outputs, hyper.pooling, size, hyper.dropout)
+    trained = (
+        pretrained_pooler(source.folder) if init == "pretrained" and hyper.pooling == "cls" else {}
+    )
+    if trained and model.pooler is not None:
+        model.pooler.load_state_dict(trained)
+    return model
+
+
+def _build_encoder(source: ModelSource, init: Init, hyper: Hyperparameters) -> Encoder:
+    """Return the encoder; a `StockEncoder` has its interface."""
     encoder: Encoder | StockEncoder
     if source.own:
         config = load_encoder_config(source.folder, hyper.dropout, hyper.attention_dropout)
@@ -278,14 +324,7 @@ def build_classifier(
     else:
         encoder = StockEncoder(source.folder, init, hyper.dropout, hyper.attention_dropout)
     refuse_changed(source.folder, source.settings if source.own else source.files)
-    size = encoder.config.hidden_size if hyper.pooler else None
-    model = SequenceClassifier(cast(Encoder, encoder), outputs, hyper.pooling, size, hyper.dropout)
-    trained = (
-        pretrained_pooler(source.folder) if init == "pretrained" and hyper.pooling == "cls" else {}
-    )
-    if trained and model.pooler is not None:
-        model.pooler.load_state_dict(trained)
-    return model
+    return cast(Encoder, encoder)
 
 
 @lru_cache(maxsize=1)
