@@ -80,13 +80,15 @@ def run_cramming(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     encoded = {name: encode_task(task_data, encode) for name, task_data in data.items()}
     how = (source, hyper, arguments.precision, arguments.device)
     runs = [
-        TaskRun(n, seed, "pretrained", encoded[n], *how) for n in data for seed in arguments.seeds
+        TaskRun(data[n].task, seed, "pretrained", encoded[n], *how)
+        for n in data
+        for seed in arguments.seeds
     ]
     runs.sort(key=lambda run: -len(run.data.train.ids_T))
     workers = len(arguments.seeds) if arguments.device == "cuda" else arguments.cores
     outcomes = run_all(runs, min(workers, len(runs)), lambda count: None)
     return [
-        result(data[r.task], r.seed, p.scored[data[r.task].scored[0].source.entry], p.seconds)
+        result(data[r.task.name], r.seed, p.scored[r.task.scored[0].source.entry], p.seconds)
         for r, p in outcomes
     ]
 

@@ -89,6 +89,10 @@ Nonce = Annotated[
 Model = Annotated[
     str | None, _option("--model", text="Hugging Face encoder, a folder or a name of the hub.")
 ]
+Models = Annotated[
+    list[str],
+    _option("--model", text="Run folder, Hugging Face encoder or hub name. Several are compared."),
+]
 Json = Annotated[bool, _option("--json", text="Print one JSON object for programs.")]
 Duels = Annotated[Path, _option("--duels", text="Folder of duels.jsonl and the duels' runs.")]
 RunPath = Annotated[Path, typer.Argument(metavar="PATH", help="Folder of a run.")]
@@ -462,6 +466,28 @@ def export(
 ) -> Call:
     """Write the finished model as a folder for transformers, with a model card."""
     return _call(context)
+
+
+@app.command(rich_help_panel=OTHERS)
+def score(
+    context: typer.Context,
+    tasks_file: Annotated[
+        Path, typer.Argument(metavar="TASKS", help="YAML file that describes your tasks.")
+    ],
+    model: Models,
+    overrides: Overrides = None,
+    device: Device = Invocation.device,
+    out: Out = None,
+    show_config: ShowConfig = False,
+    config_dir: ConfigDir = None,
+) -> Call:
+    """Compare encoders on labelled data of your own, with baselines and p-values."""
+    call = _call(context)
+    words = call.invocation.overrides
+    if {name_of(word) for word in words} & {"eval", "experiment"}:
+        return call
+    invocation = dataclasses.replace(call.invocation, overrides=("eval=own_tasks", *words))
+    return dataclasses.replace(call, invocation=invocation)
 
 
 @app.command(rich_help_panel=OTHERS)

@@ -43,6 +43,7 @@ MODULES = {
     "replay": "cramming.replay",
     "submit": "eval.submit",
     "export": "eval.export",
+    "score": "eval.own_tasks.main",
 }
 # Functions that a verb's `main` gets, of packages that its own may not import.
 DEPENDENCIES = {

@@ -197,7 +197,7 @@ def _finetune(
     threads = section.threads_per_run or 1
     name = data.task.name
     run = TaskRun(
-        name, seed, "pretrained", encoded[name], source, hyper, mode, str(device), threads
+        data.task, seed, "pretrained", encoded[name], source, hyper, mode, str(device), threads
     )
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

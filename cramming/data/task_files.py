@@ -12,7 +12,9 @@ has two. AX has no training set: the model of MNLI predicts it.
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+
+Kind = Literal["classification", "regression", "multilabel", "tokens"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class Task:
     `text` and `label` are columns of the official files, `hub_text` those of the hub's data set where they differ;
     `headerless` names the columns of training and dev files without a header. `labels` are in the order of their
     numbers, empty for regression, whose scores are in `score_range`. The first of `metrics` is the main one.
-    `broken_rows` is the number of rows of the official training file with a wrong number of fields.
+    `broken_rows` is the number of rows of the official training file with a wrong number of fields. With `balanced` the
+    loss weights each class by the inverse of its frequency.
     """
 
     name: str
@@ -56,6 +59,8 @@ class Task:
     headerless: tuple[str, ...] = ()
     score_range: tuple[float, float] | None = None
     broken_rows: int = 0
+    kind: Kind = "classification"
+    balanced: bool = False
 
     @property
     def main_metric(self) -> str:
@@ -65,7 +70,7 @@ class Task:
     @property
     def regression(self) -> bool:
         """True if the target is a number; the model then has one output and squared error as its loss."""
-        return not self.labels
+        return self.kind == "regression"
 
     @property
     def outputs(self) -> int:
@@ -172,6 +177,7 @@ _GLUE = (
         (),
         ("pearson", "spearmanr"),
         score_range=(0.0, 5.0),
+        kind="regression",
     ),
     _glue(
         "qqp",

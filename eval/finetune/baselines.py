@@ -141,7 +141,8 @@ def _linear_model(task: Task, classes: int) -> Any:
         return Ridge(alpha=1 / strength, solver="lsqr", max_iter=SETTINGS["iterations"])
     if classes == 1:
         return DummyClassifier()  # predicts the only class of the training set
-    return LogisticRegression(C=strength, max_iter=SETTINGS["iterations"])
+    weights = "balanced" if task.balanced else None
+    return LogisticRegression(C=strength, max_iter=SETTINGS["iterations"], class_weight=weights)
 
 
 def _features(words: Any, split: Split) -> Any:

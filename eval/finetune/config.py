@@ -2,7 +2,13 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from cramming.config import Count, Fraction, LocalPath, NotNegative, Positive, Section, Seed
 from cramming.data.suites import SourceName
@@ -17,7 +23,7 @@ class Hyperparameters(Section):
     """Global hyperparameters. `warmup` is a share of all steps; `dropout` applies to the classification head too.
 
     `pooling` takes the first token or the mean of a sequence, or compares the means of its two texts; `pooler` adds a
-    dense layer with tanh.
+    dense layer with tanh. `freeze` trains only the head, on the hidden states of an unchanged encoder.
     """
 
     epochs: Count
@@ -35,6 +41,15 @@ class Hyperparameters(Section):
     pooling: Pooling
     pooler: bool
     max_length: Annotated[int, Field(ge=8)]
+    freeze: bool = False
+
+    @model_serializer(mode="wrap")
+    def _without_default(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out `freeze` if it is off, because older results are stored by the hash of the other settings."""
+        values: dict[str, Any] = serialize(self)
+        if not self.freeze:
+            del values["freeze"]
+        return values
 
     def learning_rate_at(self, progress: float) -> float:
         """Return the learning rate after `progress` in [0, 1] of all steps."""

@@ -24,16 +24,23 @@ BATCH = 4096
 
 Columns = tuple[list[str], ...]
 Encoder = Callable[[Columns], tuple[list[Sequence[int]], list[Sequence[int]]]]
+Offsets = tuple[int, int]  # first and last + 1 character of a token
+WordEncoder = Callable[[list[str]], tuple[list[Sequence[int]], list[Sequence[Offsets]]]]
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """N examples without padding: ids int32 [T], types uint8 [T], starts int64 [N + 1], labels [N] or None."""
+    """N examples without padding: ids int32 [T], types uint8 [T], starts int64 [N + 1], labels [N] or None.
+
+    For tasks that label words, `words_T` (int64) holds at a word's first token the number of the word, and -1
+    elsewhere. The labels are then those of the words of the split.
+    """
 
     ids_T: np.ndarray
     types_T: np.ndarray
     starts_N: np.ndarray
     labels_N: np.ndarray | None
+    words_T: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.starts_N) - 1
@@ -96,6 +103,57 @@ def encode_task(
     )
 
 
+def encode_words(
+    data: TaskData, encode: WordEncoder, on_examples: Callable[[int], None] = lambda count: None
+) -> EncodedTask:
+    """Return all splits of a task that labels the words between single spaces of its texts.
+
+    A word whose first token is beyond the maximum length has no token.
+    """
+    train = _encode_words(data.train, encode, on_examples)
+    scored = {
+        split.source.entry: _encode_words(split, encode, on_examples) for split in data.scored
+    }
+    return EncodedTask(train, scored, {})
+
+
+def _encode_words(split: Split, encode: WordEncoder, on_examples: Callable[[int], None]) -> Encoded:
+    ids: list[np.ndarray] = []
+    words: list[np.ndarray] = []
+    first_word = 0
+    for first in range(0, len(split), BATCH):
+        texts = split.texts[0][first : first + BATCH]
+        for text, ids_L, offsets_L in zip(texts, *encode(texts), strict=True):
+            ids.append(np.array(ids_L, np.int32))
+            numbers_L = number_first_tokens(text, offsets_L)
+            words.append(np.where(numbers_L < 0, -1, numbers_L + first_word))
+            first_word += text.count(" ") + 1
+        on_examples(len(texts))
+    starts = np.concatenate([[0], np.cumsum([len(sequence) for sequence in ids])]).astype(np.int64)
+    ids_T = np.concatenate(ids)
+    return Encoded(
+        ids_T, np.zeros(len(ids_T), np.uint8), starts, split.labels, np.concatenate(words)
+    )
+
+
+def number_first_tokens(text: str, offsets_L: Sequence[Offsets]) -> np.ndarray:
+    """Return the number of the word for the first token of each word, and -1 for other and special tokens.
+
+    A token belongs to the word of its last character: with byte-level tokenizers it starts at the space before.
+    """
+    spaces = np.array([index for index, character in enumerate(text) if character == " "])
+    numbers_L = np.full(len(offsets_L), -1, np.int64)
+    last = -1
+    for token, (start, end) in enumerate(offsets_L):
+        if start == end or text[end - 1] == " ":
+            continue
+        word = int(np.searchsorted(spaces, end - 1))
+        if word > last:
+            numbers_L[token] = word
+            last = word
+    return numbers_L
+
+
 def load_encoder(folder: Path, bert_layout: bool, max_length: int, vocab_size: int) -> Encoder:
     """Return the text-to-ids function of a model folder.
 
@@ -103,6 +161,55 @@ def load_encoder(folder: Path, bert_layout: bool, max_length: int, vocab_size: i
     """
     if not (bert_layout and (folder / "tokenizer.json").is_file()):
         return _stock_encoder(folder, max_length, vocab_size)
+    tokenizer = _bert_tokenizer(folder, max_length, vocab_size)
+
+    def encode(columns: Columns) -> tuple[list[Sequence[int]], list[Sequence[int]]]:
+        inputs = list(zip(*columns)) if len(columns) == 2 else columns[0]
+        encodings = tokenizer.encode_batch_fast(inputs)  # without offsets into the text
+        ids = [encoding.ids for encoding in encodings]
+        types = [encoding.type_ids for encoding in encodings]
+        return ids, types
+
+    return encode
+
+
+def load_word_encoder(
+    folder: Path, bert_layout: bool, max_length: int, vocab_size: int
+) -> WordEncoder:
+    """Return the function from texts to the ids and the offsets into the text of their tokens.
+
+    Raises UserError if the folder's tokenizer is missing, does not fit or has no offsets.
+    """
+    if bert_layout and (folder / "tokenizer.json").is_file():
+        tokenizer = _bert_tokenizer(folder, max_length, vocab_size)
+
+        def encode(texts: list[str]) -> tuple[list[Sequence[int]], list[Sequence[Offsets]]]:
+            encodings = tokenizer.encode_batch(texts)
+            ids = [encoding.ids for encoding in encodings]
+            return ids, [encoding.offsets for encoding in encodings]
+
+        return encode
+    stock = _stock_tokenizer(folder)
+    _check_size(folder, stock.get_vocab(), vocab_size)
+    require(
+        stock.is_fast,
+        f"{folder}: its tokenizer has no offsets of tokens. Labelling words needs a tokenizer.json.",
+    )
+
+    def encode_stock(texts: list[str]) -> tuple[list[Sequence[int]], list[Sequence[Offsets]]]:
+        encodings = stock(
+            texts,
+            truncation=True,
+            max_length=max_length,
+            padding=False,
+            return_offsets_mapping=True,
+        )
+        return encodings["input_ids"], encodings["offset_mapping"]
+
+    return encode_stock
+
+
+def _bert_tokenizer(folder: Path, max_length: int, vocab_size: int) -> Any:
     from tokenizers.processors import TemplateProcessing
 
     tokenizer = _fast_tokenizer(folder)
@@ -115,15 +222,7 @@ def load_encoder(folder: Path, bert_layout: bool, max_length: int, vocab_size: i
     )
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_length, strategy="longest_first")
-
-    def encode(columns: Columns) -> tuple[list[Sequence[int]], list[Sequence[int]]]:
-        inputs = list(zip(*columns)) if len(columns) == 2 else columns[0]
-        encodings = tokenizer.encode_batch_fast(inputs)  # without offsets into the text
-        ids = [encoding.ids for encoding in encodings]
-        types = [encoding.type_ids for encoding in encodings]
-        return ids, types
-
-    return encode
+    return tokenizer
 
 
 def _stock_encoder(folder: Path, max_length: int, vocab_size: int) -> Encoder:

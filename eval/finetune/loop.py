@@ -16,25 +16,36 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cramming.data.task_files import TASKS, Task
+from cramming.data.task_files import Task
 from cramming.model.attention import Packing
-from cramming.model.classifier import SequenceClassifier
 from cramming.model.encoder import Encoder
 from cramming.optim.build import parameter_groups
 from cramming.precision import Mode, Precision, PrecisionConfig
 from eval.finetune.config import Hyperparameters, Init
 from eval.finetune.encode import Encoded, EncodedTask
-from eval.finetune.models import ModelSource, build_classifier
+from eval.finetune.models import (
+    Classifier,
+    ModelSource,
+    build_classifier,
+    build_token_classifier,
+)
+from eval.finetune.targets import Target, target_of
 
 
 class Batch(NamedTuple):
-    """Packed examples: inputs of the model, and labels."""
+    """Packed examples: inputs of the model, and labels.
+
+    `rows_S` holds the indices of these labels in the split. For tasks that label words, S counts words, and `firsts_S`
+    holds the indices of their first tokens in the batch.
+    """
 
     ids_T: Tensor
     positions_T: Tensor
     types_T: Tensor
     packing: Packing
     labels_S: Tensor | None
+    rows_S: Tensor
+    firsts_S: Tensor | None = None
 
 
 class PackedSplit:
@@ -52,6 +63,9 @@ class PackedSplit:
         self.labels_N: Tensor | None = None
         if encoded.labels_N is not None:
             self.labels_N = torch.from_numpy(encoded.labels_N).to(device)
+        self.words_T: Tensor | None = None
+        if encoded.words_T is not None:
+            self.words_T = torch.from_numpy(encoded.words_T).to(device)
 
     def __len__(self) -> int:
         return len(self.lengths_N)
@@ -71,12 +85,19 @@ class PackedSplit:
         firsts_T, sources_T = begins_2S.repeat_interleave(lengths_S, 1, output_size=total)
         positions_T = torch.arange(total, device=self.device) - firsts_T
         index_T = sources_T + positions_T
+        rows_S, word_firsts_S = chosen_S, None
+        if self.words_T is not None:
+            words_T = self.words_T[index_T]
+            word_firsts_S = (words_T >= 0).nonzero().squeeze(1)
+            rows_S = words_T[word_firsts_S]
         return Batch(
             ids_T=self.ids_T[index_T].long(),
             positions_T=positions_T,
             types_T=self.types_T[index_T].long(),
             packing=Packing(bounds_S.int(), None, longest, lengths=lengths),
-            labels_S=None if self.labels_N is None else self.labels_N[chosen_S],
+            labels_S=None if self.labels_N is None else self.labels_N[rows_S],
+            rows_S=rows_S,
+            firsts_S=word_firsts_S,
         )
 
 
@@ -127,7 +148,7 @@ EVALUATION_TOKENS = {"cpu": 2048, "cuda": 32768}
 class TaskRun:
     """Fine-tuning run with all of its inputs, which can be sent to another process. `threads` are those of a CPU."""
 
-    task: str
+    task: Task
     seed: int
     init: Init
     data: EncodedTask
@@ -140,9 +161,9 @@ class TaskRun:
 
 @dataclass(frozen=True)
 class Predictions:
-    """Class numbers (scores for regression) per entry; NaN where the model's output was not finite.
+    """Predictions per entry: class numbers, scores for regression, or 0 and 1 for each of several labels.
 
-    `epoch` is the number of epochs.
+    They are NaN where the model's output was not finite. `epoch` is the number of epochs.
     """
 
     scored: dict[str, np.ndarray]
@@ -157,17 +178,23 @@ def finetune(run: TaskRun, on_examples: Callable[[int], None] = lambda count: No
 
     A loss that is not finite ends the training with its epoch; the predictions are then NaN.
     """
-    started, task, device = time.perf_counter(), TASKS[run.task], torch.device(run.device)
+    started, task, device = time.perf_counter(), run.task, torch.device(run.device)
     torch.manual_seed(run.seed)
-    model = build_classifier(run.source, run.init, task.outputs, run.hyper).to(device)
+    build = build_token_classifier if task.kind == "tokens" else build_classifier
+    model = build(run.source, run.init, task.outputs, run.hyper).to(device)
+    if run.hyper.freeze:
+        model.encoder.requires_grad_(False)
     number_format = Precision(
         PrecisionConfig(mode=run.precision, tf32=run.precision != "fp32"), device
     )
     train_set, restore = run.data.train, None
     # Without weight decay a token vector that no training text uses never changes.
-    if run.source.is_native and run.hyper.weight_decay == 0:
+    if run.source.is_native and run.hyper.weight_decay == 0 and not run.hyper.freeze:
         train_set, restore = shrink_vocabulary(model.encoder, train_set)
-    loss, epoch = train(model, PackedSplit(train_set, device), run, number_format, on_examples)
+    assert run.data.train.labels_N is not None, task.name
+    target = target_of(task, run.data.train.labels_N)
+    split = PackedSplit(train_set, device)
+    loss, epoch = train(model, split, run, target, number_format, on_examples)
     if restore:
         restore()
 
@@ -175,7 +202,7 @@ def finetune(run: TaskRun, on_examples: Callable[[int], None] = lambda count: No
         predictions = {}
         for name, encoded in sets.items():
             split = PackedSplit(encoded, device)
-            predictions[name] = predict(model, task, split, number_format, math.isnan(loss))
+            predictions[name] = predict(model, target, split, number_format, math.isnan(loss))
         return predictions
 
     scored, blind = predict_sets(run.data.scored), predict_sets(run.data.blind)
@@ -183,9 +210,10 @@ def finetune(run: TaskRun, on_examples: Callable[[int], None] = lambda count: No
 
 
 def train(
-    model: SequenceClassifier,
+    model: Classifier,
     split: PackedSplit,
     run: TaskRun,
+    target: Target,
     number_format: Precision,
     on_examples: Callable[[int], None],
 ) -> tuple[float, int]:
@@ -193,7 +221,7 @@ def train(
 
     The first epoch with a step whose loss is not finite is the last one, and its mean is NaN.
     """
-    task, hyper = TASKS[run.task], run.hyper
+    hyper = run.hyper
     groups = parameter_groups(model, hyper.weight_decay)  # only matrices decay, as in pretraining
     betas = (hyper.beta1, hyper.beta2)
     optimizer = torch.optim.AdamW(
@@ -203,6 +231,8 @@ def train(
     steps_per_epoch = -(-len(split) // hyper.batch_size)
     total_steps = hyper.epochs * steps_per_epoch
     model.train()
+    if hyper.freeze:
+        model.encoder.eval()  # without dropout, so that the head is trained on the states of inference
     for epoch in range(hyper.epochs):
         losses = []
         order_N = torch.randperm(len(split), generator=generator)
@@ -210,7 +240,7 @@ def train(
             progress = (epoch * steps_per_epoch + step + 1) / (total_steps + 1)
             for group in optimizer.param_groups:
                 group["lr"] = hyper.learning_rate_at(progress)
-            loss = train_step(model, task, split.batch(chosen_S), optimizer, hyper, number_format)
+            loss = train_step(model, target, split.batch(chosen_S), optimizer, hyper, number_format)
             losses.append(len(chosen_S) * loss)
             on_examples(len(chosen_S))
         # once per epoch, because reading a loss waits for the device
@@ -221,8 +251,8 @@ def train(
 
 
 def train_step(
-    model: SequenceClassifier,
-    task: Task,
+    model: Classifier,
+    target: Target,
     batch: Batch,
     optimizer: torch.optim.AdamW,
     hyper: Hyperparameters,
@@ -230,12 +260,9 @@ def train_step(
 ) -> Tensor:
     """Run one step of the optimizer, and return the loss."""
     with number_format.autocast():
-        logits_SC = model(batch.ids_T, batch.positions_T, batch.packing, batch.types_T).float()
+        logits_SC = logits_of(model, batch).float()
     assert batch.labels_S is not None
-    if task.regression:
-        loss = F.mse_loss(logits_SC.squeeze(-1), batch.labels_S)
-    else:
-        loss = F.cross_entropy(logits_SC, batch.labels_S)
+    loss = target.loss(logits_SC, batch.labels_S)
     scaler = number_format.scaler
     scaler.scale(loss).backward()
     if hyper.max_grad_norm is not None:
@@ -247,27 +274,39 @@ def train_step(
     return loss.detach()
 
 
+def logits_of(model: Classifier, batch: Batch) -> Tensor:
+    """Return the logits [S, C] of a batch's examples, or of its words for a task that labels words."""
+    logits: Tensor = model(batch.ids_T, batch.positions_T, batch.packing, batch.types_T)
+    return logits if batch.firsts_S is None else logits[batch.firsts_S]
+
+
 @torch.inference_mode()
 def predict(
-    model: SequenceClassifier,
-    task: Task,
+    model: Classifier,
+    target: Target,
     split: PackedSplit,
     number_format: Precision,
     failed: bool = False,
 ) -> np.ndarray:
-    """Return predictions in the split's order, float64 [N]: class numbers or scores.
+    """Return predictions in the split's order: class numbers, scores, or 0 and 1 for each of several labels.
 
-    They are NaN where the output is not finite, and everywhere after a `failed` training.
+    Their shape is [N], or [N, C] for several labels, in float64. They are NaN where the output is not finite, and
+    everywhere after a `failed` training. A word beyond the maximum length gets the most frequent label.
     """
-    predictions_N = torch.full((len(split),), float("nan"), dtype=torch.float64)
+    rows = len(split) if split.labels_N is None else len(split.labels_N)
+    predictions_N = torch.full((rows, *target.shape), float("nan"), dtype=torch.float64)
     if failed:
         return predictions_N.numpy()
+    if split.words_T is not None:
+        predictions_N.fill_(target.default)
     model.eval()
     for chosen_S in by_length(split.lengths_N, EVALUATION_TOKENS[split.device.type]):
         batch = split.batch(chosen_S)
         with number_format.autocast():
-            logits_SC = model(batch.ids_T, batch.positions_T, batch.packing, batch.types_T)
+            logits_SC = logits_of(model, batch)
         logits_SC = logits_SC.double().cpu()
-        values_S = logits_SC.squeeze(-1) if task.regression else logits_SC.argmax(-1).double()
-        predictions_N[chosen_S] = torch.where(logits_SC.isfinite().all(-1), values_S, float("nan"))
+        values_S = target.predictions(logits_SC)
+        values_S[~logits_SC.isfinite().all(-1)] = float("nan")
+        rows_S = chosen_S if batch.firsts_S is None else batch.rows_S.cpu()
+        predictions_N[rows_S] = values_S
     return predictions_N.numpy()

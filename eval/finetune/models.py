@@ -25,6 +25,7 @@ from cramming.model.classifier import SequenceClassifier
 from cramming.model.config import ModelConfig
 from cramming.model.encoder import Encoder
 from cramming.model.export import WEIGHT_FILES, load_encoder, load_encoder_config, read_weights
+from cramming.model.init import initialize
 from eval.finetune.config import Hyperparameters, Init
 
 NATIVE_TYPES = ("cramming", "bert", "distilbert", "modernbert")
@@ -265,6 +266,38 @@ def _suite_config(folder: Path, model_type: str | None) -> ModelConfig | None:
         return None
 
 
+class TokenClassifier(nn.Module):
+    """Dropout and a linear layer on the hidden state of each token: logits [T, C]."""
+
+    def __init__(self, encoder: Encoder, num_labels: int, dropout: float) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.dropout = nn.Dropout(dropout)
+        self.classifier = nn.Linear(encoder.config.hidden_size, num_labels)
+        initialize(self, encoder.config, done=encoder)
+
+    def forward(
+        self,
+        ids_T: Tensor,
+        positions_T: Tensor,
+        packing: Packing,
+        token_types_T: Tensor | None = None,
+    ) -> Tensor:
+        """Return logits [T, C]."""
+        hidden_TD = self.encoder(ids_T, positions_T, packing, token_types_T)
+        return self.classifier(self.dropout(hidden_TD))
+
+
+Classifier = SequenceClassifier | TokenClassifier
+
+
+def build_token_classifier(
+    source: ModelSource, init: Init, outputs: int, hyper: Hyperparameters
+) -> TokenClassifier:
+    """Return a classifier of tokens with `outputs` logits, initialised like those of `build_classifier`."""
+    return TokenClassifier(_build_encoder(source, init, hyper), outputs, hyper.dropout)
+
+
 def build_classifier(
     source: ModelSource, init: Init, outputs: int, hyper: Hyperparameters
 ) -> SequenceClassifier:
@@ -272,6 +305,18 @@ def build_classifier(
 
     New weights are drawn from torch's global generator. Raises UserError if a file of the source has changed.
     """
+    encoder = _build_encoder(source, init, hyper)
+    size = encoder.config.hidden_size if hyper.pooler else None
+    model = SequenceClassifier(encoder, outputs, hyper.pooling, size, hyper.dropout)
+    if init == "pretrained" and hyper.pooling == "cls" and model.pooler is not None:
+        trained = pretrained_pooler(source.folder)
+        if trained:
+            model.pooler.load_state_dict(trained)
+    return model
+
+
+def _build_encoder(source: ModelSource, init: Init, hyper: Hyperparameters) -> Encoder:
+    """Return the source's encoder; a `StockEncoder` has the same interface."""
     encoder: Encoder | StockEncoder
     if source.is_native:
         config = load_encoder_config(source.folder, hyper.dropout, hyper.attention_dropout)
@@ -283,13 +328,7 @@ def build_classifier(
     else:
         encoder = StockEncoder(source.folder, init, hyper.dropout, hyper.attention_dropout)
     refuse_changed(source.folder, source.settings if source.is_native else source.files)
-    size = encoder.config.hidden_size if hyper.pooler else None
-    model = SequenceClassifier(cast(Encoder, encoder), outputs, hyper.pooling, size, hyper.dropout)
-    if init == "pretrained" and hyper.pooling == "cls" and model.pooler is not None:
-        trained = pretrained_pooler(source.folder)
-        if trained:
-            model.pooler.load_state_dict(trained)
-    return model
+    return cast(Encoder, encoder)
 
 
 @lru_cache(maxsize=1)

@@ -86,14 +86,17 @@ def score_model(job: ScoringJob, init: Init) -> dict[str, Any]:
         settings.hyperparameters.max_length,
         job.encoded,
     )
-    _refuse_pairs_without_types(job, [name for name, _ in todo])
+    for name, _ in todo:
+        refuse_pair_without_types(
+            job.source, by_name[name].task, job.encoded[name], settings.hyperparameters
+        )
     if todo or not log.scores.is_current(scoring):
         if todo and competes:  # the record of a sweep states the choice anyway
             warn_of_choices(log.scores.history, scoring, todo)
         log.begin(scoring)
     runs = [
         TaskRun(
-            name,
+            by_name[name].task,
             seed,
             init,
             job.encoded[name],
@@ -106,9 +109,9 @@ def score_model(job: ScoringJob, init: Init) -> dict[str, Any]:
         for name, seed in todo
     ]
     for run, predictions in fine_tune(runs, settings, job.device):
-        key = scoring.keys[run_name(run.task, run.seed)]
-        result = log.save(by_name[run.task], run.seed, key, predictions)
-        show_result(TASKS[run.task], init, result, f"{predictions.seconds:.0f} s")
+        key = scoring.keys[run_name(run.task.name, run.seed)]
+        result = log.save(by_name[run.task.name], run.seed, key, predictions)
+        show_result(run.task, init, result, f"{predictions.seconds:.0f} s")
     return log.scores.section_of(scoring)
 
 
@@ -200,15 +203,14 @@ def _show_stored(
             )
 
 
-def _refuse_pairs_without_types(job: ScoringJob, names: Sequence[str]) -> None:
+def refuse_pair_without_types(
+    source: ModelSource, task: Task, encoded: EncodedTask, hyper: Hyperparameters
+) -> None:
     """Raise UserError if two texts are to be compared that the tokenizer does not distinguish."""
-    if job.settings.hyperparameters.pooling != "pairs":
-        return
-    for name in names:
-        is_pair = len(TASKS[name].text) > 1
+    if hyper.pooling == "pairs" and len(task.text) > 1:
         require(
-            not is_pair or (job.encoded[name].train.types_T == 1).any(),
-            f"{job.source.folder}: its tokenizer has no token types for a second text, which"
+            (encoded.train.types_T == 1).any(),
+            f"{source.folder}: its tokenizer has no token types for a second text, which"
             " eval.hyperparameters.pooling=pairs needs. Set mean or cls.",
         )
 

@@ -114,7 +114,7 @@ def run(
 ) -> Predictions:
     data = encode(folder, make_data(name, examples))
     return finetune(
-        TaskRun(name, seed, "pretrained", data, open_model(folder), hyper, "fp32", "cpu")
+        TaskRun(GLUE[name], seed, "pretrained", data, open_model(folder), hyper, "fp32", "cpu")
     )
 
 
@@ -271,7 +271,7 @@ def test_fp32_is_without_tf32_and_the_setting_does_not_outlive_the_run(
         HYPER.replace(epochs=1),
         open_model(bert),
     )
-    task_run = TaskRun("sst2", 0, "pretrained", data, source, hyper, mode, "cpu")
+    task_run = TaskRun(GLUE["sst2"], 0, "pretrained", data, source, hyper, mode, "cpu")
     seen: set[str] = set()
     for before in ("high", "highest"):
         torch.set_float32_matmul_precision(before)
@@ -293,7 +293,7 @@ def test_training_with_a_part_of_the_vocabulary_changes_no_bit(
     def predictions() -> np.ndarray:
         encoded = encode(bert, data)
         return finetune(
-            TaskRun("stsb", 0, init, encoded, open_model(bert), hyper, "fp32", "cpu")
+            TaskRun(GLUE["stsb"], 0, init, encoded, open_model(bert), hyper, "fp32", "cpu")
         ).scored["stsb"]
 
     part = predictions()
@@ -347,7 +347,7 @@ def test_another_architecture_is_fine_tuned(
     encoded = encode_task(data, load_encoder(tmp_path, source.is_native, 16, source.vocab_size))
     for init in get_args(Init):
         predictions = finetune(
-            TaskRun("sst2", 0, init, encoded, source, HYPER.replace(epochs=1), "fp32", "cpu")
+            TaskRun(GLUE["sst2"], 0, init, encoded, source, HYPER.replace(epochs=1), "fp32", "cpu")
         )
         assert np.isfinite(predictions.scored["sst2"]).all()
 

@@ -1,0 +1,1 @@
+"""Comparison of encoders on user-defined tasks, which a task file describes."""

@@ -1,0 +1,313 @@
+"""`cramming score --model A --model B tasks.yaml`: comparison of encoders on user-defined tasks.
+
+Every model is fine-tuned on every task with the hyperparameters and seeds of section `eval`, and so are random weights
+of its architecture; baselines have no encoder. Predictions are stored in `<out>/predictions` by a key of everything
+that they depend on, so an interrupted call resumes, and an added model needs only its fine-tunings.
+"""
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cramming.config import UserError, build, require, settings_hash, suggestion
+from cramming.device import describe, select
+from cramming.environment import environment
+from cramming.files import lock, overwrite_atomically
+from cramming.invocation import Invocation
+from cramming.precision import resolve
+from cramming.progress import Progress, say
+from eval.finetune.config import EvalConfig, Init
+from eval.finetune.encode import (
+    EncodedTask,
+    encode_task,
+    encode_words,
+    load_encoder,
+    load_word_encoder,
+)
+from eval.finetune.loop import TaskRun
+from eval.finetune.models import ModelSource, open_model, refuse_changed
+from eval.finetune.scoring import conditions, fine_tune, refuse_pair_without_types
+from eval.own_tasks.baselines import BASELINES
+from eval.own_tasks.compare import compare
+from eval.own_tasks.page import Result, show, write
+from eval.own_tasks.readers import OwnTaskData, read_own_task
+from eval.own_tasks.task_file import read_task_file
+from eval.tasks.datasets import TaskData, seen_in_training
+
+# settings of section `eval` for GLUE's files and run logs
+GLUE_SETTINGS = ("data_dir", "minimal_pairs", "sweep")
+Sets = dict[str, np.ndarray]  # predictions by labelled set
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """Inputs that all fine-tunings of a call share."""
+
+    tasks: list[OwnTaskData]
+    settings: EvalConfig
+    device: torch.device
+    folder: Path
+    machine: dict[str, Any]
+
+    @property
+    def protocol(self) -> dict[str, Any]:
+        """Number format and threads of a fine-tuning."""
+        precision = resolve(self.settings.precision, self.device)
+        return {"precision": precision, "threads_per_run": self.settings.threads}
+
+
+def main(
+    recipe: dict[str, Any],
+    invocation: Invocation,
+    tasks_file: Path,
+    model: list[str],
+    out: Path | None,
+) -> None:
+    """Score models on the tasks of a file, print the table and write `scores.json` and `scores.md`."""
+    settings = build(EvalConfig, recipe["eval"], "eval")
+    _refuse_settings(settings)
+    device = select(invocation.device)
+    folder = out or Path("scores") / tasks_file.stem
+    require(not folder.is_file(), f"--out={folder}: is a file. Give a folder.")
+    tasks = read_tasks(tasks_file, settings.tasks)
+    models = open_models(model, settings.hyperparameters.max_length)
+    machine = environment(asdict(describe(device)))
+    with lock(folder, "scoring into this folder"):
+        scoring = Scoring(tasks, settings, device, folder, machine)
+        results = _score_all(scoring, models)
+        show(results)
+        write(folder, results, _describe(scoring, tasks_file, models))
+
+
+def _refuse_settings(settings: EvalConfig) -> None:
+    for name in GLUE_SETTINGS:
+        value = getattr(settings, name)
+        require(
+            not value,
+            f"eval.{name}={value}: not for own tasks. Leave it out, or use `cramming glue`.",
+        )
+    require(
+        "pretrained" in settings.init,
+        f"eval.init=[{', '.join(settings.init)}]: the pretrained weights are missing. Add pretrained.",
+    )
+
+
+def read_tasks(path: Path, wanted: Sequence[str] | None) -> list[OwnTaskData]:
+    """Return the tasks of a file, or those of these names; raise UserError for an error in the file or the data."""
+    tasks = read_task_file(path)
+    for name in wanted or ():
+        require(name in tasks, f"eval.tasks={name}: not in {path}. {suggestion(name, tasks)}")
+    names = [name for name in tasks if wanted is None or name in wanted]
+    data = []
+    with Progress("read", len(names), "tasks") as bar:
+        for name in names:
+            bar.note(name)
+            data.append(_read(path, name, tasks[name]))
+            bar.advance()
+    return data
+
+
+def _read(path: Path, name: str, task: Any) -> OwnTaskData:
+    try:
+        return read_own_task(name, task)
+    except UserError as error:
+        problem = str(error)
+        raise UserError(
+            f"{path}: {problem}" if problem.startswith(f"{name}.") else problem
+        ) from None
+
+
+def open_models(names: Sequence[str], max_length: int) -> dict[str, ModelSource]:
+    """Return the models by the user's name for them; raise UserError if a model cannot be scored."""
+    require(len(names) == len(set(names)), "--model: the same model twice. Give each once.")
+    models = {}
+    for name in names:
+        final = Path(name) / "final"  # of a run folder
+        source = open_model(final if final.is_dir() else name)
+        limit = source.max_length
+        require(
+            limit is None or max_length <= limit,
+            f"eval.hyperparameters.max_length={max_length}: {name} has {limit} positions."
+            f" Set it to {limit} or less.",
+        )
+        models[name] = source
+    return models
+
+
+def _score_all(scoring: Scoring, models: Mapping[str, ModelSource]) -> list[Result]:
+    """Return the comparisons on every labelled set."""
+    predictions: dict[str, dict[str, list[Sets]]] = {data.name: {} for data in scoring.tasks}
+    for name, source in models.items():
+        encoded = dict[str, EncodedTask]()
+        for init in scoring.settings.init:
+            competitor = name if init == "pretrained" else f"{name} ({init} init)"
+            for task, per_seed in _fine_tune(scoring, source, init, encoded).items():
+                predictions[task][competitor] = per_seed
+    for data in scoring.tasks if scoring.settings.baselines else ():
+        for baseline, predict in BASELINES.items():
+            say(f"{data.name}: {baseline}")
+            parts = [_by_set(part, predict(part)) for part in data.parts]
+            predictions[data.name][baseline] = [_join(data, parts)]
+    reference = next(iter(models))
+    results = []
+    for data in scoring.tasks:
+        for name in data.sets:
+            set_predictions = {
+                competitor: [sets[name] for sets in per_seed]
+                for competitor, per_seed in predictions[data.name].items()
+            }
+            results.append(
+                Result(
+                    data.name,
+                    name,
+                    data.task.kind,
+                    data.metric,
+                    train_examples=len(data.parts[0].train),
+                    examples=sum(len(split) for split in data.splits(name)),
+                    seen_in_training=_count_seen(data, name),
+                    reference=reference,
+                    comparisons=compare(data, name, set_predictions, reference),
+                )
+            )
+    return results
+
+
+def _by_set(part: TaskData, predictions: Sequence[np.ndarray]) -> Sets:
+    return {
+        split.source.entry: values for split, values in zip(part.scored, predictions, strict=True)
+    }
+
+
+def _join(data: OwnTaskData, parts: Sequence[Sets]) -> Sets:
+    """Return the predictions of all parts of a task as those of its labelled sets."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in data.sets}
+
+
+def _count_seen(data: OwnTaskData, name: str) -> int:
+    """Return the number of examples of a labelled set that the model scored on them was trained on."""
+    count = 0
+    for part in data.parts:
+        for split in part.scored:
+            if split.source.entry == name:
+                count += seen_in_training(part.train, split)
+    return count
+
+
+# Fine-tuning ----------------------------------------------------------------------------------------------------------
+
+
+def _fine_tune(
+    scoring: Scoring, source: ModelSource, init: Init, encoded: dict[str, EncodedTask]
+) -> dict[str, list[Sets]]:
+    """Fine-tune a model on tasks and seeds without stored predictions; return each seed's predictions by task."""
+    settings = scoring.settings
+    files: dict[tuple[str, int], Path] = {}
+    parts: dict[str, TaskData] = {}
+    for data in scoring.tasks:
+        for part in data.parts:
+            parts[part.task.name] = part
+            for seed in settings.seeds:
+                key = _key(scoring, part, source, init, seed)
+                files[part.task.name, seed] = scoring.folder / "predictions" / f"{key}.npz"
+    todo = [(name, seed) for (name, seed), file in files.items() if not file.is_file()]
+    say(f"{source.label} ({init}): {len(todo)} fine-tunings, {len(files) - len(todo)} stored")
+    _encode(
+        [parts[name] for name in dict.fromkeys(name for name, _ in todo)], source, settings, encoded
+    )
+    runs = [
+        TaskRun(
+            parts[name].task,
+            seed,
+            init,
+            encoded[name],
+            source,
+            settings.hyperparameters,
+            scoring.protocol["precision"],
+            str(scoring.device),
+            settings.threads,
+        )
+        for name, seed in todo
+    ]
+    for run, predictions in fine_tune(runs, settings, scoring.device):
+        _save(files[run.task.name, run.seed], predictions.scored)
+        say(f"{run.task.name} seed {run.seed}: {predictions.seconds:.0f} s")
+    by_task = {}
+    for data in scoring.tasks:
+        by_task[data.name] = [
+            _join(data, [_load(files[part.task.name, seed]) for part in data.parts])
+            for seed in settings.seeds
+        ]
+    return by_task
+
+
+def _key(scoring: Scoring, part: TaskData, source: ModelSource, init: Init, seed: int) -> str:
+    """Return a hash of everything that the predictions of one fine-tuning depend on."""
+    data_key = conditions(part, source, init, scoring.protocol, scoring.machine)
+    task = part.task
+    task_settings = (task.kind, task.labels, task.balanced)
+    return settings_hash(
+        data_key, task_settings, scoring.settings.hyperparameters.model_dump(), seed
+    )
+
+
+def _save(file: Path, predictions: Sets) -> None:
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **predictions)  # type: ignore[arg-type]
+    overwrite_atomically(file, lambda temporary: temporary.write_bytes(buffer.getvalue()))
+
+
+def _load(file: Path) -> Sets:
+    with np.load(file, allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
+def _encode(
+    tasks: Sequence[TaskData],
+    source: ModelSource,
+    settings: EvalConfig,
+    encoded: dict[str, EncodedTask],
+) -> None:
+    """Put the tasks into `encoded`, by name, encoded by the model's tokenizer."""
+    missing = [data for data in tasks if data.task.name not in encoded]
+    if not missing:
+        return
+    arguments = (
+        source.folder,
+        source.is_native,
+        settings.hyperparameters.max_length,
+        source.vocab_size,
+    )
+    examples = sum(len(split) for data in missing for split in data.splits)
+    with Progress("encode", examples, "examples") as bar:
+        for data in missing:
+            bar.note(data.task.name)
+            if data.task.kind == "tokens":
+                encoded_task = encode_words(data, load_word_encoder(*arguments), bar.advance)
+            else:
+                encoded_task = encode_task(data, load_encoder(*arguments), bar.advance)
+            refuse_pair_without_types(source, data.task, encoded_task, settings.hyperparameters)
+            encoded[data.task.name] = encoded_task
+    refuse_changed(source.folder, source.settings)
+
+
+def _describe(
+    scoring: Scoring, tasks_file: Path, models: Mapping[str, ModelSource]
+) -> dict[str, Any]:
+    """Return the models, settings and environment of the scores."""
+    settings = scoring.settings
+    return {
+        "tasks_file": str(tasks_file),
+        "models": {
+            name: {"folder": str(source.folder), "sha256": source.sha256}
+            for name, source in models.items()
+        },
+        "seeds": list(settings.seeds),
+        "hyperparameters": settings.hyperparameters.model_dump(),
+        **scoring.protocol,
+        "environment": scoring.machine,
+    }
