@@ -130,7 +130,7 @@ def test_tokenized_data_set_keeps_its_ids_and_tokenizer(
     )
     with pytest.raises(UserError, match=r"only: shuffled, source"):
         corpus.stream("train", "sentence_length")
-    with pytest.raises(UserError, match=r"prepare it with data\.orders=\[token_prevalence\]"):
+    with pytest.raises(UserError, match=r"Prepare it with data\.orders=\[token_prevalence\]"):
         corpus.stream("train", "token_prevalence_reversed")
     page = (corpus.folder / "corpus_card.md").read_text()
     assert (
