@@ -48,7 +48,10 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class Result:
-    """What was selected and written, and what the stages counted; `token_use` [V] is how often each entry occurs."""
+    """Outcome of a preparation: selected and written documents, and the counts of the stages.
+
+    `token_use` [V] is how often each entry occurs.
+    """
 
     stats: StageStats
     selection: Selection

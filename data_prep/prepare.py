@@ -205,7 +205,7 @@ def sample_texts(preparation: Preparation, damage: Counter[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class _TaskSample:
-    """What a task has for the sample, the damage in it by reason, and the bytes of its text."""
+    """Share of a task in the sample, the damage in it by reason, and the bytes of its text."""
 
     sampled: list[Sampled]
     damage: Counter[str]

@@ -20,7 +20,7 @@ from data_prep.tokenizer.load import TokenizerConfig
 
 @dataclass(frozen=True)
 class Preparation:
-    """What one call of `prepare` is to do."""
+    """Plan of one call of `prepare`."""
 
     folder: Path
     data: DataConfig
@@ -38,7 +38,7 @@ class Preparation:
         return own
 
     def inventory(self) -> list[dict[str, Any]]:
-        """What the corpus is made from: what the source consists of, and an existing tokenizer."""
+        """Inputs of the corpus: those of the source, and an existing tokenizer."""
         return self.source.inventory() + self._tokenizer_entry()
 
     @cached_property
@@ -59,7 +59,7 @@ class Preparation:
     def changed(
         self, inventory: list[dict[str, Any]], compared: list[dict[str, Any]]
     ) -> str | None:
-        """What differs from the inventory and the tasks' files of an earlier run, in words; None if nothing does."""
+        """Return in words what differs from an earlier run's inventory and task files; None if nothing does."""
         if sorted(map(str, self.compared)) != sorted(map(str, compared)):
             return f"the tasks in {self.data.decontaminate.tasks}"
         source = [entry for entry in inventory if entry["kind"] != "tokenizer"]

@@ -81,7 +81,7 @@ class Example(NamedTuple):
 
 @dataclass
 class DropCount:
-    """What was dropped for one reason; `examples` are those with the smallest keys."""
+    """Documents dropped for one reason; `examples` are those with the smallest keys."""
 
     documents: int = 0
     bytes: int = 0

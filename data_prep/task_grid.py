@@ -53,7 +53,7 @@ class UnusableTextError(UserError):
 
 
 class TransientError(UserError):
-    """The same command may succeed later: what is finished is kept."""
+    """Failure after which the same command may succeed later; finished tasks stay."""
 
 
 class Task(Protocol):
@@ -61,23 +61,23 @@ class Task(Protocol):
 
     @property
     def name(self) -> str:
-        """What tells it from other tasks."""
+        """Name that no other task has."""
 
     @property
     def position(self) -> float:
-        """How far the source is read behind it."""
+        """Amount of the source that is read behind it."""
 
 
 class Inputs(Protocol):
-    """What a corpus is made from."""
+    """Inputs of a corpus."""
 
     @property
     def folder(self) -> Path:
-        """Where the corpus will lie."""
+        """Folder of the corpus."""
 
     @property
     def settings_hash(self) -> str:
-        """What tells its settings from others."""
+        """Hash of its settings."""
 
     @property
     def compared(self) -> list[dict[str, Any]]:
@@ -156,7 +156,7 @@ class TaskGrid:
 
     @property
     def sources(self) -> list[dict[str, Any]]:
-        """What the source consists of."""
+        """Parts of the source."""
         return self._state.sources
 
     @property

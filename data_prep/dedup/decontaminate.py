@@ -73,7 +73,7 @@ class DecontaminationConfig(Section):
 
 
 class Decontaminator:
-    """Which tasks' examples a text holds.
+    """Search of texts for the examples of tasks.
 
     `ngram` words are a run. `tasks` are those whose files were found, `files` their names with hashes (for the
     manifest: the same corpus needs the same files), `examples` how many texts each task has, `searchable` how many of
@@ -104,7 +104,7 @@ class Decontaminator:
         self.searchable = self.by_task(np.unique(texts_E))
 
     def by_task(self, texts: np.ndarray) -> dict[str, int]:
-        """How many of these texts, given by number, each task has."""
+        """Return how many of these texts, given by number, each task has."""
         counts = np.bincount(self.task_numbers(texts), minlength=len(self.tasks))
         return dict(zip(self.tasks, counts.tolist()))
 
@@ -162,7 +162,7 @@ class Decontaminator:
         return [task for task, count in self.by_task(texts).items() if count]
 
     def explain(self, text: str) -> str:
-        """Of a text with a match: how many words the first one has, of which tasks they are, and the excerpt."""
+        """Return of a text's first match the number of words, the tasks they are of, and the excerpt."""
         text = _attached(text)
         words = hash_words([text])
         matches = (
@@ -284,7 +284,7 @@ def _texts(file: Path, columns: tuple[str, ...], header: Sequence[str]) -> list[
 
 
 def _json_texts(node: Any) -> Iterator[str]:
-    """What a row of SuperGLUE's says, however deep it lies; without answers, which are single names in ReCoRD."""
+    """Return the texts of a row of SuperGLUE at any depth; without answers, which are single names in ReCoRD."""
     for key, value in node.items() if isinstance(node, dict) else ((None, item) for item in node):
         if isinstance(value, str) and key in _JSON_TEXT:
             yield value

@@ -63,7 +63,7 @@ def hash_words(texts: Sequence[str]) -> HashedWords:
 
 
 def word_places(text: str) -> tuple[np.ndarray, np.ndarray]:
-    """Where the words start and end [W], in characters of the text."""
+    """Return starts and ends of the words [W], in characters of the text."""
     found = hash_words([text])
     data_B = np.frombuffer(found.data, np.uint8)
     characters_B = np.concatenate(
@@ -119,7 +119,7 @@ def _cut(data: bytes) -> Iterator[bytes]:
 
 
 def _bounds(data: bytes, data_B: np.ndarray, ascii_only: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Where words start and end [W]. Each boundary is a change between inside and outside, or a character's edge."""
+    """Return starts and ends of words [W]: changes between inside and outside, or a character's edges."""
     inside = np.frombuffer(b"\0" + data.translate(_WORD_TABLE) + b"\0", np.bool_)
     if ascii_only:
         edges = np.flatnonzero(inside[1:] != inside[:-1])

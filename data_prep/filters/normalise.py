@@ -72,7 +72,7 @@ def _clean_line(line: str, unify: Callable[[str], str], deleted: Counter[str] | 
 
 
 def _spelt(run: re.Match[str]) -> str:
-    """What a run of zero-width characters is in the text's spelling: a joiner, a space or nothing."""
+    """Return a run of zero-width characters in the text's spelling: a joiner, a space or nothing."""
     text, joiner = run.string, run[0].strip("\u200b")[:1]
     before, after = text[run.start() - 1 : run.start()], text[run.end() : run.end() + 1]
     if joiner:
@@ -81,7 +81,7 @@ def _spelt(run: re.Match[str]) -> str:
 
 
 def deleted_by_kind(deleted: Counter[str]) -> dict[str, int]:
-    """How many of these characters are control characters, soft hyphens, lone surrogates, other invisible ones."""
+    """Return the numbers of control characters, soft hyphens, lone surrogates and other invisible characters."""
     kinds = Counter[str]()
     for sign, count in deleted.items():
         name = {"Cc": "control", "Cs": "surrogate"}.get(unicodedata.category(sign), "invisible")

@@ -167,7 +167,7 @@ def _other_language(text: Text, limit: list[str]) -> Violation | None:
 
 
 def _stop_words(text: Text, limit: int) -> int:
-    """How many of `STOP_WORDS` occur, counted no further than the limit."""
+    """Return how many of `STOP_WORDS` occur, counted no further than the limit."""
     found = 0
     for word in STOP_WORDS:
         if found >= limit:
@@ -305,7 +305,7 @@ class Filter(NamedTuple):
     rule: Rule
 
     def judge(self, text: Text) -> Violation | None:
-        """What this text has beyond the limit, if anything."""
+        """Return the violation of the limit by this text, or None."""
         value = self.rule.measure(text, self.limit)
         if value is None or isinstance(value, Violation):
             return value
@@ -340,7 +340,7 @@ def first_violated(text: str, filters: Iterable[Filter]) -> Filter | None:
 
 
 def is_broken(text: str, config: FilterConfig) -> bool:
-    """Whether a text goes as `broken_characters` before it is normalised, which takes control characters away."""
+    """Return whether a text goes as `broken_characters` before normalising takes control characters away."""
     return config.max_broken is not None and _broken(Text(text)) > config.max_broken
 
 

@@ -31,7 +31,7 @@ def duplicate_line_characters(text: Text, limit: float) -> float | None:
 
 
 def repeated_lines(text: Text) -> list[Span]:
-    """Where the lines stand that repeat an earlier one."""
+    """Return the places of the lines that repeat an earlier one."""
     seen = set[str]()
     return text.line_spans(lambda line: line in seen or seen.add(line))  # type: ignore[func-returns-value]
 
@@ -87,7 +87,7 @@ def duplicate_ngrams(text: Text, limits: Sequence[float]) -> Violation | None:
 
 
 def _repeated(hashes_W: np.ndarray, n: int) -> np.ndarray:
-    """Which words begin an n-gram that occurs more than once."""
+    """Return which words begin an n-gram that occurs more than once."""
     grams_N = ngrams(hashes_W, n)
     ordered_N = np.sort(grams_N)
     repeated = ordered_N[1:][ordered_N[1:] == ordered_N[:-1]]

@@ -19,14 +19,14 @@ Where = re.Pattern[str] | Callable[["Text"], Iterable[Span]] | None
 
 
 class Violation(NamedTuple):
-    """What a text has beyond a limit."""
+    """Measured value of a text that is beyond a limit."""
 
     value: Any
     limit: Any
     where: Where = None
 
     def spans(self, text: str) -> Iterable[Span]:
-        """What was counted in the text."""
+        """Return the places in the text that were counted."""
         if isinstance(self.where, re.Pattern):
             return matches(self.where, text)
         return self.where(Text(text)) if self.where else ()
@@ -58,7 +58,7 @@ class Text:
 
     @cached_property
     def lower(self) -> bytes:
-        """The same with A-Z as a-z."""
+        """Bytes of the text with A-Z as a-z."""
         return self.utf8.lower()
 
     @cached_property
@@ -68,14 +68,14 @@ class Text:
 
     @cached_property
     def word_bounds(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where words start and end in `utf8`: [W] each."""
+        """Starts and ends of words in `utf8`: [W] each."""
         inside = np.frombuffer(b"\0" + self.utf8.translate(_INSIDE_WORD) + b"\0", np.bool_)
         edges = np.flatnonzero(inside[1:] != inside[:-1])
         return edges[::2], edges[1::2]
 
     @property
     def words(self) -> int:
-        """How many words."""
+        """Number of words."""
         return len(self.word_bounds[0])
 
     @property
@@ -93,7 +93,7 @@ class Text:
 
     @cached_property
     def most_frequent_pair(self) -> int:
-        """How often the most frequent 2-gram of `word_hashes` occurs; no longer n-gram occurs more often."""
+        """Number of times that the most frequent 2-gram of `word_hashes` occurs; no longer n-gram occurs more often."""
         ordered_N = np.sort(ngrams(self.word_hashes[0], 2))
         edges = np.flatnonzero(np.concatenate([[True], ordered_N[1:] != ordered_N[:-1], [True]]))
         return int(np.diff(edges).max()) if len(ordered_N) else 0
@@ -105,7 +105,7 @@ class Text:
         return sum(1 for line in self.lines if test(line)) / len(self.lines)
 
     def line_spans(self, test: Callable[[str], object]) -> list[Span]:
-        """Where the lines stand that pass the test."""
+        """Return the places of the lines that pass the test."""
         ends = np.cumsum([len(line) + 1 for line in self.text.split("\n")]).tolist()
         return [
             (start, end - 1) for start, end, line in zip([0, *ends], ends, self.lines) if test(line)

@@ -12,7 +12,7 @@ GENERATOR = Path(__file__).parents[1] / "synthetic"
 
 
 def generator_sha256() -> str:
-    """Of the source code that makes documents and tasks."""
+    """Return the SHA-256 of the source code that makes documents and tasks."""
     files = sorted(path for path in GENERATOR.iterdir() if path.suffix in (".py", ".txt"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 

@@ -137,7 +137,7 @@ class HubSource(Source):
         return [entry | place]
 
     def _folder_sha256(self) -> str:
-        """Of the names and contents of all files that are not hidden."""
+        """Return the SHA-256 of the names and contents of all files that are not hidden."""
         digest, root = hashlib.sha256(), Path(self.dataset)
         for path in sorted(root.rglob("*")):
             name = path.relative_to(root)
@@ -212,6 +212,6 @@ class HubSource(Source):
 
 
 def _is_network_error(error: BaseException) -> bool:
-    """Whether this came from the network; the clients' own errors derive from nothing in common."""
+    """Return whether this came from the network; the clients' own errors derive from nothing in common."""
     modules = {cls.__module__.partition(".")[0] for cls in type(error).__mro__}
     return isinstance(error, OSError) or bool(modules & NETWORK_PACKAGES)

@@ -45,11 +45,11 @@ class Streams(io.RawIOBase):
         self.handle, self.begin, self.padding, self.stream = handle, begin, padding, begin()
 
     def readable(self) -> bool:
-        """As io.RawIOBase has it."""
+        """Return True, as io.RawIOBase asks."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """As io.RawIOBase has it; EOFError where the file was cut off, LZMAError or OSError where it is damaged."""
+        """Read into a buffer; EOFError where the file was cut off, LZMAError or OSError where it is damaged."""
         data = b""
         while not data:
             packed = b""
@@ -228,12 +228,12 @@ class FileRange:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is the file, of which nothing has been read."""
+        """Return whether it is the file, of which nothing has been read."""
         return self.offset == 0 and self.data is None
 
     @property
     def name(self) -> str:
-        """What tells it from others of the file."""
+        """Name that no other part of the file has."""
         return (
             f"{self.offset} to {'the end' if self.data is None else self.offset + len(self.data)}"
         )
@@ -308,7 +308,7 @@ def _count_lines(data: bytes) -> int:
 
 
 def _cut(block: bytes) -> int:
-    """Where to cut one overlong line: behind its last space, else at the last character's first byte."""
+    """Return the place to cut one overlong line: behind its last space, else at the last character's first byte."""
     end = block.rfind(b" ") + 1
     if end:
         return end

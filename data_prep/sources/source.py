@@ -132,7 +132,7 @@ class Package(NamedTuple):
 
 
 class Source(abc.ABC):
-    """What a source can do. `total` is the amount to read (None: unknown) and `position` the amount read so far."""
+    """Origin of documents. `total` is the amount to read (None: unknown) and `position` the amount read so far."""
 
     config: DataConfig
     total: float | None = None
@@ -147,10 +147,10 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def inventory(self) -> list[dict[str, Any]]:
-        """What the source consists of, for the manifest: name, kind, license and what identifies the content."""
+        """Return the parts of the source for the manifest: name, kind, license and what identifies the content."""
 
     def changed(self, inventory: list[dict[str, Any]]) -> str | None:
-        """What differs from the inventory of an earlier run, in words; None if nothing does."""
+        """Return in words what differs from the inventory of an earlier run; None if nothing does."""
         now = self.inventory()
         return None if inventory == now else ", ".join(entry["name"] for entry in now)
 
@@ -184,7 +184,7 @@ class Source(abc.ABC):
             yield DocumentsTask(f"{number}: {len(documents)}, {size}", self.position, documents)
 
     def remark(self) -> str | None:
-        """What a user should know of how the documents ended, once `documents` was read."""
+        """Return a remark for the user about how the documents ended, once `documents` was read."""
         return None
 
     def sample_documents(self) -> Iterator[Document]:

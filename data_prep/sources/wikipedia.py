@@ -72,7 +72,7 @@ def _name(element: ElementTree.Element) -> str:
 
 
 def plain_text(wikitext: str) -> str:
-    """What a reader sees of an article's running text."""
+    """Return the running text of an article as a reader sees it."""
     import mwparserfromhell
 
     code = mwparserfromhell.parse(
@@ -161,7 +161,7 @@ def _expand_templates(wikitext: str) -> str:
 
 
 def _text_of(template: str) -> str:
-    """What is shown of a template: parameters, of which those without a name or with a number for one count."""
+    """Return the shown text of a template: parameters, of which those without a name or with a number for one count."""
     name, _, rest = template.replace("formatnum:", "formatnum|", 1).partition("|")
     name = " ".join(name.replace("_", " ").split()).lower()
     parts = [part.strip() for part in _BETWEEN_PARAMETERS.split(rest)]

@@ -27,8 +27,10 @@ def text_encoder(tokenizer: Tokenizer, dtype: np.dtype[Any]) -> TextEncoder:
 
 
 def reads_word_by_word(tokenizer: Tokenizer) -> bool:
-    """Whether nothing in it looks across white space: BERT's two steps, and no added token that holds any, or takes
-    what stands in front of it."""
+    """Return whether nothing in it looks across white space.
+
+    That is BERT's two steps, and no added token that holds any, or takes what stands in front of it.
+    """
     added = tokenizer.get_added_tokens_decoder().values()
     return (
         isinstance(tokenizer.normalizer, normalizers.BertNormalizer | None)

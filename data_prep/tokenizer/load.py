@@ -84,8 +84,10 @@ def add_template(tokenizer: Tokenizer, special: dict[str, str]) -> None:
 
 
 def characters_by_entry(tokenizer: Tokenizer) -> np.ndarray | None:
-    """How many characters of text, white space aside, each entry stands for, int64 [vocabulary]: none for a special
-    token. None for other kinds than WordPiece and byte-level BPE: Unigram's NFKC alters how many characters there are.
+    """Return how many characters of text, white space aside, each entry stands for, int64 [vocabulary].
+
+    A special token stands for none. None for other kinds than WordPiece and byte-level BPE: Unigram's NFKC alters how
+    many characters there are.
     """
     if (count := _characters(tokenizer)) is None:
         return None
@@ -100,7 +102,7 @@ def characters_by_entry(tokenizer: Tokenizer) -> np.ndarray | None:
 
 
 def _characters(tokenizer: Tokenizer) -> Callable[[str], int] | None:
-    """How many characters of text an entry of this tokenizer stands for, if its kind tells."""
+    """Return how many characters of text an entry of this tokenizer stands for, if its kind tells."""
     if isinstance(tokenizer.model, models.WordPiece):
         prefix = tokenizer.model.continuing_subword_prefix
         # BERT's normaliser takes syllables of Hangul apart.
@@ -128,7 +130,7 @@ def describe_for_transformers(special: dict[str, str]) -> str:
 
 
 def describe(tokenizer: Tokenizer, path: Path) -> TokenizerInfo:
-    """What the manifest says about the tokenizer that was saved at `path`."""
+    """Return the manifest's description of the tokenizer that was saved at `path`."""
     vocab, special = tokenizer.get_vocab(with_added_tokens=True), special_tokens(tokenizer)
     return TokenizerInfo(
         kind=type(tokenizer.model).__name__.lower(),

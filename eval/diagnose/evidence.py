@@ -44,7 +44,7 @@ class CorpusFacts:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What the log says of a training.
+    """Facts about a training from its log.
 
     `losses_S`: of each step in nats, NaN where not finite. `norms_R`: gradient norm of the last step of
     each row. `form`: how targets are hidden in the phase that most steps are in. `skipped`: steps that
@@ -115,7 +115,7 @@ class RunFacts:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What the checkpoints show.
+    """Facts about the weights from the checkpoints.
 
     `changes`: by parameter, the change from the first checkpoint to the last across its first direction, over its
     length: 0 where a parameter was at most shrunk. `distance`: change of all matrices over their length, from the state

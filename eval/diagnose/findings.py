@@ -39,7 +39,7 @@ LEAST_STEPS = 50  # between checkpoints, for a word about the learning rate
 
 
 class Symptom(NamedTuple):
-    """What one diagnosis found: its strength, the evidence in words, and the override that would change it."""
+    """Result of one diagnosis: its strength, the evidence in words, and the override that would change it."""
 
     strength: float
     evidence: str
