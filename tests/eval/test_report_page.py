@@ -183,7 +183,8 @@ def test_score_against_cost_names_the_run_and_opens_it(open_page: Open) -> None:
     page.locator(".cost select").nth(1).select_option("money")
     price = page.locator(".cost [type=number]")
     price.fill("7")
-    assert "price=7" in page.url and "cost=money" in page.url
+    address = page.evaluate("location.hash")
+    assert "price=7" in address and "cost=money" in address
 
 
 def test_the_address_shows_the_same_again(open_page: Open) -> None:
