@@ -22,7 +22,7 @@ import typer
 from typer.exceptions import TyperException
 
 from cramming.children import end_with_parent
-from cramming.config import UserError, printable
+from cramming.config import UserError, config_folder, printable
 from cramming.files import explain_os_error
 from cramming.invocation import Call, DeviceKind, Invocation
 from cramming.overrides import name_of, offer, search_path, setting
@@ -548,7 +548,10 @@ def _refuse_options_as_settings(context: typer.Context, words: tuple[str, ...]) 
     for word in words:
         name = name_of(word).removeprefix(f"{context.info_name}.")
         flag = flags.get(name, "")
-        if flag.startswith("--") and "=" in word:
+        is_group = (
+            config_folder() / name
+        ).is_dir()  # such as `model`, which `run` hands on to `glue`
+        if flag.startswith("--") and "=" in word and not is_group:
             value = word.partition("=")[2]
             meant = flag if value.lower() == "true" else f"{flag} {value}"
             raise UserError(f"{word}: an option, not a setting. Did you mean {meant}?")

@@ -96,7 +96,7 @@ FROM_PRIVATE = {private: surrogate for surrogate, private in TO_PRIVATE.items()}
 
 
 def _text(value: object) -> object:
-    """Return a number as the text that was typed: `name=42` names a run."""
+    """Return a number as the text that was typed."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return str(value) if is_number else value
 

@@ -118,7 +118,7 @@ def _model_of(folder: Path) -> dict[str, Any]:
     try:
         return asdict(load_encoder_config(folder))
     except UserError as error:
-        raise UserError(f"{error}. Give a checkpoint of {SUPPORTED}.") from None
+        raise UserError(f"{str(error).rstrip('.')}. Give a checkpoint of {SUPPORTED}.") from None
 
 
 def _tokenizer_file(folder: Path) -> Path:

@@ -1,9 +1,10 @@
 """A part: what a task writes, and what the whole corpus is put together from.
 
-tokens.bin     the tokens of every document that passed the filters, [CLS] and [SEP] included
-rows.npz       a row for each of these documents, and what deduplication and decontamination need
-excerpts.json  what an example shows of each
-stats.json     the name of the task, and the counts of the stages that are finished with it
+tokens.bin       the tokens of every document that passed the filters, [CLS] and [SEP] included
+rows.npz         a row for each of these documents, and what deduplication and decontamination need
+signatures.bin   MinHash signatures, where near-duplicates are searched for
+excerpts.jsonl   what an example shows of each
+stats.json       the name of the task, and the counts of the stages that are finished with it
 """
 
 import json

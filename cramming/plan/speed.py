@@ -15,8 +15,9 @@ from cramming.plan.cards import Card
 from cramming.precision import DTYPES, Mode, float32_products
 
 # Shares of the peak that training steps reach. GPUs, of the data sheet: published rates of crammed BERT, compiled, are
-# 65 % on a 2080 Ti and 40 % on an A6000 (README.md); 25 % for eager steps is assumed. CPUs, of a product measured now:
-# `cramming bench` measured 52 to 78 % in fp32 (docs/tricks.md), and a step with AMX in bf16 took 17 % (docs/log.md).
+# 65 % on a 2080 Ti and 40 % on an A6000 (docs/tutorials/first_gpu_day.md); 25 % for eager steps is assumed. CPUs, of a
+# product measured now: `cramming bench` measured 52 to 78 % in fp32 (docs/results/tricks.md), a step with AMX in bf16
+# took 17 % (docs/log.md).
 GPU_SHARES = (0.25, 0.65)
 CPU_FP32_SHARES, CPU_16_BIT_SHARES = (0.5, 0.8), (0.15, 0.5)
 TF32_SHARE = 0.5  # of the 16-bit products, on every card that has TF32

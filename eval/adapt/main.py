@@ -30,6 +30,9 @@ from eval.adapt.page import LOSS_COLUMNS, Result, loss_rows, verdict, write_page
 from eval.adapt.words import examples
 from eval.rules.load import load_run
 
+# Settings that every source has and that say nothing about how a text is read and held out.
+OF_OWN_TEXT = {"name", "corpus", "license", "max_documents"}
+
 OWN_TEXT, GENERAL_TEXT = "own text", "general text"
 
 
@@ -155,12 +158,24 @@ def _pinned(recipe: Mapping[str, Any], invocation: Invocation) -> Invocation:
 
 
 def _general(invocation: Invocation, path: Path) -> Invocation:
-    """Return the invocation that prepares the general text with the checkpoint's tokenizer."""
+    """Return the invocation that prepares the general text with the checkpoint's tokenizer.
+
+    Settings that both texts share are the own text's, so that the mix holds the same documents out.
+    """
     start = [word for word in invocation.overrides if name_of(word) == "start.path"]
     require(path.is_file(), f"--general-text={path}: no such file. Check the path.")
     paths = f"data.paths={in_words([str(path.absolute())])}"
-    words = ("experiment=adapt", *start, "data.name=general", paths)
+    shared = {f"data.{name}" for name in _shared_settings() - OF_OWN_TEXT}
+    common = [
+        word for word in invocation.overrides if ".".join(name_of(word).split(".")[:2]) in shared
+    ]
+    words = ("experiment=adapt", *start, *common, "data.name=general", paths)
     return replace(invocation, overrides=words)
+
+
+def _shared_settings() -> set[str]:
+    """Return the settings of data that every source has."""
+    return compose(["data=mix"])["data"].keys() - {"source", "parts"}
 
 
 def mixed(
@@ -171,7 +186,7 @@ def mixed(
     Documents are held out by their content (docs/reference/corpus.md), so those of each text alone are held out here.
     """
     data = recipe["data"]
-    shared = compose(["data=mix"])["data"].keys() - {"source", "parts"}
+    shared = _shared_settings()
     text_settings = {key: value for key, value in data.items() if key not in shared}
     parts = [
         {"weight": 1 - keep, "name": "own", **text_settings},
@@ -196,14 +211,22 @@ def mixed(
 def _require_enough(
     recipe: Mapping[str, Any], invocation: Invocation, general: Invocation, keep: float
 ) -> None:
-    """Raise UserError where the general text would end before the own text does."""
-    own_tokens, general_tokens = (
-        Corpus.open(place, verify=False).stream("train").num_tokens
-        for place in (
-            corpus_folder(recipe, invocation.corpora),
-            corpus_folder(compose(general.overrides), general.corpora),
-        )
+    """Raise UserError where the general text would end before the own text does, or one document is held out.
+
+    A single document may be held out for want of others, and the mix would train on it.
+    """
+    places = (
+        corpus_folder(recipe, invocation.corpora),
+        corpus_folder(compose(general.overrides), general.corpora),
     )
+    corpora = [Corpus.open(place, verify=False) for place in places]
+    for corpus in corpora:
+        require(
+            corpus.stream("validation").num_documents > 1,
+            f"--keep={keep:g}: only one document of {corpus.folder} is held out."
+            " Give more text, or raise data.validation_fraction.",
+        )
+    own_tokens, general_tokens = (corpus.stream("train").num_tokens for corpus in corpora)
     needed = own_tokens * keep / (1 - keep)
     require(
         general_tokens >= needed,

@@ -56,11 +56,14 @@ def _find(sorted_K: np.ndarray, wanted_M: np.ndarray) -> tuple[np.ndarray, np.nd
     return place_M, sorted_K[place_M] == wanted_M
 
 
-def corpus_facts(corpus: Corpus) -> CorpusFacts:
-    """Count a sample of a corpus; some seconds for two million tokens."""
+def corpus_facts(corpus: Corpus, validation_corpus: Corpus | None = None) -> CorpusFacts:
+    """Count a sample of a corpus; some seconds for two million tokens.
+
+    Held-out tokens are those of `validation_corpus` where a run was validated on another corpus.
+    """
     stream = corpus.stream("train")
     train_N = sample(stream, SAMPLE_TOKENS)
-    held_out_M = sample(corpus.stream("validation"), HELD_OUT_TOKENS)
+    held_out_M = sample((validation_corpus or corpus).stream("validation"), HELD_OUT_TOKENS)
     tokenizer = Tokenizer.from_file(str(corpus.tokenizer_file))
     vocab_size = max(corpus.vocab_size, int(train_N.max()) + 1, int(held_out_M.max()) + 1)
     is_regular_V = np.ones(vocab_size, dtype=bool)

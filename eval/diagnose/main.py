@@ -46,6 +46,8 @@ def gather(path: Path, corpus: Path | None) -> Evidence:
     if has_log(path) or is_archive(path):
         with opened(path) as folder:
             return evidence_of_run(folder, corpus)
+    if corpus is not None:
+        raise UserError(f"--corpus={corpus}: for runs only, and {path} is none. Leave it out.")
     if not (path / MANIFEST).is_file():
         raise UserError(
             f"{path}: no run and no corpus. Give the folder of one, or the archive of a run."
@@ -74,7 +76,7 @@ def evidence_of_run(folder: Path, corpus: Path | None) -> Evidence:
         if place is not None:
             data = RunData.open(place, config, verify=False)
             config = config.replace(model=fit_to_corpus(config.model, data.corpus))
-            counted = corpus_facts(data.corpus)
+            counted = corpus_facts(data.corpus, data.validation_corpus)
         bar.advance()
         run = run_facts(read.record, read.training, config)
         bar.advance()

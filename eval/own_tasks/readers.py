@@ -318,7 +318,7 @@ def _read_conll(path: Path) -> Iterator[Example]:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8-sig").splitlines()
+        return path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError:
         raise UserError(f"{path}: not UTF-8. Save the file as UTF-8.") from None
 

@@ -134,6 +134,14 @@ def test_a_verb_gets_the_recipe_and_beside_it_the_options(run: Run, verb_calls: 
     assert plain(recipe)
 
 
+@pytest.mark.parametrize("verb", verbs.OPTIONS)
+def test_verbs_of_a_pipeline_take_a_choice_that_is_named_like_an_option(verb: str) -> None:
+    """`run` hands its recipe on, and `glue` has an option `--model`."""
+    handed_on = Invocation(overrides=("model=tiny",)).arguments(*verbs.OPTIONS[verb])
+    call = cli.parse([verb, *handed_on])
+    assert call is not None and call.invocation.overrides == ("model=tiny",)
+
+
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [

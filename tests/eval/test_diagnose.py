@@ -357,6 +357,8 @@ def test_a_folder_that_is_neither_is_refused_in_one_line(
     other = make_corpus(tmp_path / "other", seed=1)
     with pytest.raises(UserError, match="not the corpus of this run"):
         main.main(path=run, corpus=other, json=False)
+    with pytest.raises(UserError, match=f"^--corpus={other}: "):
+        main.main(path=other, corpus=other, json=False)
 
 
 def test_a_run_without_its_corpus_and_checkpoints_is_diagnosed_by_its_log(

@@ -124,6 +124,14 @@ def test_a_metric_that_the_labels_do_not_fit_is_one_line(tmp_path: Path) -> None
     assert "tag 'PER' is not O, B-<type>" in problem_of(tmp_path, conll)
 
 
+def test_a_text_may_hold_any_line_separator_but_the_files(tmp_path: Path) -> None:
+    write_rows(tmp_path, "train.jsonl", "dev.jsonl")
+    rows = [json.dumps({**row, "body": "a\u2028b\x85c"}, ensure_ascii=False) for row in ROWS]
+    (tmp_path / "train.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    data = read(tmp_path, SPAM)
+    assert len(data.parts[0].train) == len(ROWS)
+
+
 def test_every_format_gives_the_same_task(tmp_path: Path) -> None:
     write_rows(tmp_path, "train.jsonl", "dev.jsonl")
     lines = [f"{row['body']},{row['kind']}" for row in ROWS]
