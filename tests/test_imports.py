@@ -97,6 +97,8 @@ def test_only_the_table_of_verbs_names_entry_modules() -> None:
         "eval.extras.study",
         "eval.duel.main",
         "eval.diagnose.main",
+        "eval.adapt.main",
+        "eval.own_tasks.main",
     }
     trains = {"cramming.pretrain"}  # whose loop is what a replay repeats
     for module in MODULES:

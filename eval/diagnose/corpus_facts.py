@@ -97,11 +97,11 @@ def corpus_facts(corpus: Corpus, validation_corpus: Corpus | None = None) -> Cor
     )
 
 
-def sample(stream: TokenStream, most: int) -> np.ndarray:
-    """Return at most so many tokens of a stream, int64 [N]: all of it, or stretches spread evenly over it."""
-    if stream.num_tokens <= most:
+def sample(stream: TokenStream, max_tokens: int) -> np.ndarray:
+    """Return at most `max_tokens` tokens of a stream, int64 [N]: all of it, or stretches spread evenly over it."""
+    if stream.num_tokens <= max_tokens:
         return stream.gather(np.zeros(1, np.int64), stream.num_tokens).reshape(-1)
-    starts = np.linspace(0, stream.num_tokens - STRETCH, most // STRETCH).astype(np.int64)
+    starts = np.linspace(0, stream.num_tokens - STRETCH, max_tokens // STRETCH).astype(np.int64)
     return stream.gather(starts, STRETCH).reshape(-1)
 
 
@@ -156,9 +156,9 @@ def repetition(ids_N: np.ndarray, length: int) -> tuple[float, int, np.ndarray]:
             tokens_N = ids_N[offset : offset + number].astype(np.uint64)
             hashes_N = hashes_N * np.uint64(0x9E3779B97F4A7C15) + tokens_N + np.uint64(1)
     _, first, counts = np.unique(hashes_N, return_index=True, return_counts=True)
-    most = int(counts.argmax())
-    start = int(first[most])
-    return 1 - len(counts) / number, int(counts[most]), ids_N[start : start + length]
+    most_frequent = int(counts.argmax())
+    start = int(first[most_frequent])
+    return 1 - len(counts) / number, int(counts[most_frequent]), ids_N[start : start + length]
 
 
 def begins_word(tokenizer: Tokenizer, vocab_size: int) -> np.ndarray:

@@ -85,28 +85,28 @@ def evidence_of_run(folder: Path, corpus: Path | None) -> Evidence:
     return Evidence(counted, run, model)
 
 
-def corpus_place(record: Any, given: Path | None) -> Path | None:
+def corpus_place(record: Any, corpus: Path | None) -> Path | None:
     """Return the folder of the run's corpus, None where it is not at hand; UserError for one of another run."""
-    place = given or (Path(record.corpus.folder) if record.corpus.folder else None)
-    if place is None or (given is None and not os.access(place / MANIFEST, os.R_OK)):
+    place = corpus or (Path(record.corpus.folder) if record.corpus.folder else None)
+    if place is None or (corpus is None and not os.access(place / MANIFEST, os.R_OK)):
         return None
     if Corpus.open(place).manifest_sha256 != record.corpus.manifest_sha256:
-        if given is not None:
-            raise UserError(f"--corpus={given}: not the corpus of this run. Give that one.")
+        if corpus is not None:
+            raise UserError(f"--corpus={corpus}: not the corpus of this run. Give that one.")
         return None
     return place
 
 
 def tell(path: Path, evidence: Evidence) -> None:
     """Print the findings with their numbers and overrides, and the loss in perspective."""
-    found = diagnose(evidence)
-    for number, finding in enumerate(found, 1):
+    findings = diagnose(evidence)
+    for number, finding in enumerate(findings, 1):
         for line in _lines(number, finding):
             say(line)
-    if not found:
+    if not findings:
         say(f"{path}: no fault found")
     say(f"{path}: {perspective(evidence)}")
-    if not found and knows_frequencies_only(evidence):
+    if not findings and knows_frequencies_only(evidence):
         say(f"{path}: {ON_PLATEAU}")
 
 

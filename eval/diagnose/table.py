@@ -41,12 +41,12 @@ class Finding(NamedTuple):
 
 def diagnose(evidence: Evidence) -> list[Finding]:
     """Return what is wrong, the strongest evidence first; nothing where no fault is found."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for check in CHECKS:
         symptom = check(evidence)
         if symptom is not None:
-            found.append(Finding(check.__name__, sentence_of(check), *symptom))
-    return sorted(found, key=lambda finding: -finding.strength)
+            findings.append(Finding(check.__name__, sentence_of(check), *symptom))
+    return sorted(findings, key=lambda finding: -finding.strength)
 
 
 def sentence_of(check: Callable[[Evidence], Symptom | None]) -> str:

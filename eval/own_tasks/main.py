@@ -40,7 +40,7 @@ from eval.own_tasks.task_file import read_task_file
 from eval.tasks.datasets import TaskData, seen_in_training
 
 # settings of section `eval` for GLUE's files and run logs
-GLUE_SETTINGS = ("data_dir", "minimal_pairs", "sweep")
+GLUE_SETTINGS = ("data_dir", "minimal_pairs", "sweep", "predict_test")
 Sets = dict[str, np.ndarray]  # predictions by labelled set
 
 
