@@ -34,7 +34,7 @@ from typing import Any
 import tokenizers
 
 from cramming.overrides import compose
-from data_prep.sources import plain_text
+from data_prep.readers import plain_text
 
 BARE = """
 import json, sys, time

@@ -26,7 +26,7 @@ from cramming.config import (
 # Section -> its class, or the table of its choices. Those of the root itself are the section "root".
 SECTIONS = {
     "root": "cramming.config:RootConfig",
-    "data": "data_prep.sources.mix:SETTINGS",
+    "data": "data_prep.readers.mix:SETTINGS",
     "tokenizer": "data_prep.tokenizer.load:TokenizerConfig",
     "model": "cramming.model.config:ModelConfig",
     "objective": "cramming.objectives:OBJECTIVES",

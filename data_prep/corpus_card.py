@@ -25,8 +25,8 @@ from cramming.data.manifest import (
 from cramming.files import write_atomically
 from data_prep.filters import quality
 from data_prep.prepare_config import Preparation
+from data_prep.readers.source import DataConfig
 from data_prep.selection import TOO_MANY_TOKENS, Selection
-from data_prep.sources.source import DataConfig
 from data_prep.stats import StageStats, write_orders
 from data_prep.task_grid import CARD
 from data_prep.tokenizer.load import (

@@ -38,11 +38,11 @@ from data_prep.dedup.near import Signer
 from data_prep.filters.normalise import CleanConfig, normalize
 from data_prep.parts import Part
 from data_prep.prepare_config import Preparation, parse
+from data_prep.readers.demo import EmbeddedConfig
+from data_prep.readers.files import TextSource
+from data_prep.readers.source import Source, Task, limited
 from data_prep.selection import Rows, Selector
 from data_prep.shard_writer import CorpusWriter
-from data_prep.sources.embedded import EmbeddedConfig
-from data_prep.sources.source import Source, Task, limited
-from data_prep.sources.text import TextSource
 from data_prep.stages import Stages
 from data_prep.stats import StageStats, text_bytes
 from data_prep.task_grid import TaskGrid, UnusableTextError, finish, map_tasks, open_grid

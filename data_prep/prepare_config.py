@@ -11,9 +11,9 @@ from cramming.config import UserError, build, expand_home, file_sha256
 from cramming.data import manifest
 from data_prep.dedup.decontaminate import Decontaminator
 from data_prep.filters.quality import FilterConfig
-from data_prep.sources.hub import HubSource
-from data_prep.sources.mix import open_source
-from data_prep.sources.source import DataConfig, Package, Source
+from data_prep.readers.hub import HubSource
+from data_prep.readers.mix import open_source
+from data_prep.readers.source import DataConfig, Package, Source
 from data_prep.tokenizer import load as tokenizer
 from data_prep.tokenizer.load import TokenizerConfig
 

@@ -22,7 +22,7 @@ from data_prep.dedup.near import (
 )
 from data_prep.filters.quality import too_many_tokens
 from data_prep.parts import Part
-from data_prep.sources.source import DataConfig
+from data_prep.readers.source import DataConfig
 from data_prep.stats import EXAMPLES, Example, StageStats
 
 TOO_MANY_TOKENS = too_many_tokens.__name__

@@ -26,7 +26,7 @@ from data_prep.filters.quality import Filter
 from data_prep.filters.text import Text
 from data_prep.grouping import grouped
 from data_prep.parts import PartWriter, label_of
-from data_prep.sources.source import ESCAPED_BYTE, DataConfig, Document, Task
+from data_prep.readers.source import ESCAPED_BYTE, DataConfig, Document, Task
 from data_prep.stats import Example, Stage, excerpt, matches, measured, text_bytes
 from data_prep.tokenizer.encode import TextEncoder, text_encoder
 

@@ -20,7 +20,7 @@ from cramming.data.corpus import Corpus, damage
 from cramming.data.manifest import DAMAGED
 from cramming.progress import Progress
 from data_prep.dedup.decontaminate import DecontaminationConfig, Decontaminator
-from data_prep.sources.embedded import generator_sha256
+from data_prep.readers.demo import generator_sha256
 from data_prep.synthetic.tasks import write_tasks
 
 GROUP_TOKENS = 1 << 18  # decoded together: about a MB of text

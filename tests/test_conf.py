@@ -14,7 +14,7 @@ from cramming.overrides import compose as compose_root
 from cramming.recipe import Config, Hardware, check
 from cramming.record import load_record
 from cramming.schedule import sequences_per_step
-from data_prep.sources.mix import SOURCES
+from data_prep.readers.mix import SOURCES
 from data_prep.tokenizer.load import TokenizerConfig
 from eval.finetune.config import EvalConfig
 

@@ -8,7 +8,7 @@ import torch
 
 from cramming.config import UserError, build
 from cramming.recipe import Config, Hardware, attention_kernels, check
-from data_prep.sources.mix import open_source
+from data_prep.readers.mix import open_source
 from tests.test_conf import SECTIONS
 
 CPU = Hardware("cpu", "a CPU", "fp32", trains=True)

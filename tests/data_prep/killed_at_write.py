@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from data_prep.sources import plain_text
+from data_prep.readers import plain_text
 from tests.data_prep.calls import main
 
 CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir")

@@ -19,10 +19,10 @@ import zstandard
 
 from cramming.config import UserError, file_sha256
 from data_prep.filters.normalise import CleanConfig, normalize
-from data_prep.sources import plain_text
-from data_prep.sources.plain_text import DOCUMENTS, TextFile
-from data_prep.sources.source import Document
-from data_prep.sources.text import FORMATS, TextConfig, TextSource, format_of
+from data_prep.readers import plain_text
+from data_prep.readers.files import FORMATS, TextConfig, TextSource, format_of
+from data_prep.readers.plain_text import DOCUMENTS, TextFile
+from data_prep.readers.source import Document
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": lambda data: data,
@@ -452,8 +452,8 @@ def test_processes_hash_files_as_one_does(tmp_path: Path, monkeypatch: pytest.Mo
     for number in range(3):
         (tmp_path / f"{number}.txt").write_text(f"text {number}")
     alone = source_of(tmp_path / "*.txt", workers=1).inventory()
-    monkeypatch.setattr("data_prep.sources.text.HASHED_HERE", 0)
-    monkeypatch.setattr("data_prep.sources.text.file_sha256", sha256_elsewhere)
+    monkeypatch.setattr("data_prep.readers.files.HASHED_HERE", 0)
+    monkeypatch.setattr("data_prep.readers.files.file_sha256", sha256_elsewhere)
     assert source_of(tmp_path / "*.txt", workers=2).inventory() == alone
 
 

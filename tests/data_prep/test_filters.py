@@ -23,7 +23,7 @@ from data_prep.filters.quality import (
     is_broken,
     too_many_tokens,
 )
-from data_prep.sources.source import DataConfig, Document
+from data_prep.readers.source import DataConfig, Document
 from data_prep.stages import Stages
 from data_prep.stats import EXCERPT_CHARACTERS, Stage, excerpt
 from data_prep.tokenizer.load import TokenizerConfig

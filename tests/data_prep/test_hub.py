@@ -20,7 +20,7 @@ from cramming.data.corpus import Corpus
 from cramming.data.manifest import MANIFEST
 from cramming.record_schema import read_record
 from data_prep import prepare
-from data_prep.sources import hub
+from data_prep.readers import hub
 from data_prep.task_grid import UNFINISHED
 from data_prep.tokenizer import train as vocabulary
 from eval.rules.closed_division import tokenizer_origin

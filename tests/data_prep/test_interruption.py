@@ -20,7 +20,7 @@ from cramming.data import manifest
 from cramming.data.corpus import Corpus
 from cramming.files import lock
 from data_prep import prepare, shard_writer, stats, task_grid
-from data_prep.sources import plain_text
+from data_prep.readers import plain_text
 from data_prep.stages import Stages
 from data_prep.task_grid import PARTS, UNFINISHED
 from tests.data_prep.calls import corpus_folder, main

@@ -17,8 +17,8 @@ from cramming.data.corpus import Corpus
 from cramming.data.manifest import MANIFEST
 from data_prep import stages
 from data_prep.filters.normalise import CleanConfig, normalize, split_by_words
-from data_prep.sources import plain_text
-from data_prep.sources.source import limited
+from data_prep.readers import plain_text
+from data_prep.readers.source import limited
 from data_prep.tokenizer import encode
 from data_prep.tokenizer import train as training
 from eval.tasks.locate import read_task, tasks_in_folder
@@ -459,7 +459,7 @@ def test_unknown_source_and_bad_values_name_the_setting(
             main(text_config(text_file, **data))
 
 
-def test_embedded_corpus_brings_its_tasks(
+def test_demo_corpus_brings_its_tasks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     from data_prep.synthetic import documents

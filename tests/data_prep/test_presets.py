@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from cramming.config import UserError, build, config_folder
-from data_prep.sources.embedded import EmbeddedConfig
-from data_prep.sources.mix import SOURCES
+from data_prep.readers.demo import EmbeddedConfig
+from data_prep.readers.mix import SOURCES
 from data_prep.tokenizer.load import TokenizerConfig
 from tests.data_prep.calls import corpus_folder
 

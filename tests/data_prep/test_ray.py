@@ -11,7 +11,7 @@ import pytest
 
 from cramming.config import UserError
 from data_prep import prepare_config, task_grid
-from data_prep.sources import source
+from data_prep.readers import source
 from tests.data_prep.calls import main
 
 CUT = {

@@ -12,7 +12,7 @@ import pytest
 
 from cramming.config import UserError
 from cramming.process_pool import WorkerDiedError
-from data_prep.sources import plain_text
+from data_prep.readers import plain_text
 from data_prep.task_grid import PARTS, TaskGrid, map_tasks, open_grid
 from tests.data_prep.calls import main
 

@@ -12,9 +12,9 @@ import pytest
 
 from cramming.config import UserError
 from data_prep.filters.normalise import CleanConfig
-from data_prep.sources import plain_text, source
-from data_prep.sources.source import Document, Source, Task
-from data_prep.sources.text import TextConfig, TextSource
+from data_prep.readers import plain_text, source
+from data_prep.readers.files import TextConfig, TextSource
+from data_prep.readers.source import Document, Source, Task
 
 
 @pytest.fixture(autouse=True, params=[64, 200])

@@ -10,7 +10,7 @@ import pytest
 from cramming.config import UserError
 from cramming.data.corpus import Corpus
 from data_prep import verify_corpus
-from data_prep.sources.embedded import generator_sha256
+from data_prep.readers.demo import generator_sha256
 from data_prep.verify_corpus import embedded_tasks, overlap
 
 Config = Callable[..., dict[str, Any]]
@@ -96,7 +96,7 @@ def test_a_shard_that_was_altered_is_refused(
         overlap(corpus.folder, glue(tmp_path / "glue", texts), 60)
 
 
-def test_embedded_tasks_are_made_by_the_same_generator_only(tmp_path: Path) -> None:
+def test_demo_tasks_are_made_by_the_same_generator_only(tmp_path: Path) -> None:
     assert not embedded_tasks(tmp_path, 0, "ab" * 32) and not list(tmp_path.iterdir())
     assert embedded_tasks(tmp_path, 0, generator_sha256())
     assert (tmp_path / "RTE" / "dev.tsv").exists()

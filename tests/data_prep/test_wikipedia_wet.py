@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cramming.config import UserError
-from data_prep.sources.text import TextConfig, TextSource
-from data_prep.sources.wikipedia import plain_text
+from data_prep.readers.files import TextConfig, TextSource
+from data_prep.readers.wikipedia import plain_text
 
 QUAY = """{{Infobox building|name=Quay|length={{convert|310|m}}}}
 <!-- a comment -->'''The quay''' is an [[old]] [[harbour|part of the harbour]].<ref name="a">A book.</ref> It is

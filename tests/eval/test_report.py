@@ -444,7 +444,7 @@ def test_csv_cells_that_a_spreadsheet_would_run_are_defused(tmp_path: Path) -> N
     assert {"'=1+1", "' =1+1", "plain"} <= cells
 
 
-def test_embedded_tasks_have_a_table_of_their_own(runs: Path) -> None:
+def test_demo_tasks_have_a_table_of_their_own(runs: Path) -> None:
     write_run(runs / "small", suite="embedded")
     assert list(_board(runs, "embedded").frame["division"]) == ["closed", "baseline"]
     assert "small" not in set(_board(runs).frame["model"])

@@ -88,7 +88,7 @@ def test_superglue_and_minimal_pairs_stand_beside_glue(
     assert record["minimal_pairs"]["accuracy"] in (0, 100)
 
 
-def test_embedded_tasks_are_read_from_the_corpus_and_have_no_official_size(
+def test_demo_tasks_are_read_from_the_corpus_and_have_no_official_size(
     config: dict[str, Any],
     corpus: Path,
     with_eval: Change,
@@ -105,7 +105,7 @@ def test_embedded_tasks_are_read_from_the_corpus_and_have_no_official_size(
     assert set(predictions) == {"dev.mnli_matched", "dev.mnli_mismatched"}
 
 
-def test_embedded_tasks_of_another_corpus_than_the_runs_are_warned_of(
+def test_demo_tasks_of_another_corpus_than_the_runs_are_warned_of(
     config: dict[str, Any],
     corpus: Path,
     finished_run: Path,
@@ -132,7 +132,7 @@ def test_embedded_tasks_of_another_corpus_than_the_runs_are_warned_of(
         (lambda f: (f / "manifest.json").unlink(), r"half-written corpus, or none"),
     ],
 )
-def test_embedded_tasks_that_were_not_made_with_the_corpus_are_refused(
+def test_demo_tasks_that_were_not_made_with_the_corpus_are_refused(
     config: dict[str, Any],
     corpus: Path,
     with_eval: Change,

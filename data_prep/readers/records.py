@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from cramming.config import UserError
-from data_prep.sources.plain_text import TextFile
+from data_prep.readers.plain_text import TextFile
 
 LONGEST_RECORD = 1 << 29  # bytes; a longer line cannot be meant
 BY_LINES = "turn other JSON into lines by `jq -c '.[]'`"

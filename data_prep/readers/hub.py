@@ -18,8 +18,8 @@ from pydantic import model_validator
 from cramming.config import UserError, file_sha256
 from cramming.data.manifest import TokenizerInfo
 from cramming.hub import one_line, why_unreachable
-from data_prep.sources.records import record_text
-from data_prep.sources.source import DataConfig, Document, Source
+from data_prep.readers.records import record_text
+from data_prep.readers.source import DataConfig, Document, Source
 from data_prep.task_grid import TransientError
 from data_prep.tokenizer.load import describe, load
 

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from xml.etree import ElementTree
 
 from cramming.config import UserError
-from data_prep.sources.plain_text import TextFile
+from data_prep.readers.plain_text import TextFile
 
 # Sections of lists and links, to the next heading of the second level. Their names in English; others stay.
 _TAIL_SECTION = re.compile(

@@ -16,10 +16,10 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from cramming.config import UserError, build, shown, unknown_choice
-from data_prep.sources.embedded import EmbeddedSource
-from data_prep.sources.hub import HubSource
-from data_prep.sources.source import DataConfig, Document, Source, limited
-from data_prep.sources.text import TextSource
+from data_prep.readers.demo import EmbeddedSource
+from data_prep.readers.files import TextSource
+from data_prep.readers.hub import HubSource
+from data_prep.readers.source import DataConfig, Document, Source, limited
 from data_prep.stats import text_bytes
 
 PARTS: dict[str, Any] = {

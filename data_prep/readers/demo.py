@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from cramming.config import Count
-from data_prep.sources.source import DataConfig, Document, Source
+from data_prep.readers.source import DataConfig, Document, Source
 
 GENERATOR = Path(__file__).parents[1] / "synthetic"
 

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from cramming.config import UserError, expand_home, file_sha256
 from cramming.process_pool import parallel_map
-from data_prep.sources import plain_text, records, wikipedia
-from data_prep.sources.plain_text import (
+from data_prep.readers import plain_text, records, wikipedia
+from data_prep.readers.plain_text import (
     COMPRESSIONS,
     DOCUMENT_MARKS,
     FileRange,
@@ -16,7 +16,7 @@ from data_prep.sources.plain_text import (
     TextFile,
     names_file,
 )
-from data_prep.sources.source import (
+from data_prep.readers.source import (
     ESCAPED_BYTE,
     Damage,
     DataConfig,
