@@ -482,16 +482,16 @@ def check_run(
 
 
 def check_gate(config: Config, kernels: list[str], device: torch.device) -> dict[str, str]:
-    """Return `gate.check` of what the settings come to on this device: `auto` hides no trick."""
+    """Return `verdicts.check` of what the settings come to on this device: `auto` hides no trick."""
     if not config.forced and not config.gates.exists():
         return {"all tricks": "untested"}
     # imported late: training does not need the table of tricks
-    from cramming.bench import gate
+    from cramming.bench import verdicts
     from cramming.bench.tricks import changed
 
     mode, states = resolve(config.precision.mode, device), dict[str, str]()
     residual = resolve_residual(config.precision.residual, mode, device.type)
-    key = gate.device_key(devices.describe(device).name, torch.__version__)
+    key = verdicts.device_key(devices.describe(device).name, torch.__version__)
     settings = config.model_dump(mode="json")
     for kernel in sorted({config.attention.kernel, *kernels}):
         in_force = {
@@ -500,7 +500,7 @@ def check_gate(config: Config, kernels: list[str], device: torch.device) -> dict
             "attention.kernel": kernel,
         }
         resolved = changed(settings, in_force)
-        states |= gate.check(resolved, key, device.type, resolve("auto", device))
+        states |= verdicts.check(resolved, key, device.type, resolve("auto", device))
     return states
 
 

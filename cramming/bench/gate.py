@@ -9,8 +9,7 @@ the farthest repetition so far, AHEAD windows later (rounding that is thirty tim
 and never less than LEAST. Sound runs came to at most 0.5 of that, planted faults to 4 times or more (docs/log.md,
 2026-11-21).
 
-`Trick.rounding` is the relative size of the perturbation. Verdicts are stored per device and torch version in one
-JSON file (the setting `gates`); `pretrain` refuses a trick that failed there, unless it is named in `forced`.
+`Trick.rounding` is the relative size of the perturbation. Training reads the verdicts only (verdicts.py).
 """
 
 import json
@@ -23,20 +22,16 @@ from pathlib import Path
 from typing import Any
 
 from cramming.bench.tricks import (
-    BEST,
     REFERENCE,
-    TRICKS,
     Trick,
     as_overrides,
     changed,
-    get,
-    in_force,
 )
-from cramming.config import UserError, build, expand_home, require, unknown_choice
+from cramming.bench.verdicts import FORMAT, Verdict, Verdicts, load
+from cramming.config import UserError, require
 from cramming.files import write_atomically
 from cramming.progress import say
 
-FORMAT = 2  # format 1 had one tolerance for all steps, set by hand
 WINDOW = 10  # steps
 MIN_FALL = 0.3  # nats; with less learning of the reference the gate would prove nothing
 REPETITIONS = 3
@@ -69,33 +64,6 @@ class NoiseFloor:
         farthest = list(accumulate(farthest_by_window, max))
         ahead = farthest[AHEAD:] + [farthest[-1]] * min(AHEAD, len(farthest))
         return [max(LEAST, MULTIPLE * distance) for distance in ahead]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Result of the gate for one trick.
-
-    `distance` and `tolerance`, in nats, are those of the ten steps (fewer at the end) up to `at_step`, where the
-    distance was largest relative to the tolerance; a distance of None was not finite. `fall` is the reference's fall
-    of loss, in nats, and `settings` are the trick's.
-    """
-
-    trick: str
-    passed: bool
-    distance: float | None
-    tolerance: float
-    at_step: int
-    steps: int
-    fall: float
-    settings: str = ""
-
-
-@dataclass(frozen=True)
-class Verdicts:
-    """Content of the verdicts file for one device and version of torch."""
-
-    verdicts: dict[str, Verdict]  # key: name of the trick
-    floors: dict[str, Any]  # key: rounding
 
 
 def compare_curves(
@@ -228,11 +196,6 @@ class Curves:
         return curves
 
 
-def device_key(device_name: str, torch_version: str) -> str:
-    """Return the key of the verdicts for a device and a version of torch, which both decide what a kernel computes."""
-    return f"{device_name} | torch {torch_version}"
-
-
 def save(
     file: Path, where: str, verdicts: Sequence[Verdict], floors: Sequence[NoiseFloor] = ()
 ) -> None:
@@ -246,57 +209,3 @@ def save(
     places = {key: asdict(entry) for key, entry in known.items()}
     content = {"format": FORMAT, "places": places}
     write_atomically(file, json.dumps(content, indent=1, sort_keys=True) + "\n")
-
-
-def load(file: Path) -> dict[str, Verdicts]:
-    """Return the verdicts by device key, empty if there is no file; raise UserError for a file of another kind."""
-    if not file.exists():
-        return {}
-    message = f"gates={file}: no table of verdicts in format {FORMAT}. Remove it, and `cramming bench` writes it anew."
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        require(content["format"] == FORMAT, message)
-        return {key: build(Verdicts, entry, "place") for key, entry in content["places"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, UserError):
-        raise UserError(message) from None
-
-
-def check(settings: Mapping[str, Any], where: str, device_type: str, mode: str) -> dict[str, str]:
-    """Return the state of each trick in force: passed, forced, or untested.
-
-    A forced trick failed the gate but is named in `forced`; an untested one has no verdict for this device. Raises
-    UserError if a trick failed and is not forced. `mode` is the meaning of `precision.mode=auto` on the device.
-    """
-    verdicts = load(expand_home(settings["gates"], "gates")).get(where, Verdicts({}, {})).verdicts
-    forced, states = settings["forced"], dict[str, str]()
-    names = [*(trick.name for trick in TRICKS), BEST]
-    for name in forced:
-        if name not in names:
-            raise UserError(unknown_choice("forced", name, names))
-    for trick in in_force(settings, device_type, mode):
-        verdict = verdicts.get(trick.name)
-        if verdict is None:
-            states[trick.name] = "untested"
-            continue
-        if trick.name == BEST and verdict.settings != as_overrides(trick.settings):
-            # The verdict is on the best stack of another version of the suite.
-            states[trick.name] = "untested"
-            continue
-        if verdict.passed:
-            states[trick.name] = "passed"
-            continue
-        require(trick.name in forced, _failure_message(settings, trick, verdict))
-        states[trick.name] = "forced"
-    return states
-
-
-def _failure_message(settings: Mapping[str, Any], trick: Trick, verdict: Verdict) -> str:
-    values = {key: get(settings, key) for key in trick.decisive or trick.settings}
-    distance = "was not finite"
-    if verdict.distance is not None:
-        distance = f"strayed by {verdict.distance:.2g} nats"
-    return (
-        f"{as_overrides(values)}: the trick '{trick.name}' failed the correctness gate on this device: its loss"
-        f" {distance} (allowed {verdict.tolerance:.2g} at step {verdict.at_step}; {settings['gates']}). Leave it off,"
-        f" or force it with forced=['{trick.name}'], which the record will state."
-    )

@@ -20,7 +20,7 @@ import yaml
 
 from cramming import device as devices
 from cramming.bench import gate as loss_gate
-from cramming.bench import tables, tricks
+from cramming.bench import tables, tricks, verdicts
 from cramming.bench.gate import BASELINE, Curves, spec_of
 from cramming.bench.tricks import Trick, changed
 from cramming.bench.worker import Spec, Worker, warm_up
@@ -78,7 +78,7 @@ def main(
     device, gates = devices.select(invocation.device), expand_home(settings["gates"], "gates")
     names = None if only is None else [name.strip() for name in only.split(";")]
     rows, described = chosen(names, device), devices.describe(device)
-    loss_gate.load(gates)  # a damaged file fails now, not after the first row
+    verdicts.load(gates)  # a damaged file fails now, not after the first row
     for trick in rows:
         changed(settings, trick.settings, f"bench: the row '{trick.name}'")
     order = [trick.name for trick in chosen(None, device)]
@@ -91,7 +91,7 @@ def main(
             known[trick.name], verdict = bench.checked_row(trick)
             floors |= bench.curves.floors
             if verdict:
-                where = loss_gate.device_key(described.name, torch.__version__)
+                where = verdicts.device_key(described.name, torch.__version__)
                 loss_gate.save(gates, where, [verdict], list(bench.curves.floors.values()))
             table = [known[name] for name in order if name in known]
             file = tables.write(
@@ -146,7 +146,7 @@ class Bench:
         # (precision mode, whether fp32 products are TF32's) -> floating-point operations per second
         self.ceilings: dict[tuple[str, bool], float] = {}
 
-    def checked_row(self, trick: Trick) -> tuple[dict[str, Any], loss_gate.Verdict | None]:
+    def checked_row(self, trick: Trick) -> tuple[dict[str, Any], verdicts.Verdict | None]:
         """Return a row of the table, and the gate's verdict.
 
         The verdict is None for a trick that does not run here or is another algorithm.

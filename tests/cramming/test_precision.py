@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cramming import device, recipe
-from cramming.bench import gate
+from cramming.bench import gate, verdicts
 from cramming.config import UserError
 from cramming.precision import Precision, PrecisionConfig, resolve, resolve_residual
 from cramming.recipe import Config, Hardware, check
@@ -135,8 +135,8 @@ def test_the_gate_judges_the_residual_stream_that_auto_means(
     """A stream in bf16 that has failed on this GPU is refused, though nobody has typed it."""
     monkeypatch.setattr(device, "describe", lambda _: device.DeviceInfo("cuda", "a GPU", 1, None))
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: True)
-    where = gate.device_key("a GPU", torch.__version__)
-    failed = gate.Verdict("bf16 residual stream", False, 1.0, 0.1, 20, 200, 1.0, "")
+    where = verdicts.device_key("a GPU", torch.__version__)
+    failed = verdicts.Verdict("bf16 residual stream", False, 1.0, 0.1, 20, 200, 1.0, "")
     gates = tmp_path / "gates.json"
     gate.save(gates, where, [failed], [])
 

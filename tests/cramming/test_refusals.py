@@ -13,7 +13,7 @@ import torch
 
 from cramming import device as devices
 from cramming import run as run_module
-from cramming.bench import gate, tricks
+from cramming.bench import gate, tricks, verdicts
 from cramming.config import UserError
 from cramming.model import attention
 from cramming.recipe import Config, Hardware, attention_kernels, check
@@ -117,8 +117,8 @@ def test_a_trick_that_failed_the_gate_here_is_refused_unless_forced(
     start: Start, tmp_path: Path
 ) -> None:
     gates = tmp_path / "gates.json"
-    where = gate.device_key(devices.describe(torch.device("cpu")).name, torch.__version__)
-    gate.save(gates, where, [gate.Verdict("checkpoint all", False, None, 0.02, 10, 200, 1.0)])
+    where = verdicts.device_key(devices.describe(torch.device("cpu")).name, torch.__version__)
+    gate.save(gates, where, [verdicts.Verdict("checkpoint all", False, None, 0.02, 10, 200, 1.0)])
     with pytest.raises(UserError, match="failed the correctness gate"):
         start("memory.checkpoint_every=1", f"gates={gates}", name="a")
     assert not (tmp_path / "runs" / "a").exists()
@@ -133,8 +133,8 @@ def test_an_automatic_attention_kernel_hides_no_trick(
 ) -> None:
     """If `auto` selects a kernel that failed the gate, the run is refused as with that kernel named."""
     gates = tmp_path / "gates.json"
-    where = gate.device_key(devices.describe(torch.device("cpu")).name, torch.__version__)
-    gate.save(gates, where, [gate.Verdict("attention varlen", False, None, 0.05, 10, 200, 1.0)])
+    where = verdicts.device_key(devices.describe(torch.device("cpu")).name, torch.__version__)
+    gate.save(gates, where, [verdicts.Verdict("attention varlen", False, None, 0.05, 10, 200, 1.0)])
     monkeypatch.setattr(
         tricks,
         "TRICKS",

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from cramming.bench import tricks
-from cramming.bench.gate import Curves, Verdict
+from cramming.bench.gate import Curves
 from cramming.bench.tricks import Trick
+from cramming.bench.verdicts import Verdict
 from cramming.bench.worker import Candidate, Worker
 from cramming.optim.build import LOW_BIT
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from cramming.bench import gate, tables, tricks, worker
+from cramming.bench import gate, tables, tricks, verdicts, worker
 from cramming.bench import main as bench
 from cramming.bench.worker import Candidate, Steps, Worker, topic_batches
 from cramming.config import UserError
@@ -65,7 +65,7 @@ def test_tricks_are_measured_judged_and_written(measured: Any, tmp_path: Path) -
     (row,) = raw["rows"]
     assert len(row["raw_seconds"]["base"]) == len(row["raw_seconds"]["other"]) == 2
     assert row["tokens_per_second"] > 0 and row["peak_bytes"] > 0
-    (here,) = gate.load(tmp_path / "gates.json").values()
+    (here,) = verdicts.load(tmp_path / "gates.json").values()
     assert here.verdicts["checkpoint all"].passed and here.verdicts["checkpoint all"].steps == 40
     (floor,) = raw["floors"]
     assert len(floor["distances"]) == gate.REPETITIONS
@@ -177,7 +177,7 @@ def test_the_best_stack_is_judged_and_leaves_nothing_compiled_behind(
     stack = tricks.best("cpu", "fp32")  # whatever this machine has: the test is quick in fp32 only
     monkeypatch.setattr(tricks, "best", lambda *_: stack)
     measured(tricks.BEST)
-    (here,) = gate.load(tmp_path / "gates.json").values()
+    (here,) = verdicts.load(tmp_path / "gates.json").values()
     assert here.verdicts[tricks.BEST].passed
     assert not list(temporary.iterdir())
 

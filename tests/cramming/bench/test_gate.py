@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from cramming.bench import gate, tricks
-from cramming.bench.gate import BASELINE, NoiseFloor, Verdict
+from cramming.bench import gate, tricks, verdicts
+from cramming.bench.gate import BASELINE, NoiseFloor
 from cramming.bench.tricks import COARSE, SAME, TRICKS
+from cramming.bench.verdicts import Verdict
 from cramming.config import UserError
 from cramming.recipe import Config
 
@@ -81,24 +82,26 @@ def test_a_reference_that_learns_nothing_proves_nothing(
 def test_a_failed_trick_is_refused_unless_forced(compose: Compose, tmp_path: Path) -> None:
     gates = tmp_path / "gates.json"
     settings = compose(f"gates={gates}", "memory.checkpoint_every=1")
-    assert gate.check(settings, "here", "cpu", "fp32")["checkpoint all"] == "untested"
+    assert verdicts.check(settings, "here", "cpu", "fp32")["checkpoint all"] == "untested"
     gate.save(gates, "elsewhere", [FAILED])
-    assert gate.check(settings, "here", "cpu", "fp32")["checkpoint all"] == "untested"
+    assert verdicts.check(settings, "here", "cpu", "fp32")["checkpoint all"] == "untested"
     gate.save(gates, "here", [FAILED])
     with pytest.raises(
         UserError,
         match=r"checkpoint_every=1: .*strayed by 0.4 nats .*step 30.*\['checkpoint all'\]",
     ):
-        gate.check(settings, "here", "cpu", "fp32")
+        verdicts.check(settings, "here", "cpu", "fp32")
     with pytest.raises(
         UserError, match=r"^memory\.checkpoint_every=3: the trick 'checkpoint all' failed"
     ):
-        gate.check(compose(f"gates={gates}", "memory.checkpoint_every=3"), "here", "cpu", "fp32")
+        verdicts.check(
+            compose(f"gates={gates}", "memory.checkpoint_every=3"), "here", "cpu", "fp32"
+        )
     forced = settings | {"forced": ["checkpoint all"]}
-    assert gate.check(forced, "here", "cpu", "fp32")["checkpoint all"] == "forced"
-    assert "checkpoint all" not in gate.check(compose(f"gates={gates}"), "here", "cpu", "fp32")
+    assert verdicts.check(forced, "here", "cpu", "fp32")["checkpoint all"] == "forced"
+    assert "checkpoint all" not in verdicts.check(compose(f"gates={gates}"), "here", "cpu", "fp32")
     gate.save(gates, "here", [replace(FAILED, passed=True)])  # newer verdicts replace older
-    assert gate.check(settings, "here", "cpu", "fp32")["checkpoint all"] == "passed"
+    assert verdicts.check(settings, "here", "cpu", "fp32")["checkpoint all"] == "passed"
 
 
 NO_VERDICTS = (
@@ -120,7 +123,7 @@ def test_a_file_that_holds_no_verdicts_is_named(tmp_path: Path, content: str) ->
     with pytest.raises(
         UserError, match=r"gates\.json: no table of verdicts in format \d+. Remove it"
     ):
-        gate.load(file)
+        verdicts.load(file)
 
 
 @pytest.mark.parametrize("mode", ["fp32", "bf16"])
@@ -139,17 +142,17 @@ def test_the_best_stack_has_a_verdict_of_its_own(
         tmp_path / "g.json", "here", [replace(failed, settings="attention.last_layer=targets")]
     )
     assert (
-        gate.check(settings, "here", "cpu", mode)[tricks.BEST] == "untested"
+        verdicts.check(settings, "here", "cpu", mode)[tricks.BEST] == "untested"
     )  # another stack had that name
     gate.save(tmp_path / "g.json", "here", [failed])
     with pytest.raises(UserError, match=r"last_layer=targets.*'best stack' failed .*Leave it off"):
-        gate.check(settings, "here", "cpu", mode)
+        verdicts.check(settings, "here", "cpu", mode)
     assert (
-        gate.check(settings | {"forced": [tricks.BEST]}, "here", "cpu", mode)[tricks.BEST]
+        verdicts.check(settings | {"forced": [tricks.BEST]}, "here", "cpu", mode)[tricks.BEST]
         == "forced"
     )
     without = {**settings, "attention": {**settings["attention"], "last_layer": "all"}}
-    assert tricks.BEST not in gate.check(without, "here", "cpu", mode)
+    assert tricks.BEST not in verdicts.check(without, "here", "cpu", mode)
 
 
 @pytest.mark.parametrize(
@@ -183,12 +186,12 @@ def test_a_table_of_another_format_is_named(compose: Compose, tmp_path: Path, co
     with pytest.raises(
         UserError, match=r"gates\.json: no table of verdicts in format 2. Remove it"
     ):
-        gate.check(compose(f"gates={tmp_path / 'gates.json'}"), "here", "cpu", "fp32")
+        verdicts.check(compose(f"gates={tmp_path / 'gates.json'}"), "here", "cpu", "fp32")
 
 
 def test_an_unknown_name_in_forced_lists_the_known(compose: Compose) -> None:
     with pytest.raises(UserError, match="forced=magic: "):
-        gate.check(compose("forced=[magic]"), "here", "cpu", "fp32")
+        verdicts.check(compose("forced=[magic]"), "here", "cpu", "fp32")
 
 
 def test_noise_floors_are_kept_with_the_verdicts(tmp_path: Path) -> None:
@@ -200,7 +203,7 @@ def test_noise_floors_are_kept_with_the_verdicts(tmp_path: Path) -> None:
         [NoiseFloor(SAME, [[1e-7, 2e-3]]), NoiseFloor(COARSE, [[1e-3, 0.01]])],
     )
     gate.save(gates, "here", [], [NoiseFloor(SAME, [[1e-7, 3e-3]])])
-    here = gate.load(gates)["here"]
+    here = verdicts.load(gates)["here"]
     assert here.verdicts["checkpoint all"].passed is False
     assert {name: floor["distances"] for name, floor in here.floors.items()} == {
         "1.19e-07": [[1e-7, 3e-3]],
