@@ -587,22 +587,30 @@ def _cannot_follow(event: Event, training: Training) -> str | None:
         return None  # events of a scoring may follow any event
     if not training.processes:
         return f"{event.event} before the first start"
-    process = training.processes[-1]
     if isinstance(event, Timed):
-        if process.ended != "killed":
-            return f"{event.event} after the process had ended"
-        if event.elapsed < process.spent_seconds:
-            return f"elapsed falls from {process.spent_seconds} to {event.elapsed} s"
-        last_step_seconds = getattr(event, "last_step_seconds", None) or 0.0
-        rounding = 1.0
-        if last_step_seconds > _earlier(training) + event.elapsed + rounding:
-            return "the last step ended later than this event"
+        problem = _wrong_time(event, training)
+        if problem:
+            return problem
     if isinstance(event, Resume) and event.sha256 is not None:
         known = {saved.sha256 for saved in training.saved}
         if event.sha256 not in known:
             return "resume from a checkpoint that this log does not have"
     if training.finished_after is not None and isinstance(event, Steps | Checkpoint | Resume):
         return f"{event.event} after the run had finished"
+    return None
+
+
+def _wrong_time(event: Timed, training: Training) -> str | None:
+    """Return why the current process does not write this event at its time, or None."""
+    process = training.processes[-1]
+    if process.ended != "killed":
+        return f"{event.event} after the process had ended"
+    if event.elapsed < process.spent_seconds:
+        return f"elapsed falls from {process.spent_seconds} to {event.elapsed} s"
+    last_step_seconds = getattr(event, "last_step_seconds", None) or 0.0
+    rounding = 1.0
+    if last_step_seconds > _earlier(training) + event.elapsed + rounding:
+        return "the last step ended later than this event"
     return None
 
 

@@ -85,32 +85,41 @@ def main(recipe: Mapping[str, Any], invocation: Invocation) -> None:
 
 def check(recipe: Mapping[str, Any], invocation: Invocation) -> list[str]:
     """Return the corpus to prepare; UserError for what `main` would refuse before it writes anything."""
-    folder = parse(recipe, invocation.corpora).folder
-    is_done = (folder / MANIFEST).is_file()
-    return [f"prepare: {folder}{', which is prepared already' if is_done else ''}"]
+    preparation = parse(recipe, invocation.corpora)
+    folder = preparation.folder
+    if not (folder / MANIFEST).is_file():
+        return [f"prepare: {folder}"]
+    _require_same(preparation, Corpus.open(folder).manifest)
+    return [f"prepare: {folder}, which is prepared already"]
 
 
 def confirm(preparation: Preparation) -> None:
     """Check that the corpus has these settings and that its sources have not changed; write nothing."""
     folder = preparation.folder
     manifest = Corpus.open(folder, verify=True).manifest
-    old, new = _flat(manifest.settings), _flat(preparation.settings)
-    different = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
-    if different:
-        raise UserError(
-            f"{folder}: holds a corpus of other settings ({', '.join(different)}); delete it, or name another"
-            " data.corpus"
-        )
-    changed = preparation.changed(manifest.sources, manifest.decontamination.get("files", []))
-    if changed:
-        raise UserError(
-            f"{folder}: its sources have changed since ({changed}); delete it to prepare anew"
-        )
+    _require_same(preparation, manifest)
     finish(folder)
     rules = ""
     if manifest.settings_hash != preparation.settings_hash:
         rules = ", by an earlier version's rules for text (delete it to prepare anew by today's)"
     say(f"{folder}: already prepared with these settings{rules}, nothing to do")
+
+
+def _require_same(preparation: Preparation, manifest: Manifest) -> None:
+    """Raise UserError for a corpus of other settings, or whose sources have changed."""
+    folder = preparation.folder
+    old, new = _flat(manifest.settings), _flat(preparation.settings)
+    different = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
+    if different:
+        raise UserError(
+            f"{folder}: holds a corpus of other settings ({', '.join(different)}). Delete it, or name another"
+            " data.corpus."
+        )
+    changed = preparation.changed(manifest.sources, manifest.decontamination.get("files", []))
+    if changed:
+        raise UserError(
+            f"{folder}: its sources have changed since ({changed}). Delete it to prepare anew."
+        )
 
 
 def _flat(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

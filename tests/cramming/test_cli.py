@@ -464,7 +464,6 @@ class TestCheck:
     def test_names_a_place_where_nothing_can_be_made(
         self,
         compose: Callable[..., dict[str, Any]],
-        tiny_overrides: list[str],
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
@@ -481,9 +480,6 @@ class TestCheck:
                 UserError, match=f"{tmp_path}/a/b/.*: nothing can be made in {tmp_path}"
             ):
                 verbs.check(verb, compose(), Invocation(**{place: tmp_path / "a" / "b"}))
-        corpus = Path(compose(*tiny_overrides)["data"]["corpus"])
-        monkeypatch.setattr(os, "access", lambda path, mode: path not in (corpus, corpus.parent))
-        verbs.check("prepare", compose(*tiny_overrides), HERE)  # finished, so nothing is made
 
     def test_leaves_a_corpus_to_prepare(
         self, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str], tmp_path: Path

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from cramming import verbs
 from cramming.data import manifest
 from cramming.invocation import Invocation
 from data_prep import prepare, prepare_config
@@ -17,6 +18,11 @@ def corpora_of(config: dict[str, Any]) -> Path:
 def main(config: dict[str, Any]) -> None:
     """Prepare the corpus."""
     prepare.main(config, Invocation(corpora=corpora_of(config)))
+
+
+def check(config: dict[str, Any]) -> None:
+    """Check what `main` would do, as `prepare --check` does."""
+    verbs.check("prepare", config, Invocation(corpora=corpora_of(config)))
 
 
 def parse(config: dict[str, Any]) -> Preparation:

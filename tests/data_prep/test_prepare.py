@@ -22,7 +22,7 @@ from data_prep.readers.source import limited
 from data_prep.tokenizer import encode
 from data_prep.tokenizer import train as training
 from eval.tasks.locate import read_task, tasks_in_folder
-from tests.data_prep.calls import corpus_folder, main, parse
+from tests.data_prep.calls import check, corpus_folder, main, parse
 
 Config = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Corpus]
@@ -369,7 +369,11 @@ def test_the_loop_that_the_corpus_page_shows_reads_a_corpus(
 
 
 def test_second_prepare_changes_nothing_and_refuses_sources_that_changed_since(
-    text_file: Path, text_config: Config, capsys: Captured, run: Run
+    text_file: Path,
+    text_config: Config,
+    capsys: Captured,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = text_config(text_file)
     folder = run(config).folder
@@ -377,9 +381,12 @@ def test_second_prepare_changes_nothing_and_refuses_sources_that_changed_since(
     os.utime(text_file)  # touched, but the same content
     main(config)
     assert "nothing to do" in capsys.readouterr().out
+    monkeypatch.setattr(os, "access", lambda path, mode: path not in (folder, folder.parent))
+    check(config)  # nothing is made
     text_file.write_text(text_file.read_text() + "\n\nOne more document, at the end.\n")
-    with pytest.raises(UserError, match=r"sources have changed since .*text\.txt"):
-        main(config)
+    for do in (main, check):
+        with pytest.raises(UserError, match=r"sources have changed since .*text\.txt"):
+            do(config)
     assert {path: path.stat().st_mtime_ns for path in [folder, *folder.iterdir()]} == before
 
 
@@ -387,8 +394,10 @@ def test_a_named_folder_with_other_settings_is_refused(
     tmp_path: Path, text_file: Path, text_config: Config, run: Run, contents: Contents
 ) -> None:
     run(text_config(text_file, corpus=str(tmp_path / "mine")))
-    with pytest.raises(UserError, match=r"other settings \(tokenizer\.vocab_size\)"):
-        main(text_config(text_file, corpus=str(tmp_path / "mine"), tokenizer={"vocab_size": 290}))
+    other = text_config(text_file, corpus=str(tmp_path / "mine"), tokenizer={"vocab_size": 290})
+    for do in (main, check):
+        with pytest.raises(UserError, match=r"other settings \(tokenizer\.vocab_size\)"):
+            do(other)
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "letter.doc").write_text("precious")
     with pytest.raises(UserError, match=r"not a corpus, and not empty \(letter.doc\)"):
