@@ -242,6 +242,10 @@ def adapt(
         float | None,
         _option("--keep", text="Share of it in the training text.", min=0.001, max=0.999),
     ] = None,
+    add_words: Annotated[
+        int | None,
+        _option("--add-words", text="Words of the text that get an entry of their own.", min=1),
+    ] = None,
     name: Name = Invocation.name,
     runs: Runs = Invocation.runs,
     corpora: Corpora = Invocation.corpora,

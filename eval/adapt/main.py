@@ -25,6 +25,7 @@ from cramming.overrides import compose, in_words, name_of, setting
 from cramming.progress import format_count, say, show_table
 from cramming.record import is_run, load_record, refuse_finished_run
 from cramming.start_checkpoint import load_checkpoint
+from eval.adapt.add_words import extended_checkpoint
 from eval.adapt.measure import Comparison, compare, held_out_windows
 from eval.adapt.page import LOSS_COLUMNS, Result, loss_rows, verdict, write_page
 from eval.adapt.words import examples
@@ -42,14 +43,20 @@ def main(
     *,
     general_text: Path | None,
     keep: float | None,
+    add_words: int | None,
 ) -> None:
     """Adapt a checkpoint; `general_text`: a file whose held-out part shows what was forgotten.
 
-    `keep`: share of the training text that is taken from it.
+    `keep`: share of the training text that is taken from it. `add_words`: number of the text's words that get an
+    entry of their own.
     """
-    for line in check(recipe, invocation, general_text=general_text, keep=keep):
+    for line in check(
+        recipe, invocation, general_text=general_text, keep=keep, add_words=add_words
+    ):
         say(line)
     invocation = _pinned(recipe, invocation)
+    if add_words is not None:
+        recipe, invocation = _with_words(recipe, invocation, add_words)
     training, general = invocation, None
     if not _has_corpus(recipe, invocation):
         _prepare(invocation)
@@ -62,7 +69,7 @@ def main(
             _prepare(training)
     if not _is_finished(invocation):
         run_or_exit(["pretrain", *training.arguments(*verbs.OPTIONS["pretrain"])])
-    result = measure(recipe, invocation, general)
+    result = replace(measure(recipe, invocation, general), added_words=add_words or 0)
     show_table("before and after", LOSS_COLUMNS, loss_rows(result.comparisons))
     say(verdict(result))
     pages = write_page(result, invocation.run_folder)
@@ -75,6 +82,7 @@ def check(
     *,
     general_text: Path | None,
     keep: float | None,
+    add_words: int | None,
 ) -> Iterator[str]:
     """Return lines about what would be done; UserError for what can be known to be wrong. Nothing is written."""
     objective = recipe["objective"]["name"]
@@ -90,6 +98,10 @@ def check(
         keep is None or not recipe["data"]["corpus"],
         f"--keep={keep}: a finished corpus cannot be mixed. Give data.paths in place of data.corpus.",
     )
+    require(
+        add_words is None or not recipe["data"]["corpus"],
+        f"--add-words={add_words}: a finished corpus has its tokenizer. Give data.paths in place of data.corpus.",
+    )
     refuse_finished_run(invocation)
     lines = iter([f"checkpoint: {recipe['start']['path']}"])
     pinned = _pinned(recipe, invocation)
@@ -104,6 +116,19 @@ def check(
     for name in names:
         lines = chain(lines, verbs.check(name, recipe, invocation))
     return lines
+
+
+def _with_words(
+    recipe: dict[str, Any], invocation: Invocation, count: int
+) -> tuple[dict[str, Any], Invocation]:
+    """Return recipe and invocation with a checkpoint of a longer vocabulary, made from the text and the one given."""
+    _prepare(invocation)
+    corpus = Corpus.open(corpus_folder(recipe, invocation.corpora))
+    source = Path(recipe["start"]["path"])
+    longer = extended_checkpoint(source, corpus, count, invocation.corpora)
+    words = [word for word in invocation.overrides if name_of(word) != "start.path"]
+    words.append(setting("start.path", str(longer)))
+    return compose(words), replace(invocation, overrides=tuple(words))
 
 
 def _prepare(invocation: Invocation) -> None:

@@ -46,6 +46,7 @@ class Result:
     comparisons: tuple[Comparison, ...]
     examples: tuple[Example, ...]
     record: Record
+    added_words: int = 0
 
 
 def verdict(result: Result) -> str:
@@ -125,6 +126,12 @@ def _loss_notes(result: Result) -> Iterator[str]:
     comparison = result.comparisons[0]
     if not result.has_head:
         yield NEW_HEAD
+    if result.added_words:
+        yield (
+            f"{result.added_words:,} words of the text were added to the vocabulary. Both losses are of this longer"
+            " vocabulary, and before training a new word's row is the mean of its pieces' rows. So the losses do not"
+            " compare with those of a page without added words."
+        )
     yield (
         f"Nats per hidden token, {RATE:.0%} of each window hidden behind [MASK], the same ones before and after."
         " Lower is better."

@@ -44,7 +44,7 @@ def examples(
     """Return an example for each of the text's own words that stands whole in a window, the most frequent first."""
     tokenizer = Tokenizer.from_file(str(corpus.tokenizer_file))
     words = own_words(corpus, tokenizer)
-    begins = _word_beginnings(tokenizer, 1 + max(tokenizer.get_vocab().values()))
+    begins = word_beginnings(tokenizer, 1 + max(tokenizer.get_vocab().values()))
     results = []
     for entry, word in words.items():
         query = _first_query(entry, windows, begins, corpus.special_ids.mask)
@@ -96,7 +96,7 @@ def _words(tokenizer: Tokenizer) -> dict[int, str]:
     return words
 
 
-def _word_beginnings(tokenizer: Tokenizer, size: int) -> np.ndarray:
+def word_beginnings(tokenizer: Tokenizer, size: int) -> np.ndarray:
     """Return which entries begin a word or are no part of one, bool [V]."""
     marked = any(entry.startswith(STARTS) for entry in tokenizer.get_vocab())
     begins_V = np.ones(size, dtype=bool)

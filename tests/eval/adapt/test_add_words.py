@@ -1,0 +1,143 @@
+"""`adapt --add-words`: frequent words of the text become entries, and nothing else of the checkpoint changes."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from cramming.config import UserError
+from cramming.data.corpus import Corpus
+from cramming.invocation import Invocation
+from cramming.overrides import compose
+from data_prep import prepare
+from eval.adapt.add_words import extended_checkpoint
+
+COMMON, RARE = ["the", "of", "and", "in", "is"], ["photosynthesis", "mitochondria", "ribosomes"]
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+def sentences(words: list[str], count: int) -> list[str]:
+    generator = random.Random(0)
+    return [" ".join(generator.choices(words, k=12)) for _ in range(count)]
+
+
+def tokenizer_of(kind: str) -> Tokenizer:
+    """A tokenizer that knows the common words, and the rare ones letter by letter."""
+    letters = sorted(set("".join(COMMON + RARE)))
+    if kind == "WordPiece":
+        tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        tokenizer.decoder = decoders.WordPiece()
+        trainer = trainers.WordPieceTrainer(vocab_size=80, special_tokens=SPECIAL)
+    elif kind == "BPE":
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(vocab_size=270, initial_alphabet=alphabet)
+    else:
+        pieces = [(token, 0.0) for token in SPECIAL]
+        pieces += [(f"▁{word}", -2.0) for word in COMMON] + [("▁", -3.0)]
+        pieces += [(letter, -4.0) for letter in letters]
+        tokenizer = Tokenizer(models.Unigram(pieces, unk_id=1))
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+        tokenizer.decoder = decoders.Metaspace()
+        tokenizer.add_special_tokens(SPECIAL)
+        return tokenizer
+    tokenizer.train_from_iterator(
+        sentences(COMMON, 500) + ["".join(letters * 2), " ".join(letters)], trainer
+    )
+    tokenizer.add_special_tokens(SPECIAL)  # of BPE behind the vocabulary, as ModernBERT's
+    return tokenizer
+
+
+@pytest.fixture(params=["WordPiece", "BPE", "Unigram"])
+def checkpoint(
+    request: pytest.FixtureRequest, write_bert: Callable[..., Path], tmp_path: Path
+) -> Path:
+    """A small BERT with a tokenizer of each kind, in a folder `bert`."""
+    folder = write_bert(tmp_path / "bert", words=400, max_position_embeddings=64, hidden_size=32)
+    tokenizer_of(request.param).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture
+def corpus(checkpoint: Path, tmp_path: Path) -> Corpus:
+    """Text with rare words, prepared by the checkpoint's tokenizer."""
+    (tmp_path / "own.txt").write_text("\n\n".join(sentences(COMMON + RARE, 300)))
+    recipe = compose(
+        [
+            "experiment=adapt",
+            f"start.path={checkpoint}",
+            f"data.paths=[{tmp_path / 'own.txt'}]",
+            f"data.corpus={tmp_path / 'corpus'}",
+        ]
+    )
+    prepare.main(recipe, Invocation(corpora=tmp_path))
+    return Corpus.open(tmp_path / "corpus")
+
+
+def test_words_become_entries_with_the_mean_of_their_pieces(
+    checkpoint: Path, corpus: Corpus, tmp_path: Path
+) -> None:
+    longer = extended_checkpoint(checkpoint, corpus, 2, tmp_path)
+    before = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    after = Tokenizer.from_file(str(longer / "tokenizer.json"))
+    added = [word for word in RARE if len(after.encode(f"the {word}").ids) == 2]
+    assert len(added) == 2
+    weights, old = (
+        safetensors.torch.load_file(folder / "model.safetensors") for folder in (longer, checkpoint)
+    )
+    rows, old_rows = (state["bert.embeddings.word_embeddings.weight"] for state in (weights, old))
+    for word in added:
+        pieces = before.encode(f"the {word}").ids[1:]
+        torch.testing.assert_close(
+            rows[after.encode(f"the {word}").ids[1]], old_rows[pieces].mean(0)
+        )
+    used = list(before.get_vocab().values())
+    assert torch.equal(rows[used], old_rows[used])
+    assert len(rows) == json.loads((longer / "config.json").read_text())["vocab_size"]
+    assert weights.keys() == old.keys()
+
+
+def test_other_text_is_read_as_before(checkpoint: Path, corpus: Corpus, tmp_path: Path) -> None:
+    longer = extended_checkpoint(checkpoint, corpus, 2, tmp_path)
+    before = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    after = Tokenizer.from_file(str(longer / "tokenizer.json"))
+    vocabulary = after.get_vocab()
+    assert all(vocabulary[token] == number for token, number in before.get_vocab().items())
+    for text in [*sentences(COMMON, 20), "[CLS] the [MASK] of [SEP]"]:
+        assert after.encode(text).ids == before.encode(text).ids
+    for text in sentences(RARE, 5):
+        assert after.decode(after.encode(text).ids) == before.decode(before.encode(text).ids)
+
+
+def test_the_same_call_uses_what_is_there(checkpoint: Path, corpus: Corpus, tmp_path: Path) -> None:
+    folders = [extended_checkpoint(checkpoint, corpus, count, tmp_path) for count in (2, 2, 1)]
+    assert folders[0] == folders[1] != folders[2]
+    assert all((folder / "model.safetensors").is_file() for folder in folders)
+
+
+def test_a_text_without_split_words_is_refused(
+    write_bert: Callable[..., Path], tmp_path: Path
+) -> None:
+    bert = write_bert(tmp_path / "bert", words=50, max_position_embeddings=64, hidden_size=32)
+    words = [f"w{number}" for number in range(50)]
+    (tmp_path / "own.txt").write_text("\n\n".join(sentences(words, 100)))
+    recipe = compose(
+        [
+            "experiment=adapt",
+            f"start.path={bert}",
+            f"data.paths=[{tmp_path / 'own.txt'}]",
+            f"data.corpus={tmp_path / 'corpus'}",
+        ]
+    )
+    prepare.main(recipe, Invocation(corpora=tmp_path))
+    with pytest.raises(UserError, match=r"^--add-words=5: "):
+        extended_checkpoint(bert, Corpus.open(tmp_path / "corpus"), 5, tmp_path)
