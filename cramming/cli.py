@@ -246,6 +246,10 @@ def adapt(
         int | None,
         _option("--add-words", text="Words of the text that get an entry of their own.", min=1),
     ] = None,
+    tasks: Annotated[
+        Path | None,
+        _option("--tasks", text="File of own tasks, scored before and after (see `score`)."),
+    ] = None,
     name: Name = Invocation.name,
     runs: Runs = Invocation.runs,
     corpora: Corpora = Invocation.corpora,

@@ -29,6 +29,9 @@ from eval.adapt.add_words import extended_checkpoint
 from eval.adapt.measure import Comparison, compare, held_out_windows
 from eval.adapt.page import LOSS_COLUMNS, Result, loss_rows, verdict, write_page
 from eval.adapt.words import examples
+from eval.own_tasks.page import Result as Scores
+from eval.own_tasks.page import read
+from eval.own_tasks.task_file import read_task_file
 from eval.rules.load import load_run
 
 # Settings that every source has and that say nothing about how a text is read and held out.
@@ -44,17 +47,23 @@ def main(
     general_text: Path | None,
     keep: float | None,
     add_words: int | None,
+    tasks: Path | None,
 ) -> None:
     """Adapt a checkpoint; `general_text`: a file whose held-out part shows what was forgotten.
 
     `keep`: share of the training text that is taken from it. `add_words`: number of the text's words that get an
-    entry of their own.
+    entry of their own. `tasks`: file of own tasks, on which the model is scored before and after.
     """
     for line in check(
-        recipe, invocation, general_text=general_text, keep=keep, add_words=add_words
+        recipe,
+        invocation,
+        general_text=general_text,
+        keep=keep,
+        add_words=add_words,
+        tasks=tasks,
     ):
         say(line)
-    invocation = _pinned(recipe, invocation)
+    invocation, source = _pinned(recipe, invocation), recipe["start"]["path"]
     if add_words is not None:
         recipe, invocation = _with_words(recipe, invocation, add_words)
     training, general = invocation, None
@@ -69,7 +78,11 @@ def main(
             _prepare(training)
     if not _is_finished(invocation):
         run_or_exit(["pretrain", *training.arguments(*verbs.OPTIONS["pretrain"])])
-    result = replace(measure(recipe, invocation, general), added_words=add_words or 0)
+    result = replace(
+        measure(recipe, invocation, general), source=source, added_words=add_words or 0
+    )
+    if tasks is not None:
+        result = replace(result, scores=_scores(invocation, tasks, source))
     show_table("before and after", LOSS_COLUMNS, loss_rows(result.comparisons))
     say(verdict(result))
     pages = write_page(result, invocation.run_folder)
@@ -83,6 +96,7 @@ def check(
     general_text: Path | None,
     keep: float | None,
     add_words: int | None,
+    tasks: Path | None,
 ) -> Iterator[str]:
     """Return lines about what would be done; UserError for what can be known to be wrong. Nothing is written."""
     objective = recipe["objective"]["name"]
@@ -102,6 +116,8 @@ def check(
         add_words is None or not recipe["data"]["corpus"],
         f"--add-words={add_words}: a finished corpus has its tokenizer. Give data.paths in place of data.corpus.",
     )
+    if tasks is not None:
+        read_task_file(tasks)
     refuse_finished_run(invocation)
     lines = iter([f"checkpoint: {recipe['start']['path']}"])
     pinned = _pinned(recipe, invocation)
@@ -116,6 +132,17 @@ def check(
     for name in names:
         lines = chain(lines, verbs.check(name, recipe, invocation))
     return lines
+
+
+def _scores(invocation: Invocation, tasks: Path, source: str) -> tuple[Scores, ...]:
+    """Return the results of `cramming score` for the checkpoint and the run, kept in the run's folder."""
+    out = invocation.run_folder / "scores"
+    words = [str(tasks), f"--model={source}", f"--model={invocation.run_folder}", f"--out={out}"]
+    if invocation.device is not None:
+        words.append(f"--device={invocation.device}")
+    words += [word for word in invocation.overrides if name_of(word).startswith("eval.")]
+    run_or_exit(["score", *words])
+    return tuple(read(out))
 
 
 def _with_words(

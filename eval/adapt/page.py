@@ -10,6 +10,7 @@ from cramming.progress import duration
 from cramming.record_schema import Record
 from eval.adapt.measure import FEW_DOCUMENTS, RATE, Comparison
 from eval.adapt.words import Example
+from eval.own_tasks.page import Result as Scores
 from eval.report.blocks import Block, Heading, Notes, Table, Text, to_markdown
 from eval.report.format import compact, describe_run, join_words
 from eval.report.page import TEMPLATES, template
@@ -38,7 +39,10 @@ CHOICE = (
 
 @dataclass(frozen=True)
 class Result:
-    """Measurements of one adapted model. `comparisons`: of the own text, then of the general text if there is one."""
+    """Measurements of one adapted model.
+
+    `comparisons` are of the own text, then of the general text if there is one; `scores` are of own tasks.
+    """
 
     name: str
     source: str
@@ -47,6 +51,7 @@ class Result:
     examples: tuple[Example, ...]
     record: Record
     added_words: int = 0
+    scores: tuple[Scores, ...] = ()
 
 
 def verdict(result: Result) -> str:
@@ -109,6 +114,12 @@ def blocks(result: Result) -> list[Block]:
         Table(LOSS_COLUMNS, loss_rows(result.comparisons)),
         Notes(list(_loss_notes(result))),
     ]
+    for scores in result.scores:
+        parts += [
+            Heading(f"Task {scores.task}, {scores.labelled_set}"),
+            Table(scores.headers(), list(scores.rows())),
+            Notes([scores.title]),
+        ]
     if result.examples:
         parts += [
             Heading("The text's own words"),
@@ -128,7 +139,7 @@ def _loss_notes(result: Result) -> Iterator[str]:
         yield NEW_HEAD
     if result.added_words:
         yield (
-            f"{result.added_words:,} words of the text were added to the vocabulary. Both losses are of this longer"
+            f"Up to {result.added_words:,} words of the text were added to the vocabulary. Both losses are of this longer"
             " vocabulary, and before training a new word's row is the mean of its pieces' rows. So the losses do not"
             " compare with those of a page without added words."
         )

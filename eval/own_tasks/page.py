@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from cramming.config import build
 from cramming.files import write_atomically
 from cramming.progress import say, show_table
 from eval.own_tasks.compare import RESAMPLES, Comparison, Interval
@@ -71,6 +72,13 @@ def write(folder: Path, results: Sequence[Result], provenance: Mapping[str, Any]
     write_atomically(folder / "scores.md", _page(results, provenance))
     say("")
     say(f"written: {folder / 'scores.md'}, {folder / 'scores.json'}")
+
+
+def read(folder: Path) -> list[Result]:
+    """Return the results that `write` has stored in a folder."""
+    path = folder / "scores.json"
+    results = json.loads(path.read_text(encoding="utf-8"))["results"]
+    return [build(Result, result, str(path)) for result in results]
 
 
 def _page(results: Sequence[Result], provenance: Mapping[str, Any]) -> str:
