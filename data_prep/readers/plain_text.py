@@ -17,12 +17,16 @@ from itertools import chain, dropwhile, groupby, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import zstandard
+
 from cramming.config import UserError
 
 BLOCK_BYTES = 1 << 20
 RANGE_BYTES = 1 << 22  # unpacked, of a file that is cut into tasks
 LONGEST_RANGE_BYTES = 1 << 26
 USUAL_RATIO = 3  # of text to what a compressed file takes
+PACKED_BYTES = 1 << 13  # of a .zst file that are unpacked together, perhaps to very many
+LONGEST_WINDOW_BYTES = 1 << 31  # of a .zst file, the longest that `zstd` makes
 LONGEST_TEXT_LINE = 1 << 24  # bytes; a longer line of plain text is handed on in parts
 OR_DROP = "; data.damaged=drop skips and counts damaged text"
 MANY_NULS = 1e-3  # of the bytes: of binary data; random bytes have one in 256
@@ -30,50 +34,89 @@ MANY_NULS = 1e-3  # of the bytes: of binary data; random bytes have one in 256
 Part = tuple[str, int]  # a text, and which part of its document it is, from 0
 
 
-def _zstd(handle: BinaryIO) -> Any:
-    """It refuses a file that was cut off, and what follows the last frame."""
-    import pyarrow
+class ZstdFrame:
+    """A frame of Zstandard behind the interface of `lzma.LZMADecompressor`.
 
-    return pyarrow.CompressedInputStream(pyarrow.PythonFile(handle, mode="r"), "zstd")
+    Memory: the frame's window, up to 2 GiB (`zstd --long=31`).
+    """
+
+    def __init__(self) -> None:
+        decompressor = zstandard.ZstdDecompressor(max_window_size=LONGEST_WINDOW_BYTES)
+        self._frame = decompressor.decompressobj()
+        self._unpacked = memoryview(b"")
+
+    @property
+    def needs_input(self) -> bool:
+        """Whether everything that was unpacked has been read."""
+        return not self._unpacked
+
+    @property
+    def eof(self) -> bool:
+        """Whether the frame has been read to its end."""
+        return self._frame.eof and not self._unpacked
+
+    @property
+    def unused_data(self) -> bytes:
+        """Input behind the end of the frame."""
+        return self._frame.unused_data
+
+    def decompress(self, packed: bytes, longest: int) -> memoryview:
+        """Return at most `longest` bytes."""
+        if packed:
+            self._unpacked = memoryview(self._frame.decompress(packed))
+        data, self._unpacked = self._unpacked[:longest], self._unpacked[longest:]
+        return data
 
 
 class Streams(io.RawIOBase):
-    """The streams of an .xz or .bz2 file one after the other, some perhaps empty. Python's own readers take a stream
-    whose header is damaged, and whatever else follows the first one, for the end of the file."""
+    """The streams of an archive one after the other, some perhaps empty.
 
-    def __init__(self, handle: BinaryIO, begin: Callable[[], Any], padding: bytes = b"") -> None:
+    Python's own readers of .xz and .bz2 take a stream whose header is damaged, and whatever else follows the first one,
+    for the end of the file. Each stream gets `packed_bytes` of the file at a time.
+    """
+
+    def __init__(
+        self,
+        handle: BinaryIO,
+        begin: Callable[[], Any],
+        padding: bytes = b"",
+        packed_bytes: int = BLOCK_BYTES,
+    ) -> None:
         self.handle, self.begin, self.padding, self.stream = handle, begin, padding, begin()
+        self.packed_bytes = packed_bytes
 
     def readable(self) -> bool:
         """Return True, as io.RawIOBase asks."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read into a buffer; EOFError where the file was cut off, LZMAError or OSError where it is damaged."""
-        data = b""
+        """Read into a buffer; EOFError where the file was cut off, else the decompressor's error."""
+        data: bytes | memoryview = b""
         while not data:
             packed = b""
             if self.stream.eof:
                 packed = self.stream.unused_data.lstrip(self.padding)
                 while not packed:
-                    if not (block := self.handle.read(BLOCK_BYTES)):
+                    if not (block := self.handle.read(self.packed_bytes)):
                         return 0
                     packed = block.lstrip(self.padding)
                 self.stream = self.begin()
-            elif self.stream.needs_input and not (packed := self.handle.read(BLOCK_BYTES)):
+            elif self.stream.needs_input and not (packed := self.handle.read(self.packed_bytes)):
                 raise EOFError("it ends within a stream")
             data = self.stream.decompress(packed, len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
 
+def _streams(*arguments: Any) -> Callable[[BinaryIO], Any]:
+    return lambda handle: io.BufferedReader(Streams(handle, *arguments), BLOCK_BYTES)
+
+
 COMPRESSIONS: dict[str, Callable[[BinaryIO], Any]] = {
     ".gz": lambda handle: gzip.GzipFile(fileobj=handle),
-    ".xz": lambda handle: io.BufferedReader(
-        Streams(handle, lzma.LZMADecompressor, b"\0"), BLOCK_BYTES
-    ),
-    ".bz2": lambda handle: io.BufferedReader(Streams(handle, bz2.BZ2Decompressor), BLOCK_BYTES),
-    ".zst": _zstd,
+    ".xz": _streams(lzma.LZMADecompressor, b"\0"),
+    ".bz2": _streams(bz2.BZ2Decompressor),
+    ".zst": _streams(ZstdFrame, b"", PACKED_BYTES),
 }
 
 
@@ -128,7 +171,7 @@ class TextFile:
         try:
             with names_file(self.path):
                 yield COMPRESSIONS.get(suffix, lambda handle: handle)(self.raw)
-        except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+        except (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             kind = suffix or "a file"
