@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from cramming.config import UserError, expand_home, file_sha256
 from cramming.process_pool import parallel_map
-from data_prep.readers import plain_text, records, wikipedia
+from data_prep.readers import detect, plain_text, records, wikipedia
 from data_prep.readers.plain_text import (
     COMPRESSIONS,
     DOCUMENT_MARKS,
@@ -94,7 +94,7 @@ class TextSource(Source):
                 "data.paths is empty; name text files, for example data.paths='[a.txt,\"wiki/*.xz\"]'"
             )
         self.names = list(map(_shown, self.paths))
-        self.formats = [config.format or format_of(path) for path in self.paths]
+        self.formats = [config.format or detected_format(path) for path in self.paths]
         self.in_parts = "txt" in self.formats
         if config.documents == "record" and self.in_parts:
             raise UserError(
@@ -291,6 +291,21 @@ def format_of(path: Path) -> str:
             f"{path}: format not known from its name; set data.format={'|'.join(FORMATS)}"
         )
     return formats[name.suffix.lower()]
+
+
+def detected_format(path: Path) -> str:
+    """Return the format by the file's name. UserError for a name of plain text on other content."""
+    by_name = format_of(path)
+    if by_name != "txt":
+        return by_name
+    content = detect.other_content(plain_text.head_of(path, detect.HEAD_BYTES))
+    if content:
+        kind, cure = content
+        raise UserError(
+            f"data.paths: {path} looks like {kind}, not like plain text. {cure}, or data.format=txt to"
+            " take it as it is."
+        )
+    return by_name
 
 
 def _damage_of(text: str, file: TextFile) -> Damage | None:

@@ -10,7 +10,7 @@ import lzma
 import re
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, dropwhile, groupby, islice
@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 import zstandard
 
 from cramming.config import UserError
+from data_prep.readers.detect import HEAD_BYTES, wide_encoding
 
 BLOCK_BYTES = 1 << 20
 RANGE_BYTES = 1 << 22  # unpacked, of a file that is cut into tasks
@@ -225,8 +226,11 @@ class TextFile:
         size = total = 0
         for block in self._blocks or self.blocks():
             read = len(block)
+            is_head = total == 0 and self._begins
+            if is_head:
+                self._require_bytes_of_text(block)
             self._look_for_binary(block, total)
-            if total == 0 and self._begins:
+            if is_head:
                 block = block.removeprefix(b"\xef\xbb\xbf")
             # A CR that is the last byte may be half of a CR LF.
             end = block.rfind(b"\n") + 1 or block.rfind(b"\r", 0, -1) + 1
@@ -246,6 +250,13 @@ class TextFile:
         with self.decompressed() as handle:
             while block := handle.read(BLOCK_BYTES):
                 yield block
+
+    def _require_bytes_of_text(self, head: bytes) -> None:
+        encoding = wide_encoding(head[:HEAD_BYTES])
+        if encoding:
+            convert = f"iconv -f {encoding} -t UTF-8 {self.path.name} > utf8-{self.path.name}"
+            message = f"{self.path}: text in {encoding}, must be UTF-8. Convert it: `{convert}`"
+            raise UnreadableError("binary_file", message)
 
     def _look_for_binary(self, block: bytes, offset: int) -> None:
         place = block.find(b"\0")
@@ -329,6 +340,13 @@ def _end_of_mark(data: bytearray, start: int, marks: tuple[bytes, ...]) -> int:
 def content_bytes(path: Path, size_bytes: int) -> int:
     """Return about how much a file of this size holds, unpacked."""
     return size_bytes * USUAL_RATIO if path.suffix.lower() in COMPRESSIONS else size_bytes
+
+
+def head_of(path: Path, size_bytes: int) -> bytes:
+    """Return the first bytes of the content; none of an archive that is damaged there."""
+    with closing(TextFile(path).blocks()) as blocks, suppress(UserError):
+        return next(blocks, b"")[:size_bytes]
+    return b""
 
 
 def is_wikiextractor(path: Path) -> bool:

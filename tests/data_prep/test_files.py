@@ -9,6 +9,7 @@ import json
 import lzma
 import multiprocessing
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -320,6 +321,66 @@ ERRORS = {
     "zstd": (".txt.zst", b"not zstd at all", r"cannot be read as \.zst"),
     "suffix": (".docx", b"text", "format not known from its name"),
 }
+
+
+OTHER_CONTENT = {  # of a file whose name says plain text -> what it looks like, and the cure
+    "JSON lines": (WRITERS[".jsonl"](TEXTS), "JSON, .*data.format=jsonl"),
+    "JSON with a mark": (b"\xef\xbb\xbf" + WRITERS[".jsonl"](TEXTS), "JSON, .*data.format=jsonl"),
+    "pretty JSON": (b'[\n  {\n "text": "a"}]', "JSON, .*data.format=jsonl"),
+    "CSV": (as_csv(TEXTS), r"a table \(CSV\), .*data.format=csv"),
+    "CSV cut in a row": (as_csv([*TEXTS, '"long" ' * 20_000]), r"a table \(CSV\)"),
+    "TSV": (WRITERS[".tsv"](TEXTS), r"a table \(TSV\), .*data.format=tsv"),
+    "HTML": (b"\n<!-- saved -->\n<!DOCTYPE html>\n<html><p>Text", "HTML, .*Extract"),
+    "XML": (b'<?xml version="1.0"?>\n<TEI>', "XML, .*Extract"),
+    "dump": (b'<mediawiki xmlns="http://x">\n', "Wikipedia dump, .*data.format=wikipedia"),
+    "WET": (b"WARC/1.0\r\nWARC-Type: warcinfo", "WARC file, .*data.format=wet"),
+    "parquet": (as_parquet(TEXTS), "parquet, .*data.format=parquet"),
+    **{name: (COMPRESS[name](b"text"), rf"suffix \{name}") for name in COMPRESS if name},
+}
+
+
+@pytest.mark.parametrize("suffix", ["", ".txt", ".txt.gz", "-00000"])
+@pytest.mark.parametrize("name", OTHER_CONTENT)
+def test_what_is_not_plain_text_is_not_taken_for_it(tmp_path: Path, name: str, suffix: str) -> None:
+    content, message = OTHER_CONTENT[name]
+    path = tmp_path / f"part{suffix}"
+    path.write_bytes(COMPRESS[path.suffix if path.suffix in COMPRESS else ""](content))
+    with pytest.raises(UserError, match=message):
+        source_of(path)
+    assert source_of(path, format="txt").paths == [path]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Mother, father, and the dog\nsat there, silent, all\nday, night, and day\n",
+        "import os,sys\nprint(os.name,sys.path)\n",
+        "{ braces } are no JSON\n\n{a, b}\n",
+        "# Title\n\n| a | b |\n|---|---|\n| 1 | 2 |\n",
+        "<doc> is a tag, <html> another\n",
+        '"Yes," he said,\n"no," she said,\n',
+        "a,b\n",
+        "key: value\nother: value\n",
+    ],
+)
+def test_plain_text_is_not_taken_for_anything_else(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text(text)
+    assert texts_of(path, documents="file") == [text.rstrip("\n")]
+
+
+@pytest.mark.parametrize(
+    "text", ["Some words, and more.\n\nEnd.\n" * 9, "東京は夜。\n大阪は朝。\n" * 9]
+)
+@pytest.mark.parametrize("name", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_wide_encodings_are_named(tmp_path: Path, text: str, name: str, mark: str) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes((mark + text).encode(name))
+    shown = name[:6] if mark else name[:6] + name[7:]
+    command = f"iconv -f {shown.upper()} -t UTF-8 a.txt > utf8-a.txt"
+    with pytest.raises(UserError, match=re.escape(command)):
+        texts_of(path)
 
 
 @pytest.mark.parametrize("name", ERRORS)
