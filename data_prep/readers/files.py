@@ -12,18 +12,21 @@ from data_prep.readers.plain_text import (
     COMPRESSIONS,
     DOCUMENT_MARKS,
     FileRange,
-    Part,
     TextFile,
     names_file,
 )
 from data_prep.readers.source import (
     ESCAPED_BYTE,
+    NULL,
     Damage,
     DataConfig,
     Document,
     Package,
     Source,
     Task,
+    TextField,
+    field_names,
+    is_saved_to_disk,
 )
 from data_prep.task_grid import worker_count
 
@@ -39,13 +42,13 @@ def _sha256(path: Path) -> str:
 
 
 class Format(NamedTuple):
-    """A kind of file. `read` gives the records' texts, from their `field`; without it files are plain text.
+    """A kind of file. `read` gives the records' texts, from their fields; without it files are plain text.
 
     `marks` are bytes that end a record wherever they stand; without them only a whole file can be read.
     """
 
     suffixes: tuple[str, ...]
-    read: Callable[[TextFile, str], Iterator[str]] | None = None
+    read: Callable[[TextFile, Any], Iterator[str | None]] | None = None
     package: Package | None = None
     marks: tuple[bytes, ...] = ()
 
@@ -56,6 +59,7 @@ FORMATS: dict[str, Format] = {
     "csv": Format((".csv",), records.read_csv),
     "tsv": Format((".tsv",), records.read_tsv),
     "parquet": Format((".parquet",), records.read_parquet),
+    "arrow": Format((".arrow", ".feather"), records.read_arrow),
     "wikipedia": Format(
         (".xml",), wikipedia.read_wikipedia, Package("mwparserfromhell", "wikipedia", "a dump")
     ),
@@ -67,11 +71,11 @@ class TextConfig(DataConfig):
     """`data=text`."""
 
     paths: list[str]
-    format: Literal["txt", "jsonl", "csv", "tsv", "parquet", "wikipedia", "wet"] | None = (
+    format: Literal["txt", "jsonl", "csv", "tsv", "parquet", "arrow", "wikipedia", "wet"] | None = (
         None  # null: by its name
     )
     documents: Literal["block", "line", "file", "record"] = "block"
-    text_field: str = "text"
+    text_field: TextField = "text"
     damaged: Literal["refuse", "drop"] = (
         "refuse"  # empty and binary files, bytes that are not UTF-8
     )
@@ -180,7 +184,7 @@ class TextSource(Source):
             file_range,
             self.names[place],
             self.formats[place],
-            self.config.text_field,
+            field_names(self.config.text_field),
             self.config.documents,
             self.config.clean.max_characters,
             self.config.damaged == "drop",
@@ -194,7 +198,7 @@ class FileReader:
     range: FileRange
     origin: str
     format: str
-    text_field: str
+    text_fields: tuple[str, ...]
     cut: str  # data.documents
     max_characters: int
     lenient: bool
@@ -229,8 +233,8 @@ class FileReader:
         try:
             for text, part in self._texts(file):
                 number += part == 0
-                damage = _damage_of(text, file)
-                yield Document(text, name, number, name, damage=damage, part=part)
+                damage = NULL if text is None else _damage_of(text, file)
+                yield Document(text or "", name, number, name, damage=damage, part=part)
             is_empty = number < 0 and self.range.is_whole
             unreadable = "empty_file" if is_empty and file.lenient else None
         except plain_text.UnreadableError as error:
@@ -241,11 +245,11 @@ class FileReader:
             damage = Damage(unreadable, self.range.path.stat().st_size)
             yield Document("", name, 0, name, damage=damage)
 
-    def _texts(self, file: TextFile) -> Iterator[Part]:
+    def _texts(self, file: TextFile) -> Iterator[tuple[str | None, int]]:
         """Yield the records of a file, or plain text cut by `data.documents`."""
         read = FORMATS[self.format].read
         if read:
-            return ((text, 0) for text in read(file, self.text_field))
+            return ((text, 0) for text in read(file, self.text_fields))
         begins = self.range.offset == 0
         return plain_text.documents_of(file.lines(), self.cut, self.max_characters, begins)
 
@@ -323,6 +327,10 @@ def _matches(pattern: str) -> list[Path]:
     path = expand_home(pattern, "data.paths")
     if path.is_file():
         return [path]
+    if is_saved_to_disk(path):
+        raise UserError(
+            f"data.paths: {path} was written by `save_to_disk`; name the files in it, as '{path}/**/*.arrow'"
+        )
     if path.is_dir():
         raise UserError(
             f"data.paths: {path} is a folder; name the files in it, as '{path}/*.txt' or '{path}/**'"

@@ -10,7 +10,7 @@ import lzma
 import re
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, dropwhile, groupby, islice
@@ -157,7 +157,7 @@ class TextFile:
     ) -> None:
         self.path, self.lenient, self.escaped, self.binary = path, lenient, False, False
         self.raw: BinaryIO = io.BytesIO() if blocks else path.open("rb")
-        self._blocks, self._begins = blocks, begins
+        self._blocks, self.begins = blocks, begins
 
     @property
     def position(self) -> int:
@@ -226,7 +226,7 @@ class TextFile:
         size = total = 0
         for block in self._blocks or self.blocks():
             read = len(block)
-            is_head = total == 0 and self._begins
+            is_head = total == 0 and self.begins
             if is_head:
                 self._require_bytes_of_text(block)
             self._look_for_binary(block, total)
@@ -262,7 +262,7 @@ class TextFile:
         place = block.find(b"\0")
         if place < 0:
             return
-        is_head = self._begins and offset == 0
+        is_head = self.begins and offset == 0
         if not self.lenient or (is_head and block.count(0) >= MANY_NULS * len(block)):
             message = f"{self.path}: binary file (a NUL byte at offset {offset + place}); text must be UTF-8"
             raise UnreadableError("binary_file", message)
@@ -344,8 +344,8 @@ def content_bytes(path: Path, size_bytes: int) -> int:
 
 def head_of(path: Path, size_bytes: int) -> bytes:
     """Return the first bytes of the content; none of an archive that is damaged there."""
-    with closing(TextFile(path).blocks()) as blocks, suppress(UserError):
-        return next(blocks, b"")[:size_bytes]
+    with suppress(UserError), TextFile(path).decompressed() as handle:
+        return handle.read(size_bytes)
     return b""
 
 

@@ -15,13 +15,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+import datasets
+import pyarrow
 import pytest
 import zstandard
+from pyarrow import ipc, parquet
 
 from cramming.config import UserError, file_sha256
 from data_prep.filters.normalise import CleanConfig, normalize
 from data_prep.readers import plain_text
 from data_prep.readers.files import FORMATS, TextConfig, TextSource, format_of
+from data_prep.readers.hub import HubConfig, HubSource
 from data_prep.readers.plain_text import DOCUMENTS, TextFile
 from data_prep.readers.source import Document
 
@@ -42,12 +46,24 @@ def as_csv(texts: list[str]) -> bytes:
 
 
 def as_parquet(texts: Any) -> bytes:
-    import pyarrow
-    from pyarrow import parquet
+    return parquet_of({"id": range(len(texts)), "text": texts})
 
+
+def parquet_of(columns: dict[str, Any]) -> bytes:
     buffer = io.BytesIO()
-    parquet.write_table(pyarrow.table({"id": range(len(texts)), "text": texts}), buffer)
+    parquet.write_table(pyarrow.table(columns), buffer)
     return buffer.getvalue()
+
+
+def arrow_of(columns: dict[str, Any], writer: Any = ipc.new_stream) -> bytes:
+    table, buffer = pyarrow.table(columns), io.BytesIO()
+    with writer(buffer, table.schema) as sink:
+        sink.write_table(table, max_chunksize=2)
+    return buffer.getvalue()
+
+
+def jsonl_of(records: list[Any]) -> bytes:
+    return "\n".join(map(json.dumps, records)).encode()
 
 
 WRITERS: dict[str, Callable[[list[str]], bytes]] = {
@@ -60,6 +76,8 @@ WRITERS: dict[str, Callable[[list[str]], bytes]] = {
         ["id\ttext", *(f"{i}\t{text}" for i, text in enumerate(texts))]
     ).encode(),
     ".parquet": as_parquet,
+    ".arrow": lambda texts: arrow_of({"text": texts}),
+    ".feather": lambda texts: arrow_of({"text": texts}, ipc.new_file),
 }
 
 
@@ -215,8 +233,6 @@ def test_lines_of_any_length_come_whole_or_in_parts_that_join(
 
 
 def test_what_unpacks_to_far_more_is_unpacked_bit_by_bit(tmp_path: Path) -> None:
-    import pyarrow
-
     path, before = tmp_path / "a.txt.bz2", pyarrow.total_allocated_bytes()
     path.write_bytes(bz2.compress(b"a" * (1 << 25)))
     with TextFile(path).decompressed() as handle:
@@ -254,13 +270,11 @@ def test_the_parts_of_a_document_are_numbered_anew_for_each(tmp_path: Path) -> N
 
 def not_utf8() -> bytes:
     """Writers do not check: the column says text and holds other bytes."""
-    import pyarrow
-
     column = pyarrow.array([b"one", b"caf\xe9 au lait"])
     return as_parquet(pyarrow.Array.from_buffers(pyarrow.string(), 2, column.buffers()))
 
 
-ERRORS = {
+ERRORS: dict[str, tuple[Any, ...]] = {
     "empty": (".txt", b"", "empty file"),
     "binary far on": (
         ".txt",
@@ -319,6 +333,13 @@ ERRORS = {
     "parquet": (".parquet", b"PAR1 but not really", "not a readable parquet file"),
     "gzip": (".txt.gz", b"not gzip at all", r"cannot be read as \.gz"),
     "zstd": (".txt.zst", b"not zstd at all", r"cannot be read as \.zst"),
+    "arrow": (".arrow", b"not arrow at all", "not a readable Arrow file: .*is it whole"),
+    "several fields": (
+        ".csv",
+        b"title,text\n1,2\n",
+        "not one column 'body' among title, text",
+        {"text_field": ["text", "body"]},
+    ),
     "suffix": (".docx", b"text", "format not known from its name"),
 }
 
@@ -383,13 +404,89 @@ def test_wide_encodings_are_named(tmp_path: Path, text: str, name: str, mark: st
         texts_of(path)
 
 
+META = [{"text": "one", "n": 1}, {"text": None, "n": 2}, None]
+TITLES = ["A", "B", None]
+NULLS = {  # records, fields -> their texts; None: null
+    "JSON null": (".jsonl", jsonl_of([{"text": "a"}, {"text": None}]), "text", ["a", None]),
+    "JSON field missing": (".jsonl", jsonl_of([{}, {"text": "a"}]), "text", [None, "a"]),
+    "JSON text empty": (".jsonl", jsonl_of([{"text": ""}, {"text": "a"}]), "text", ["", "a"]),
+    "CSV cell empty": (".csv", b'id,text\n1,\n2,a\n3,""\n', "text", [None, "a", None]),
+    "parquet null": (".parquet", as_parquet(["a", None]), "text", ["a", None]),
+    "Arrow null": (".arrow", arrow_of({"text": ["a", None, "b"]}), "text", ["a", None, "b"]),
+    "JSON nested": (
+        ".jsonl",
+        jsonl_of([{"t": "A", "m": {"x": {"y": "one"}}}, {"m": None}, {"m": {"x": {"y": "two"}}}]),
+        ["t", "m.x.y"],
+        ["A\n\none", None, "two"],
+    ),
+    "JSON literal": (".jsonl", jsonl_of([{"a.b": "A", "a": {"b": "B"}}]), "a.b", ["A"]),
+    "parquet nested": (
+        ".parquet",
+        parquet_of({"title": TITLES, "m": META}),
+        ["title", "m.text"],
+        ["A\n\none", "B", None],
+    ),
+    "parquet literal": (
+        ".parquet",
+        parquet_of({"m.text": TITLES, "m": META}),
+        "m.text",
+        TITLES,
+    ),
+    "Arrow nested": (
+        ".arrow",
+        arrow_of({"title": TITLES, "m": META}),
+        ["m.text", "title"],
+        ["one\n\nA", "B", None],
+    ),
+    "CSV columns": (".csv", b"a,b.c\nA,B\n,C\n", ["a", "b.c"], ["A\n\nB", "C"]),
+}
+
+
+@pytest.mark.parametrize("name", NULLS)
+def test_nulls_are_counted_and_fields_may_be_several(tmp_path: Path, name: str) -> None:
+    suffix, data, fields, expected = NULLS[name]
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(data)
+    documents = read(path, text_field=fields)
+    assert [None if d.damage else d.text for d in documents] == expected
+    assert {d.damage for d in documents} <= {None, ("null", 0)}
+    assert [d.number for d in documents] == list(range(len(expected)))
+
+
+def test_a_field_that_no_record_has_is_an_error_in_tasks_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plain_text, "RANGE_BYTES", 100)
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(jsonl_of([{"m": {"text": f"text {n}"}, "id": n} for n in range(300)]))
+    tasks = list(source_of(path, text_field="m.text").tasks())
+    assert len(tasks) > 20
+    texts = [document.text for task in tasks for document in task.documents()]
+    assert texts == [f"text {n}" for n in range(300)]
+    first = next(iter(source_of(path, text_field=["m.text", "m.titel"]).tasks()))
+    with pytest.raises(UserError, match=r"a\.jsonl:\d+: no text in field 'm.titel' .*m\.text, id"):
+        list(first.documents())
+
+
+def test_what_save_to_disk_wrote_is_read_by_its_files(tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    data = datasets.Dataset.from_dict({"text": [*TEXTS, None]})
+    datasets.DatasetDict({"train": data}).save_to_disk(folder)
+    for place in (folder, folder / "train"):
+        with pytest.raises(UserError, match=r"`save_to_disk`; name .*\*\*/\*\.arrow"):
+            source_of(place)
+        with pytest.raises(UserError, match=r"`save_to_disk`.*\*\*/\*\.arrow"):
+            HubSource(HubConfig(name="h", source="hub", dataset=str(place)))
+    assert texts_of(folder / "**/*.arrow") == [*TEXTS, ""]
+
+
 @pytest.mark.parametrize("name", ERRORS)
 def test_a_bad_file_is_a_one_line_user_error(tmp_path: Path, name: str) -> None:
-    suffix, data, message = ERRORS[name]
+    suffix, data, message, *settings = ERRORS[name]
     path = tmp_path / f"a{suffix}"
     path.write_bytes(data)
     with pytest.raises(UserError, match=message) as error:
-        texts_of(path)
+        texts_of(path, **dict(*settings))
     assert path.name in str(error.value) and "\n" not in str(error.value)
 
 
@@ -416,9 +513,6 @@ def test_what_the_system_says_is_no_damage(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_damaged_page_of_parquet_is_known_by_its_checksum(tmp_path: Path) -> None:
-    import pyarrow
-    from pyarrow import parquet
-
     path = tmp_path / "a.parquet"
     table = pyarrow.table({"text": [f"{number} " + "word " * 50 for number in range(100)]})
     parquet.write_table(
