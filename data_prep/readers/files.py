@@ -3,14 +3,16 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
-from cramming.config import UserError, expand_home, file_sha256
+from pydantic import model_validator
+
+from cramming.config import UserError, expand_home, file_sha256, shown
 from cramming.process_pool import parallel_map
 from data_prep.readers import detect, plain_text, records, wikipedia
 from data_prep.readers.plain_text import (
     COMPRESSIONS,
-    DOCUMENT_MARKS,
+    Cut,
     FileRange,
     TextFile,
     names_file,
@@ -74,11 +76,24 @@ class TextConfig(DataConfig):
     format: Literal["txt", "jsonl", "csv", "tsv", "parquet", "arrow", "wikipedia", "wet"] | None = (
         None  # null: by its name
     )
-    documents: Literal["block", "line", "file", "record"] = "block"
+    documents: Literal["block", "line", "file", "separator", "record"] = "block"
+    separator: str | None = None  # of data.documents=separator
     text_field: TextField = "text"
     damaged: Literal["refuse", "drop"] = (
         "refuse"  # empty and binary files, bytes that are not UTF-8
     )
+
+    @model_validator(mode="after")
+    def _has_its_separator(self) -> Self:
+        separator = self.separator
+        if (self.documents == "separator") != (separator is not None):
+            raise ValueError(
+                f"separator={shown(separator)}: goes with documents=separator, and only with it."
+                " Set both, for example to '<|endoftext|>'."
+            )
+        if separator is not None and (not separator.strip() or len(separator.splitlines()) > 1):
+            raise ValueError(f"separator={shown(separator)}: a separator is text within one line.")
+        return self
 
 
 class TextSource(Source):
@@ -90,6 +105,7 @@ class TextSource(Source):
 
     def __init__(self, config: TextConfig) -> None:
         self.config = config
+        self._cut = Cut(config.documents, config.separator, config.clean.max_characters)
         self.paths = list(
             dict.fromkeys(path for pattern in config.paths for path in _matches(pattern))
         )
@@ -102,7 +118,7 @@ class TextSource(Source):
         self.in_parts = "txt" in self.formats
         if config.documents == "record" and self.in_parts:
             raise UserError(
-                "data.documents=record: plain text has no records; set block, line or file"
+                "data.documents=record: plain text has no records; set block, line, file or separator"
             )
         self.packages = [package for name in self.formats if (package := FORMATS[name].package)]
         self._sizes = [path.stat().st_size for path in self.paths]
@@ -174,7 +190,7 @@ class TextSource(Source):
 
     def _ranges(self, place: int) -> Iterator[tuple[FileRange, int]]:
         path, kind = self.paths[place], FORMATS[self.formats[place]]
-        marks = kind.marks if kind.read else DOCUMENT_MARKS.get(self.config.documents, ())
+        marks = kind.marks if kind.read else self._cut.marks
         if not marks or (kind.read is None and plain_text.is_wikiextractor(path)):
             return iter([(FileRange(path), self._sizes[place])])
         return plain_text.file_ranges(path, marks)
@@ -185,8 +201,7 @@ class TextSource(Source):
             self.names[place],
             self.formats[place],
             field_names(self.config.text_field),
-            self.config.documents,
-            self.config.clean.max_characters,
+            self._cut,
             self.config.damaged == "drop",
         )
 
@@ -199,8 +214,7 @@ class FileReader:
     origin: str
     format: str
     text_fields: tuple[str, ...]
-    cut: str  # data.documents
-    max_characters: int
+    cut: Cut
     lenient: bool
 
     def documents(self) -> Iterator[Document]:
@@ -251,7 +265,7 @@ class FileReader:
         if read:
             return ((text, 0) for text in read(file, self.text_fields))
         begins = self.range.offset == 0
-        return plain_text.documents_of(file.lines(), self.cut, self.max_characters, begins)
+        return plain_text.documents_of(file, self.cut, begins)
 
 
 @dataclass(frozen=True)

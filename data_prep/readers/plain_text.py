@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, dropwhile, groupby, islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import zstandard
 
@@ -192,14 +192,15 @@ class TextFile:
             self.escaped = True
             return data.decode("utf-8", "surrogateescape")
 
-    def lines(self, longest: int = LONGEST_TEXT_LINE) -> Iterator[str]:
+    def lines(self, longest: int = LONGEST_TEXT_LINE, separator: str = " ") -> Iterator[str]:
         """Lines without their ends, which are those of Unix, Windows and the old Mac (CR alone).
 
-        A line above `longest` bytes comes in parts, cut at a space where there is one. UserError: an empty file, a NUL
-        byte (binary data or UTF-16), bytes that are not UTF-8.
+        A line above `longest` bytes comes in parts, cut behind a separator where there is one.
+
+        UserError: an empty file, a NUL byte (binary data), UTF-16, bytes that are not UTF-8.
         """
         offset, line = 0, 1
-        for block in self._whole_lines(longest):
+        for block in self._whole_lines(longest, separator.encode()):
 
             def place(
                 start: int, block: bytes = block, offset: int = offset, line: int = line
@@ -218,7 +219,7 @@ class TextFile:
         if offset == 0 and self._blocks is None:
             raise UnreadableError("empty_file", f"{self.path}: empty file")
 
-    def _whole_lines(self, longest: int) -> Iterator[bytes]:
+    def _whole_lines(self, longest: int, separator: bytes) -> Iterator[bytes]:
         """The content in blocks of whole lines, and of parts of lines above `longest` bytes."""
         begun: list[
             bytes
@@ -236,7 +237,7 @@ class TextFile:
             end = block.rfind(b"\n") + 1 or block.rfind(b"\r", 0, -1) + 1
             if end or size + len(block) > longest:
                 block = b"".join([*begun, block])
-                end = size + end if end else _cut(block)
+                end = size + end if end else _cut(block, separator)
                 yield block[:end]
                 begun, size, block = [], 0, block[end:]
             begun.append(block)
@@ -359,20 +360,20 @@ def is_wikiextractor(path: Path) -> bool:
     return _WIKIEXTRACTOR.match(first) is not None
 
 
-def _is_blank(line: str) -> bool:
-    return not line.strip()
-
-
 def _count_lines(data: bytes) -> int:
     lines = data.count(b"\n")
     return lines + data.count(b"\r") - data.count(b"\r\n") if b"\r" in data else lines
 
 
-def _cut(block: bytes) -> int:
-    """Return the place to cut one overlong line: behind its last space, else at the last character's first byte."""
-    end = block.rfind(b" ") + 1
-    if end:
-        return end
+def _cut(block: bytes, separator: bytes) -> int:
+    """Return the place to cut one overlong line.
+
+    It is behind its last separator, else behind its last space, else at the last character's first byte.
+    """
+    for mark in (separator, b" "):
+        place = block.rfind(mark)
+        if place >= 0:
+            return place + len(mark)
     end = len(block) - 1
     while end > 1 and block[end] & 0xC0 == 0x80:
         end -= 1
@@ -383,53 +384,88 @@ def _by_line(lines: Iterator[str], longest: int) -> Iterator[Part]:
     return ((line, 0) for line in lines if line.strip())
 
 
-def _in_parts(lines: Iterator[str], longest: int, blank_lines_end: bool) -> Iterator[Part]:
-    """A part ends before the line that would take it above `longest`, unless it is not yet half as long."""
+def _in_parts(lines: Iterator[str], longest: int, ends: Callable[[str], bool]) -> Iterator[Part]:
+    """Yield documents, which end at a line that `ends` tells, without the blank lines in front.
+
+    A part ends before the line that would take it above `longest`, unless it is not yet half as long.
+    """
     text, size, part = io.StringIO(), 0, 0
     for line in lines:
-        ends = blank_lines_end and not line.strip()
-        if size and (ends or (size + len(line) >= longest and 2 * size >= longest)):
+        is_end = ends(line)
+        if size and (is_end or (size + len(line) >= longest and 2 * size >= longest)):
             yield text.getvalue(), part
             text, size, part = io.StringIO(), 0, part + 1
-        if ends:
+        if is_end:
             part = 0
-        else:
+        elif size or part or not _is_blank(line):
             size += text.write(line) + text.write("\n")
     if size:
         yield text.getvalue(), part
 
 
-_by_file = partial(_in_parts, blank_lines_end=False)
+def _is_blank(line: str) -> bool:
+    return not line.strip()
+
+
+def _by_separator(lines: Iterator[str], longest: int, separator: str) -> Iterator[Part]:
+    """Yield what stands between the separators, which may stand within lines."""
+    divided = chain.from_iterable(_divided(line, separator) for line in lines)
+    return _in_parts(divided, longest, separator.__eq__)
+
+
+def _divided(line: str, separator: str) -> Iterator[str]:
+    """Yield the parts of a line, and the separators between them."""
+    for number, part in enumerate(line.split(separator)):
+        if number:
+            yield separator
+        yield part
+
+
+_by_file = partial(_in_parts, ends=lambda line: False)
 DOCUMENTS: dict[str, Callable[[Iterator[str], int], Iterator[Part]]] = {  # by `data.documents`
     "line": _by_line,
-    "block": partial(_in_parts, blank_lines_end=True),
+    "block": partial(_in_parts, ends=_is_blank),
     "file": _by_file,
 }
 _WIKIEXTRACTOR = re.compile(r'<doc id="[^"]+" .*>$')  # in front of each article of WikiExtractor's
 
 
-DOCUMENT_MARKS: dict[str, tuple[bytes, ...]] = {  # by `data.documents`
-    "line": (b"\n",),
-    "block": (b"\n\n", b"\n\r\n"),
-}
+_MARKS: dict[str, tuple[bytes, ...]] = {"line": (b"\n",), "block": (b"\n\n", b"\n\r\n")}
 
 
-def documents_of(
-    lines: Iterator[str], kind: str, longest: int, begins: bool = True
-) -> Iterator[Part]:
-    """Yield the documents of plain text: by `DOCUMENTS`, or the articles of a file that WikiExtractor made.
+class Cut(NamedTuple):
+    """Division of plain text into documents: `data.documents`, `data.separator` and `clean.max_characters`."""
+
+    kind: str
+    separator: str | None
+    longest: int  # characters of a document, or of a part of a longer one
+
+    @property
+    def marks(self) -> tuple[bytes, ...]:
+        """Bytes that end a document wherever they stand; none where only the whole file has its documents."""
+        return (self.separator.encode(),) if self.separator else _MARKS.get(self.kind, ())
+
+    def documents(self, lines: Iterator[str]) -> Iterator[Part]:
+        """Yield the documents."""
+        if self.separator:
+            return _by_separator(lines, self.longest, self.separator)
+        return DOCUMENTS[self.kind](lines, self.longest)
+
+
+def documents_of(file: TextFile, cut: Cut, begins: bool = True) -> Iterator[Part]:
+    """Yield the documents of plain text, or the articles of a file that WikiExtractor made.
 
     `begins`: whether the lines begin with the file's first, which tells what made it. Each document has at most about
-    `longest` characters; a longer one comes in parts.
+    `cut.longest` characters; a longer one comes in parts.
     """
-    lines = dropwhile(_is_blank, lines)
+    lines = dropwhile(_is_blank, file.lines(separator=cut.separator or " "))
     first = list(islice(lines, 1))
     if not (begins and first and _WIKIEXTRACTOR.match(first[0])):
-        yield from DOCUMENTS[kind](chain(first, lines), longest)
+        yield from cut.documents(chain(first, lines))
         return
     for is_article, article in groupby(lines, _is_inside_article):
         if is_article:
-            yield from (part for part in _by_file(article, longest) if part[0].strip())
+            yield from (part for part in _by_file(article, cut.longest) if part[0].strip())
 
 
 def _is_inside_article(line: str) -> bool:

@@ -20,6 +20,7 @@ import pyarrow
 import pytest
 import zstandard
 from pyarrow import ipc, parquet
+from pydantic import ValidationError
 
 from cramming.config import UserError, file_sha256
 from data_prep.filters.normalise import CleanConfig, normalize
@@ -160,6 +161,38 @@ def test_how_text_is_cut_into_documents(tmp_path: Path) -> None:
     assert texts_of(path, documents="line") == ["a b", "c", "d", "e"]
     assert texts_of(path, documents="block") == ["a b\nc", "d\ne"]
     assert texts_of(path, documents="file") == ["a b\nc\n\n \nd\ne"]
+
+
+def test_text_is_cut_at_separators_on_lines_of_their_own_and_within_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("<|e|>\na\n\nb\n<|e|>\n\n c <|e|>d<|e|><|e|>\n|e|> \n<|e|>\n")
+    texts = texts_of(path, documents="separator", separator="<|e|>")
+    assert [text.split() for text in texts] == [["a", "b"], ["c"], ["d"], ["|e|>"]]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"documents": "separator"},
+        {"separator": "--"},
+        {"documents": "separator", "separator": " "},
+        {"documents": "separator", "separator": "a\nb"},
+    ],
+)
+def test_a_separator_goes_with_its_setting(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="separator="):
+        source_of("a.txt", **settings)
+
+
+def test_a_long_line_is_cut_behind_a_separator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plain_text, "BLOCK_BYTES", 64)
+    path = tmp_path / "a.txt"
+    path.write_text("some words, and<|e|>" * 100)
+    lines = list(TextFile(path).lines(128, "<|e|>"))
+    assert len(lines) > 10 and set("".join(lines).split("<|e|>")) == {"some words, and", ""}
+    assert all(line.endswith("<|e|>") for line in lines)
 
 
 def test_articles_that_wikiextractor_made_are_documents(tmp_path: Path) -> None:
