@@ -4,6 +4,7 @@ tokens.bin       the tokens of every document that passed the filters, [CLS] and
 rows.npz         a row for each of these documents, and what deduplication and decontamination need
 signatures.bin   MinHash signatures, where near-duplicates are searched for
 excerpts.jsonl   what an example shows of each
+lines.json       a sample of the lines, to know those that repeat
 stats.json       the name of the task, and the counts of the stages that are finished with it
 """
 
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from data_prep.repeated_lines import Line, LineSample
 from data_prep.stats import Example, Stage
 
 ROW = np.dtype(
@@ -43,6 +45,7 @@ PLACE = np.dtype(
     ]
 )
 _STREAMS = ("tokens.bin", "signatures.bin", "excerpts.jsonl")
+LINES = "lines.json"
 _TASK_STAGES = ("source", "normalise", "filters")
 
 
@@ -54,6 +57,7 @@ class PartWriter:
         self.folder = folder
         self.stats = {name: Stage() for name in _TASK_STAGES}
         self.begun = Counter[str]()  # documents of each origin
+        self.lines = LineSample()
         self._files = {name: (folder / name).open("wb") for name in _STREAMS}
         self._token_use = np.zeros(vocab_size, dtype=np.int64)
         self._origins: dict[str, int] = {}
@@ -124,6 +128,7 @@ class PartWriter:
         arrays["token_use"] = self._token_use.astype(np.uint32)
         with (self.folder / "rows.npz").open("wb") as handle:
             np.savez(handle, **arrays)
+        (self.folder / LINES).write_text(json.dumps(self.lines.lines()), encoding="utf-8")
         node = {
             "name": name,
             "relative": relative,
@@ -163,6 +168,11 @@ class Part:
     def tokens(self) -> np.ndarray:
         """Return the tokens of all documents, one behind the other."""
         return np.fromfile(self.folder / "tokens.bin", dtype=self._token_dtype)
+
+    def lines(self) -> list[Line]:
+        """Return the sample of lines."""
+        lines: list[Line] = json.loads((self.folder / LINES).read_text(encoding="utf-8"))
+        return lines
 
     def stages(self) -> dict[str, Stage]:
         """Return the counts of the stages that are finished with a task."""

@@ -83,6 +83,7 @@ class Stages:
             if self.signer and passed:
                 part.add_signatures(*self.signer([piece.text for piece in passed]))
             self.write_tokens(passed, texts_found, part)
+            part.lines.add([piece.key for piece in passed], [piece.text for piece in passed])
             part.flush()
         part.finish(task.name, task.relative)
 
