@@ -5,6 +5,7 @@ About one block is in memory, whatever the file's size. A complaint names the fi
 
 import bz2
 import gzip
+import html
 import io
 import lzma
 import re
@@ -453,7 +454,7 @@ class Cut(NamedTuple):
 
 
 def documents_of(file: TextFile, cut: Cut, begins: bool = True) -> Iterator[Part]:
-    """Yield the documents of plain text, or the articles of a file that WikiExtractor made.
+    """Yield the documents of plain text, or the articles of a file that WikiExtractor made, which it escapes.
 
     `begins`: whether the lines begin with the file's first, which tells what made it. Each document has at most about
     `cut.longest` characters; a longer one comes in parts.
@@ -465,7 +466,9 @@ def documents_of(file: TextFile, cut: Cut, begins: bool = True) -> Iterator[Part
         return
     for is_article, article in groupby(lines, _is_inside_article):
         if is_article:
-            yield from (part for part in _by_file(article, cut.longest) if part[0].strip())
+            for text, part in _by_file(article, cut.longest):
+                if text.strip():
+                    yield html.unescape(text), part
 
 
 def _is_inside_article(line: str) -> bool:

@@ -36,11 +36,11 @@ def datatrove(writer: str, folder: Path) -> Settings:
     writers = pytest.importorskip("datatrove.pipeline.writers")
     data = importlib.import_module("datatrove.data")
     try:
-        opened = getattr(writers, writer)(str(folder))
-        with opened as write:
+        with getattr(writers, writer)(str(folder)) as opened:
             for number, text in enumerate(WRITTEN):
                 metadata = {"url": "http://a", "nested": {"n": number}}
-                write(data.Document(text=text, id=str(number), metadata=metadata), rank=number % 2)
+                document = data.Document(text=text, id=str(number), metadata=metadata)
+                opened.write(document, rank=number % 2)
     except ImportError as error:
         pytest.skip(str(error))
     return {}
@@ -208,7 +208,10 @@ ARTICLES = ['A quay is a place.\nIt has "stones" & Grüße.', "A rope is yarn, �
 
 @pytest.mark.parametrize(
     ("options", "settings"),
-    [([], {}), (["--json"], {"format": "jsonl", "text_field": ["title", "text"]})],
+    [
+        ([], {}),
+        (["--json", "--html-safe", ""], {"format": "jsonl", "text_field": ["title", "text"]}),
+    ],
 )
 def test_articles_of_wikiextractor_are_read_from_its_text_and_its_json(
     tmp_path: Path, options: list[str], settings: Settings
