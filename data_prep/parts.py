@@ -171,8 +171,8 @@ class Part:
 
     def lines(self) -> list[Line]:
         """Return the sample of lines."""
-        lines: list[Line] = json.loads((self.folder / LINES).read_text(encoding="utf-8"))
-        return lines
+        lines = json.loads((self.folder / LINES).read_text(encoding="utf-8"))
+        return [(number, size, beginning) for number, size, beginning in lines]
 
     def stages(self) -> dict[str, Stage]:
         """Return the counts of the stages that are finished with a task."""

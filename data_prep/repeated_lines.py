@@ -37,7 +37,7 @@ class LineSample:
         if len(self._lines) == SAMPLED_LINES:
             chosen = chosen[number_L[chosen] < self._lines[-1][0]]
         sampled: list[Line] = []
-        for document, rows in groupby(chosen.tolist(), document_L.__getitem__):
+        for document, rows in groupby(chosen, key=lambda row: int(document_L[row])):
             lines = texts[document].split("\n")
             for row in rows:
                 line = lines[place_L[row]]
@@ -47,7 +47,7 @@ class LineSample:
 
     def merge(self, lines: Iterable[Line]) -> None:
         """Add what another sample has."""
-        self._lines = sorted({*self._lines, *map(tuple, lines)})[:SAMPLED_LINES]
+        self._lines = sorted({*self._lines, *lines})[:SAMPLED_LINES]
 
     def lines(self) -> list[Line]:
         """Return what stays, the smallest numbers first."""
