@@ -29,7 +29,7 @@ from data_prep.prepare_config import Preparation
 from data_prep.readers.source import DataConfig
 from data_prep.selection import TOO_MANY_TOKENS, Selection
 from data_prep.stats import StageStats, write_orders
-from data_prep.task_grid import CARD
+from data_prep.task_grid import CARD, DROPPED
 from data_prep.tokenizer.load import (
     TOKENIZER_CONFIG,
     characters_by_entry,
@@ -117,6 +117,7 @@ def complete(
     write_atomically(folder / CARD, card)
     write_atomically(folder / TOKENIZER_CONFIG, describe_for_transformers(info.special))
     files = [folder / name for name in (CARD, TOKENIZER_CONFIG, *orders.values())]
+    files += [folder / DROPPED] if data.list_dropped else []
     files += [path for path in (folder / TASKS).rglob("*") if path.is_file()]
     hashes = {path.relative_to(folder).as_posix(): file_sha256(path) for path in files}
     return replace(manifest, files=hashes)
@@ -187,6 +188,7 @@ def _card(manifest: Manifest) -> str:
     sources = [source for source in manifest.sources if source["kind"] != "tokenizer"]
     return environment.get_template("corpus_card.md.j2").render(
         manifest=manifest,
+        lists_dropped=manifest.settings["data"].get("list_dropped", False),
         info=manifest.tokenizer,
         found=manifest.statistics,
         overlap=manifest.decontamination,

@@ -35,6 +35,7 @@ from cramming.progress import Progress, format_count, say
 from data_prep import corpus_card
 from data_prep.corpus_card import Result
 from data_prep.dedup.near import Signer
+from data_prep.dropped import write_dropped
 from data_prep.filters.normalise import CleanConfig, normalize
 from data_prep.parts import Part
 from data_prep.prepare_config import Preparation, parse
@@ -296,6 +297,8 @@ def _select(preparation: Preparation, parts: list[Part], rows: Rows, info: Token
     _require_documents(preparation, stats, selection.held_out_N[selection.keep_N].tolist())
     dtype = token_dtype(info.vocab_size)
     writer = CorpusWriter(preparation.folder, dtype, data.shard_tokens, info.vocab_size)
+    if data.list_dropped:
+        write_dropped(preparation.folder, selection)
     with Progress("write shards", float(rows.rows_N["tokens"].sum()), "tokens") as bar:
         for tokens in writer.write(selection):
             bar.advance(tokens)

@@ -71,7 +71,7 @@ class Stages:
 
     def __call__(self, task: Task, folder: Path) -> None:
         """Write the part of a task."""
-        part = PartWriter(folder, self.vocab_size)
+        part = PartWriter(folder, self.vocab_size, self.data.list_dropped)
         parts_of_last = Counter[str]()
         documents = task.documents()
         for group in grouped(documents, GROUP_DOCUMENTS, lambda one: one.size, GROUP_SIZE):

@@ -118,6 +118,7 @@ class DataConfig(Section):
     deduplicate: bool = True
     near_duplicates: NearDuplicateConfig = NearDuplicateConfig()
     decontaminate: DecontaminationConfig = DecontaminationConfig()
+    list_dropped: bool = False  # each dropped document is a line of dropped.jsonl
     orders: tuple[Curriculum, ...] = ("sentence_length", "compressibility")
     shard_tokens: Count = 1 << 26
 
