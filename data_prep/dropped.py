@@ -43,11 +43,11 @@ def _nodes(selection: Selection) -> Iterator[dict[str, Any]]:
 def _selected(dropped: DroppedRows, rows: Rows) -> Iterator[dict[str, Any]]:
     """Yield what one of the stages dropped that compare documents."""
     part_K = rows.part_of(dropped.rows_K)
-    kept: Iterator[str | None] = iter(_places(dropped.kept_K, rows))
+    partners: Iterator[str | None] = iter(_places(dropped.partner_K, rows))
     for number in np.unique(part_K).tolist():
         of_part = dropped.rows_K[part_K == number] - rows.first_P[number]
         for example in rows.parts[number].examples(of_part.tolist()):
-            yield example.node(dropped.stage, dropped.reason, next(kept, None))
+            yield example.node(dropped.stage, dropped.reason, next(partners, None))
 
 
 def _places(rows_K: np.ndarray | None, rows: Rows) -> Iterator[str]:

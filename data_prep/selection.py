@@ -89,7 +89,7 @@ class DroppedRows(NamedTuple):
     stage: str
     reason: str
     rows_K: np.ndarray
-    kept_K: np.ndarray | None
+    partner_K: np.ndarray | None
 
 
 @dataclass(frozen=True)
@@ -128,20 +128,22 @@ class Selector:
     def drop_duplicates(self, enabled: bool, lists_dropped: bool) -> None:
         """Keep the first of equal documents."""
         duplicate_N = duplicates(self._key_N) if enabled else np.zeros_like(self._left_N)
-        kept_N = first_of_equal(self._key_N) if lists_dropped else None
-        self._drop("exact deduplication", "duplicate", duplicate_N, kept_N=kept_N)
+        partner_N = first_of_equal(self._key_N) if lists_dropped else None
+        self._drop("exact deduplication", "duplicate", duplicate_N, partner_N=partner_N)
 
     def drop_near_duplicates(self, config: NearDuplicateConfig) -> None:
         """Keep one of each group of near-duplicates."""
         stage, dropped_N = self.stats["near deduplication"], np.zeros_like(self._left_N)
-        examples, kept_N = list[Example](), np.arange(len(dropped_N))
+        examples: list[Example] = []
+        partner_N = None
         if config.enabled and len(dropped_N):
             rows, ngrams, signatures = self.rows.signatures(self._left_N)
             keys = self._key_N[rows]
             kept = find_near_duplicates(keys, ngrams, signatures, config)
             dropped = np.flatnonzero(keys[kept] != keys)
             dropped_N[rows[dropped]] = True
-            kept_N[rows] = rows[kept]
+            partner_N = np.zeros(len(dropped_N), dtype=np.int64)
+            partner_N[rows] = rows[kept]
             stage.notes["clusters"] = len(np.unique(kept[dropped]))
             stage.notes["index_bytes"] = memory_bytes(ngrams, signatures)
             shown = dropped[_smallest(keys[dropped])]
@@ -152,7 +154,7 @@ class Selector:
                     f"like {place}, {similarity:.4g}, limit {config.threshold:.4g} (threshold)"
                 )
                 examples.append(example._replace(shown=f"{measure}: {example.shown}"))
-        self._drop("near deduplication", "near_duplicate", dropped_N, examples, kept_N)
+        self._drop("near deduplication", "near_duplicate", dropped_N, examples, partner_N)
 
     def drop_contaminated(self, search: Decontaminator | None) -> None:
         """Drop what holds text of a downstream task; a document with text of two tasks counts for both."""
@@ -187,17 +189,17 @@ class Selector:
         reason: str,
         marked_N: np.ndarray,
         examples: list[Example] | None = None,
-        kept_N: np.ndarray | None = None,
+        partner_N: np.ndarray | None = None,
     ) -> None:
-        """Drop what is marked of what is left, and count it. `kept_N` are the rows that stay in their place."""
+        """Drop what is marked of what is left, and count it. `partner_N` are the rows that stay in their place."""
         stage, dropped_N = self.stats[name], marked_N & self._left_N
         stage.count_in(int(self._left_N.sum()), int(self._bytes_N[self._left_N].sum()))
         self._left_N &= ~dropped_N
         stage.count_out(int(self._left_N.sum()), int(self._bytes_N[self._left_N].sum()))
         if dropped_N.any():
             rows_K = np.flatnonzero(dropped_N)
-            kept_K = None if kept_N is None else kept_N[rows_K]
-            self._dropped.append(DroppedRows(name, reason, rows_K, kept_K))
+            partner_K = None if partner_N is None else partner_N[rows_K]
+            self._dropped.append(DroppedRows(name, reason, rows_K, partner_K))
             shown = self._examples(dropped_N) if examples is None else examples
             size = int(self._bytes_N[dropped_N].sum())
             stage.drop(reason, int(dropped_N.sum()), size, shown)
