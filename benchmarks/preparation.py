@@ -117,7 +117,8 @@ def unpacked(texts: list[Path], target: Path) -> Path:
 def documents_of(texts: list[Path]) -> Iterator[str]:
     """The blocks between blank lines."""
     for path in texts:
-        blocks = plain_text.documents_of(plain_text.TextFile(path).lines(), "block", 4_000_000)
+        cut = plain_text.Cut("block", None, 4_000_000)
+        blocks = plain_text.documents_of(plain_text.TextFile(path), cut)
         yield from (text for text, _ in blocks)
 
 

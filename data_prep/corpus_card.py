@@ -3,6 +3,7 @@
 For each reason to drop documents the card shows examples: what was measured, the limit, and the passage.
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from data_prep.prepare_config import Preparation
 from data_prep.readers.source import DataConfig
 from data_prep.selection import TOO_MANY_TOKENS, Selection
 from data_prep.stats import StageStats, write_orders
-from data_prep.task_grid import CARD
+from data_prep.task_grid import CARD, DROPPED
 from data_prep.tokenizer.load import (
     TOKENIZER_CONFIG,
     characters_by_entry,
@@ -38,6 +39,7 @@ from data_prep.tokenizer.load import (
 MUCH = 0.2  # of the text's bytes, taken by filters
 FEW_WORDS = 20  # of a tiny document, on average, and 6 characters for each: scripts without spaces have few words
 MUCH_UNKNOWN = 0.005  # of the tokens, or of the characters
+LONGEST_MARKER = 40  # characters
 LARGE_HOLD_OUT = 0.1  # of the tokens
 # Reason -> the setting that is behind it.
 _SETTINGS = {
@@ -50,7 +52,7 @@ _SETTINGS = {
 class Result:
     """Outcome of a preparation: selected and written documents, and the counts of the stages.
 
-    `token_use` [V] is how often each entry occurs.
+    `token_use` [V] is how often each entry occurs; `repeated_lines` those that make up much of the text.
     """
 
     stats: StageStats
@@ -58,6 +60,7 @@ class Result:
     shards: dict[Split, list[Shard]]
     token_use: np.ndarray
     dtype: np.dtype[Any]
+    repeated_lines: list[dict[str, Any]]
 
     def documents(self) -> np.ndarray:
         """Return the rows of the corpus's documents, in the order of the source."""
@@ -114,6 +117,7 @@ def complete(
     write_atomically(folder / CARD, card)
     write_atomically(folder / TOKENIZER_CONFIG, describe_for_transformers(info.special))
     files = [folder / name for name in (CARD, TOKENIZER_CONFIG, *orders.values())]
+    files += [folder / DROPPED] if data.list_dropped else []
     files += [path for path in (folder / TASKS).rglob("*") if path.is_file()]
     hashes = {path.relative_to(folder).as_posix(): file_sha256(path) for path in files}
     return replace(manifest, files=hashes)
@@ -142,6 +146,7 @@ def _statistics(
         "characters_lost": lost,
         "by_source": _by_source(rows_D, result.selection.rows.sources),
         "median_length": float(np.median(rows_D["tokens"])),
+        "repeated_lines": result.repeated_lines,
         "vocabulary_used": int(np.count_nonzero(use_V)),
         **({"remark": remark} if remark else {}),
     }
@@ -183,6 +188,7 @@ def _card(manifest: Manifest) -> str:
     sources = [source for source in manifest.sources if source["kind"] != "tokenizer"]
     return environment.get_template("corpus_card.md.j2").render(
         manifest=manifest,
+        lists_dropped=manifest.settings["data"].get("list_dropped", False),
         info=manifest.tokenizer,
         found=manifest.statistics,
         overlap=manifest.decontamination,
@@ -190,6 +196,10 @@ def _card(manifest: Manifest) -> str:
         licenses=sorted({str(source.get("license")) for source in sources}),
         not_known="not known (ready-made ids)",
     )
+
+
+def _separated_by(line: str) -> str:
+    return f"data.documents=separator data.separator={json.dumps(line, ensure_ascii=False)!r}"
 
 
 def _cell(value: Any) -> str:
@@ -208,9 +218,11 @@ def _notes(notes: dict[str, Any]) -> str:
 
 
 def advice(manifest: Manifest, config: DataConfig, documents: str | None = None) -> Iterator[str]:
-    """At most three lines for a corpus that is perhaps not the one that was meant: text that filters took or documents
-    that are tiny, unknown tokens, and a hold-out of many times its share. `documents` is the setting of this name where
-    plain text was cut by it."""
+    """Yield at most four lines for a corpus that is perhaps not the one that was meant.
+
+    They tell of text that filters took or documents that are tiny, a line that repeats, unknown tokens, and a hold-out
+    of many times its share. `documents` is the setting of this name where plain text was cut by it.
+    """
     hint = f" (data.documents={documents} cuts the text so)" if documents else ""
     found, count = manifest.statistics, manifest.counts["documents"]
     stages = {stage.name: stage for stage in manifest.stages}
@@ -231,6 +243,14 @@ def advice(manifest: Manifest, config: DataConfig, documents: str | None = None)
         and found["characters"] < 6 * FEW_WORDS * count
     ):
         yield f"documents are tiny: {words:.0f} words on average{hint}"
+    for repeated in found["repeated_lines"][:1]:
+        line, of_lines, of_bytes = repeated["line"], repeated["of_lines"], repeated["of_bytes"]
+        is_marker = documents and len(line) <= LONGEST_MARKER
+        separate = f"; for a marker between documents set {_separated_by(line)}"
+        yield (
+            f"{line!r} makes up {of_lines:.1%} of the lines and {of_bytes:.1%} of the text. Remove it if it says"
+            f" nothing{separate if is_marker else ''}"
+        )
     rate, lost = found["unknown_rate"], found["characters_lost"]
     if max(rate, lost or 0) > MUCH_UNKNOWN:
         characters = (

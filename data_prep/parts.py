@@ -4,12 +4,14 @@ tokens.bin       the tokens of every document that passed the filters, [CLS] and
 rows.npz         a row for each of these documents, and what deduplication and decontamination need
 signatures.bin   MinHash signatures, where near-duplicates are searched for
 excerpts.jsonl   what an example shows of each
+dropped.jsonl    what the stages below dropped, where that is to be listed
+lines.json       a sample of the lines, to know those that repeat
 stats.json       the name of the task, and the counts of the stages that are finished with it
 """
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from itertools import islice
@@ -18,7 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from data_prep.repeated_lines import Line, LineSample
 from data_prep.stats import Example, Stage
+from data_prep.task_grid import DROPPED
 
 ROW = np.dtype(
     [
@@ -42,18 +46,23 @@ PLACE = np.dtype(
         ("pieces", "<u4"),
     ]
 )
-_STREAMS = ("tokens.bin", "signatures.bin", "excerpts.jsonl")
-_TASK_STAGES = ("source", "normalise", "filters")
+LINES = "lines.json"
+_STREAMS = ("tokens.bin", "signatures.bin", "excerpts.jsonl", DROPPED)
+TASK_STAGES = ("source", "normalise", "filters")
 
 
 class PartWriter:
     """Writes a part document by document. Memory: about 70 bytes a document, so that a task may be a large file."""
 
-    def __init__(self, folder: Path, vocab_size: int) -> None:
+    def __init__(self, folder: Path, vocab_size: int, lists_dropped: bool) -> None:
         folder.mkdir()
         self.folder = folder
-        self.stats = {name: Stage() for name in _TASK_STAGES}
+        self.stats = {name: Stage() for name in TASK_STAGES}
+        if lists_dropped:
+            for stage in self.stats.values():
+                stage.listed = []
         self.begun = Counter[str]()  # documents of each origin
+        self.lines = LineSample()
         self._files = {name: (folder / name).open("wb") for name in _STREAMS}
         self._token_use = np.zeros(vocab_size, dtype=np.int64)
         self._origins: dict[str, int] = {}
@@ -100,7 +109,9 @@ class PartWriter:
         self._arrays["ngrams"].append(ngrams_N)
 
     def flush(self) -> None:
-        """Write what was added."""
+        """Write what was added, and what was dropped."""
+        for name, stage in self.stats.items():
+            self._list_dropped(name, stage.listed or [])
         if not self._rows:
             return
         tokens = np.concatenate(self._tokens)
@@ -114,6 +125,11 @@ class PartWriter:
         for added in (self._tokens, self._rows, self._places, self._shown):
             added.clear()
 
+    def _list_dropped(self, name: str, listed: list[tuple[str, Example]]) -> None:
+        lines = "".join(f"{json.dumps([name, *dropped])}\n" for dropped in listed)
+        self._files[DROPPED].write(lines.encode())
+        listed.clear()
+
     def finish(self, name: str, relative: bool) -> None:
         """Write the rest, the counts last."""
         for file in self._files.values():
@@ -124,6 +140,7 @@ class PartWriter:
         arrays["token_use"] = self._token_use.astype(np.uint32)
         with (self.folder / "rows.npz").open("wb") as handle:
             np.savez(handle, **arrays)
+        (self.folder / LINES).write_text(json.dumps(self.lines.lines()), encoding="utf-8")
         node = {
             "name": name,
             "relative": relative,
@@ -164,12 +181,17 @@ class Part:
         """Return the tokens of all documents, one behind the other."""
         return np.fromfile(self.folder / "tokens.bin", dtype=self._token_dtype)
 
+    def lines(self) -> list[Line]:
+        """Return the sample of lines."""
+        lines = json.loads((self.folder / LINES).read_text(encoding="utf-8"))
+        return [(number, size, beginning) for number, size, beginning in lines]
+
     def stages(self) -> dict[str, Stage]:
         """Return the counts of the stages that are finished with a task."""
         return {name: self._stage(node) for name, node in self.node["stages"].items()}
 
     def _stage(self, node: dict[str, Any]) -> Stage:
-        stage = Stage(**node | {"dropped": {}})
+        stage = Stage(**node | {"dropped": {}, "listed": None})
         for reason, count in node["dropped"].items():
             examples = [Example(*example) for example in count["examples"]]
             numbered = [self._numbered(example) for example in examples]
@@ -187,14 +209,32 @@ class Part:
         except (FileNotFoundError, ValueError, KeyError):
             return False
 
+    def dropped(self, stage: str) -> Iterator[tuple[str, Example]]:
+        """Yield what a stage of the task dropped: the reason, and what is shown."""
+        with (self.folder / DROPPED).open("rb") as lines:
+            for name, reason, example in map(json.loads, lines):
+                if name == stage:
+                    yield reason, self._numbered(Example(*example))
+
     def example(self, row: int) -> Example:
         """Return what is shown of a document."""
-        place, key = self.array("places")[row], int(self.array("rows")["key"][row])
+        return next(self.examples([row]))
+
+    def examples(self, rows: Iterable[int]) -> Iterator[Example]:
+        """Yield what is shown of documents, whose rows are in order."""
+        places, key_N = self.array("places"), self.array("rows")["key"]
         with (self.folder / "excerpts.jsonl").open("rb") as lines:
-            shown = json.loads(next(islice(lines, row, None)))
+            next_row = 0
+            for row in rows:
+                shown = json.loads(next(islice(lines, row - next_row, None)))
+                next_row = row + 1
+                yield self.placed(places[row])._replace(key=int(key_N[row]), shown=shown)
+
+    def placed(self, place: np.void) -> Example:
+        """Return the example of a document at this place, with nothing to show."""
         label = label_of(int(place["part"]), int(place["piece"]), int(place["pieces"]))
         origin = self.node["origins"][place["origin"]]
-        return self._numbered(Example(key, origin, int(place["number"]), label, shown))
+        return self._numbered(Example(0, origin, int(place["number"]), label, ""))
 
 
 def label_of(part: int, piece: int, pieces: int) -> str:

@@ -35,12 +35,14 @@ from cramming.progress import Progress, format_count, say
 from data_prep import corpus_card
 from data_prep.corpus_card import Result
 from data_prep.dedup.near import Signer
+from data_prep.dropped import write_dropped
 from data_prep.filters.normalise import CleanConfig, normalize
 from data_prep.parts import Part
 from data_prep.prepare_config import Preparation, parse
 from data_prep.readers.demo import EmbeddedConfig
 from data_prep.readers.files import TextSource
 from data_prep.readers.source import Source, Task, limited
+from data_prep.repeated_lines import LineSample
 from data_prep.selection import Rows, Selector
 from data_prep.shard_writer import CorpusWriter
 from data_prep.stages import Stages
@@ -295,18 +297,21 @@ def _require_fit(unknown: int, tokens: int) -> None:
 
 def _select(preparation: Preparation, parts: list[Part], rows: Rows, info: TokenizerInfo) -> Result:
     """Decide which documents become the corpus, and write its shards."""
-    data, stats = preparation.data, StageStats()
+    data, stats, lines = preparation.data, StageStats(), LineSample()
     for part in parts:
+        lines.merge(part.lines())
         for name, stage in part.stages().items():
             stats[name].merge(stage)
     selection = Selector(rows, stats).select(data, preparation.decontaminator)
     _require_documents(preparation, stats, selection.held_out_N[selection.keep_N].tolist())
     dtype = token_dtype(info.vocab_size)
     writer = CorpusWriter(preparation.folder, dtype, data.shard_tokens, info.vocab_size)
+    if data.list_dropped:
+        write_dropped(preparation.folder, selection)
     with Progress("write shards", float(rows.rows_N["tokens"].sum()), "tokens") as bar:
         for tokens in writer.write(selection):
             bar.advance(tokens)
-    return Result(stats, selection, writer.shards, writer.token_use, dtype)
+    return Result(stats, selection, writer.shards, writer.token_use, dtype, lines.repeated())
 
 
 def _require_documents(preparation: Preparation, stats: StageStats, held_out: list[bool]) -> None:

@@ -9,11 +9,12 @@ passed the filters, M matches of decontamination.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from data_prep.dedup.decontaminate import Decontaminator
-from data_prep.dedup.exact import duplicates, held_out
+from data_prep.dedup.exact import duplicates, first_of_equal, held_out
 from data_prep.dedup.near import (
     NearDuplicateConfig,
     estimate,
@@ -51,9 +52,13 @@ class Rows:
             rows["source"] = np.array(places, dtype=np.uint16)[rows["source"]]
         return rows
 
+    def part_of(self, rows: np.ndarray | np.intp) -> np.ndarray:
+        """Return the numbers of the parts that hold rows."""
+        return np.searchsorted(self.first_P, rows, side="right") - 1
+
     def example(self, row: np.intp) -> Example:
         """Return what is shown of a document."""
-        part = int(np.searchsorted(self.first_P, row, side="right")) - 1
+        part = int(self.part_of(row))
         return self.parts[part].example(int(row - self.first_P[part]))
 
     def matches(self) -> np.ndarray:
@@ -78,13 +83,23 @@ class Rows:
         return np.concatenate(rows), np.concatenate(ngrams), np.concatenate(signatures)
 
 
+class DroppedRows(NamedTuple):
+    """Rows that a stage drops, in order, and those that are kept in their place."""
+
+    stage: str
+    reason: str
+    rows_K: np.ndarray
+    partner_K: np.ndarray | None
+
+
 @dataclass(frozen=True)
 class Selection:
-    """The result: which rows are written, and which of them are held out."""
+    """The result: which rows are written, which of them are held out, and which are dropped."""
 
     rows: Rows
     keep_N: np.ndarray
     held_out_N: np.ndarray
+    dropped: list[DroppedRows]
 
     def of_split(self, split: str) -> np.ndarray:
         """Return the rows of a split: [N] bool."""
@@ -98,32 +113,37 @@ class Selector:
     def __init__(self, rows: Rows, stats: StageStats) -> None:
         self.rows, self.stats = rows, stats
         self._left_N = np.ones(len(rows.rows_N), dtype=bool)
+        self._dropped: list[DroppedRows] = []
         self._key_N, self._bytes_N = rows.rows_N["key"], rows.rows_N["bytes"]
 
     def select(self, config: DataConfig, search: Decontaminator | None) -> Selection:
         """Return what becomes the corpus."""
-        self.drop_duplicates(config.deduplicate)
+        self.drop_duplicates(config.deduplicate, config.list_dropped)
         self.drop_near_duplicates(config.near_duplicates)
         self.drop_contaminated(search)
         held_out_N = self.hold_out(config.validation_fraction)
         self._drop("tokens", TOO_MANY_TOKENS, self.rows.rows_N["too_many_tokens"])
-        return Selection(self.rows, self._left_N, held_out_N)
+        return Selection(self.rows, self._left_N, held_out_N, self._dropped)
 
-    def drop_duplicates(self, enabled: bool) -> None:
+    def drop_duplicates(self, enabled: bool, lists_dropped: bool) -> None:
         """Keep the first of equal documents."""
         duplicate_N = duplicates(self._key_N) if enabled else np.zeros_like(self._left_N)
-        self._drop("exact deduplication", "duplicate", duplicate_N)
+        partner_N = first_of_equal(self._key_N) if lists_dropped else None
+        self._drop("exact deduplication", "duplicate", duplicate_N, partner_N=partner_N)
 
     def drop_near_duplicates(self, config: NearDuplicateConfig) -> None:
         """Keep one of each group of near-duplicates."""
         stage, dropped_N = self.stats["near deduplication"], np.zeros_like(self._left_N)
         examples: list[Example] = []
+        partner_N = None
         if config.enabled and len(dropped_N):
             rows, ngrams, signatures = self.rows.signatures(self._left_N)
             keys = self._key_N[rows]
             kept = find_near_duplicates(keys, ngrams, signatures, config)
             dropped = np.flatnonzero(keys[kept] != keys)
             dropped_N[rows[dropped]] = True
+            partner_N = np.zeros(len(dropped_N), dtype=np.int64)
+            partner_N[rows] = rows[kept]
             stage.notes["clusters"] = len(np.unique(kept[dropped]))
             stage.notes["index_bytes"] = memory_bytes(ngrams, signatures)
             shown = dropped[_smallest(keys[dropped])]
@@ -134,7 +154,7 @@ class Selector:
                     f"like {place}, {similarity:.4g}, limit {config.threshold:.4g} (threshold)"
                 )
                 examples.append(example._replace(shown=f"{measure}: {example.shown}"))
-        self._drop("near deduplication", "near_duplicate", dropped_N, examples)
+        self._drop("near deduplication", "near_duplicate", dropped_N, examples, partner_N)
 
     def drop_contaminated(self, search: Decontaminator | None) -> None:
         """Drop what holds text of a downstream task; a document with text of two tasks counts for both."""
@@ -164,14 +184,22 @@ class Selector:
         return held_out_N
 
     def _drop(
-        self, name: str, reason: str, marked_N: np.ndarray, examples: list[Example] | None = None
+        self,
+        name: str,
+        reason: str,
+        marked_N: np.ndarray,
+        examples: list[Example] | None = None,
+        partner_N: np.ndarray | None = None,
     ) -> None:
-        """Drop what is marked of what is left, and count it."""
+        """Drop what is marked of what is left, and count it. `partner_N` are the rows that stay in their place."""
         stage, dropped_N = self.stats[name], marked_N & self._left_N
         stage.count_in(int(self._left_N.sum()), int(self._bytes_N[self._left_N].sum()))
         self._left_N &= ~dropped_N
         stage.count_out(int(self._left_N.sum()), int(self._bytes_N[self._left_N].sum()))
         if dropped_N.any():
+            rows_K = np.flatnonzero(dropped_N)
+            partner_K = None if partner_N is None else partner_N[rows_K]
+            self._dropped.append(DroppedRows(name, reason, rows_K, partner_K))
             shown = self._examples(dropped_N) if examples is None else examples
             size = int(self._bytes_N[dropped_N].sum())
             stage.drop(reason, int(dropped_N.sum()), size, shown)

@@ -71,7 +71,7 @@ class Stages:
 
     def __call__(self, task: Task, folder: Path) -> None:
         """Write the part of a task."""
-        part = PartWriter(folder, self.vocab_size)
+        part = PartWriter(folder, self.vocab_size, self.data.list_dropped)
         parts_of_last = Counter[str]()
         documents = task.documents()
         for group in grouped(documents, GROUP_DOCUMENTS, lambda one: one.size, GROUP_SIZE):
@@ -83,6 +83,7 @@ class Stages:
             if self.signer and passed:
                 part.add_signatures(*self.signer([piece.text for piece in passed]))
             self.write_tokens(passed, texts_found, part)
+            part.lines.add([piece.key for piece in passed], [piece.text for piece in passed])
             part.flush()
         part.finish(task.name, task.relative)
 

@@ -74,6 +74,12 @@ class Example(NamedTuple):
         """Return what the document is called."""
         return f"{self.origin}:{self.number}{self.label}"
 
+    def node(self, stage: str, reason: str, like: str | None = None) -> dict[str, Any]:
+        """Return the row of `dropped.jsonl`; `like` is the document that is kept in its place."""
+        document = {"origin": self.origin, "number": self.number, "part": self.label.strip()}
+        why = {"stage": stage, "reason": reason, "like": like, "shown": _one_line(self.shown)}
+        return {**document, **why}
+
     def line(self) -> str:
         """Return `place: what was measured, and the passage` on one printable line."""
         return f"{self.place()}: {_one_line(self.shown)}"
@@ -107,6 +113,7 @@ class Stage:
     bytes_out: int = 0
     notes: dict[str, Any] = field(default_factory=dict)
     dropped: dict[str, DropCount] = field(default_factory=dict)
+    listed: list[tuple[str, Example]] | None = None  # all that is dropped, where it is to be listed
 
     def count_in(self, documents: int, size: int) -> None:
         """Count what came in."""
@@ -122,10 +129,15 @@ class Stage:
         self, reason: str, documents: int, size: int, examples: Iterable[Example] = ()
     ) -> None:
         """Count what goes no further."""
+        examples = list(examples)
+        if self.listed is not None:
+            self.listed += [(reason, example) for example in examples]
         self.dropped.setdefault(reason, DropCount()).add(documents, size, examples)
 
     def wants_example(self, reason: str, key: int) -> bool:
         """Return whether a document of this key, dropped for this reason, would be shown."""
+        if self.listed is not None:
+            return True
         examples = self.dropped[reason].examples if reason in self.dropped else []
         return len(examples) < EXAMPLES or key < examples[-1].key
 

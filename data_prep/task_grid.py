@@ -32,6 +32,7 @@ from data_prep.tokenizer.load import TOKENIZER_CONFIG
 UNFINISHED = "unfinished.json"
 PARTS = "parts"
 CARD = "corpus_card.md"
+DROPPED = "dropped.jsonl"
 MAX_WORKERS = 32  # unless set
 AHEAD = 2  # tasks per worker that have begun
 RETRIES = 20  # of a task of Ray, each after a node or a process was lost
@@ -224,7 +225,7 @@ class TaskGrid:
     def _made_here(self) -> list[Path]:
         """Return everything in the folder that `prepare` makes, temporary files included."""
         suffixes = (".bin", ".idx", ".npy", ".part", ".tmp", ".old")
-        names = (UNFINISHED, PARTS, TOKENIZER, TOKENIZER_CONFIG, TASKS, CARD)
+        names = (UNFINISHED, PARTS, TOKENIZER, TOKENIZER_CONFIG, TASKS, CARD, DROPPED)
         paths = sorted(self.folder.iterdir())
         return [path for path in paths if path.suffix in suffixes or path.name in names]
 

@@ -6,6 +6,7 @@
     validation-00000.bin ...
     order-<name>.npy                     document numbers of the training split in another order (see `Corpus.stream`)
     corpus_card.md                       description of the corpus for people
+    dropped.jsonl                        only on request: a line for each dropped document
     tasks/                               only the embedded corpus: its fine-tuning tasks
 
 A shard is a flat little-endian token stream, uint16, or uint32 when the vocabulary has more than 65,536 entries.

@@ -35,6 +35,13 @@ def duplicates(keys_N: np.ndarray) -> np.ndarray:
     return is_duplicate_N
 
 
+def first_of_equal(keys_N: np.ndarray) -> np.ndarray:
+    """Return for each document the first that equals it: [N]."""
+    _, first, place_N = np.unique(keys_N, return_index=True, return_inverse=True)
+    first_N: np.ndarray = first[place_N]
+    return first_N
+
+
 def held_out(numbers_N: np.ndarray, fraction: float) -> np.ndarray:
     """Return which documents are held out: those below `fraction`, or the one with the smallest number: [N] bool."""
     is_out_N: np.ndarray = numbers_N < np.uint64(min(int(fraction * 2.0**64), 2**64 - 1))

@@ -3,27 +3,32 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
-from cramming.config import UserError, expand_home, file_sha256
+from pydantic import model_validator
+
+from cramming.config import UserError, expand_home, file_sha256, shown
 from cramming.process_pool import parallel_map
-from data_prep.readers import plain_text, records, wikipedia
+from data_prep.readers import detect, plain_text, records, wikipedia
 from data_prep.readers.plain_text import (
     COMPRESSIONS,
-    DOCUMENT_MARKS,
+    Cut,
     FileRange,
-    Part,
     TextFile,
     names_file,
 )
 from data_prep.readers.source import (
     ESCAPED_BYTE,
+    NULL,
     Damage,
     DataConfig,
     Document,
     Package,
     Source,
     Task,
+    TextField,
+    field_names,
+    is_saved_to_disk,
 )
 from data_prep.task_grid import worker_count
 
@@ -39,13 +44,13 @@ def _sha256(path: Path) -> str:
 
 
 class Format(NamedTuple):
-    """A kind of file. `read` gives the records' texts, from their `field`; without it files are plain text.
+    """A kind of file. `read` gives the records' texts, from their fields; without it files are plain text.
 
     `marks` are bytes that end a record wherever they stand; without them only a whole file can be read.
     """
 
     suffixes: tuple[str, ...]
-    read: Callable[[TextFile, str], Iterator[str]] | None = None
+    read: Callable[[TextFile, Any], Iterator[str | None]] | None = None
     package: Package | None = None
     marks: tuple[bytes, ...] = ()
 
@@ -56,6 +61,7 @@ FORMATS: dict[str, Format] = {
     "csv": Format((".csv",), records.read_csv),
     "tsv": Format((".tsv",), records.read_tsv),
     "parquet": Format((".parquet",), records.read_parquet),
+    "arrow": Format((".arrow", ".feather"), records.read_arrow),
     "wikipedia": Format(
         (".xml",), wikipedia.read_wikipedia, Package("mwparserfromhell", "wikipedia", "a dump")
     ),
@@ -67,14 +73,27 @@ class TextConfig(DataConfig):
     """`data=text`."""
 
     paths: list[str]
-    format: Literal["txt", "jsonl", "csv", "tsv", "parquet", "wikipedia", "wet"] | None = (
+    format: Literal["txt", "jsonl", "csv", "tsv", "parquet", "arrow", "wikipedia", "wet"] | None = (
         None  # null: by its name
     )
-    documents: Literal["block", "line", "file", "record"] = "block"
-    text_field: str = "text"
+    documents: Literal["block", "line", "file", "separator", "record"] = "block"
+    separator: str | None = None  # of data.documents=separator
+    text_field: TextField = "text"
     damaged: Literal["refuse", "drop"] = (
         "refuse"  # empty and binary files, bytes that are not UTF-8
     )
+
+    @model_validator(mode="after")
+    def _has_its_separator(self) -> Self:
+        separator = self.separator
+        if (self.documents == "separator") != (separator is not None):
+            raise ValueError(
+                f"separator={shown(separator)}: goes with documents=separator, and only with it."
+                " Set both, for example to '<|endoftext|>'."
+            )
+        if separator is not None and (not separator.strip() or len(separator.splitlines()) > 1):
+            raise ValueError(f"separator={shown(separator)}: a separator is text within one line.")
+        return self
 
 
 class TextSource(Source):
@@ -86,6 +105,7 @@ class TextSource(Source):
 
     def __init__(self, config: TextConfig) -> None:
         self.config = config
+        self._cut = Cut(config.documents, config.separator, config.clean.max_characters)
         self.paths = list(
             dict.fromkeys(path for pattern in config.paths for path in _matches(pattern))
         )
@@ -94,11 +114,11 @@ class TextSource(Source):
                 "data.paths is empty; name text files, for example data.paths='[a.txt,\"wiki/*.xz\"]'"
             )
         self.names = list(map(_shown, self.paths))
-        self.formats = [config.format or format_of(path) for path in self.paths]
+        self.formats = [config.format or detected_format(path) for path in self.paths]
         self.in_parts = "txt" in self.formats
         if config.documents == "record" and self.in_parts:
             raise UserError(
-                "data.documents=record: plain text has no records; set block, line or file"
+                "data.documents=record: plain text has no records; set block, line, file or separator"
             )
         self.packages = [package for name in self.formats if (package := FORMATS[name].package)]
         self._sizes = [path.stat().st_size for path in self.paths]
@@ -170,7 +190,7 @@ class TextSource(Source):
 
     def _ranges(self, place: int) -> Iterator[tuple[FileRange, int]]:
         path, kind = self.paths[place], FORMATS[self.formats[place]]
-        marks = kind.marks if kind.read else DOCUMENT_MARKS.get(self.config.documents, ())
+        marks = kind.marks if kind.read else self._cut.marks
         if not marks or (kind.read is None and plain_text.is_wikiextractor(path)):
             return iter([(FileRange(path), self._sizes[place])])
         return plain_text.file_ranges(path, marks)
@@ -180,9 +200,8 @@ class TextSource(Source):
             file_range,
             self.names[place],
             self.formats[place],
-            self.config.text_field,
-            self.config.documents,
-            self.config.clean.max_characters,
+            field_names(self.config.text_field),
+            self._cut,
             self.config.damaged == "drop",
         )
 
@@ -194,9 +213,8 @@ class FileReader:
     range: FileRange
     origin: str
     format: str
-    text_field: str
-    cut: str  # data.documents
-    max_characters: int
+    text_fields: tuple[str, ...]
+    cut: Cut
     lenient: bool
 
     def documents(self) -> Iterator[Document]:
@@ -229,8 +247,8 @@ class FileReader:
         try:
             for text, part in self._texts(file):
                 number += part == 0
-                damage = _damage_of(text, file)
-                yield Document(text, name, number, name, damage=damage, part=part)
+                damage = NULL if text is None else _damage_of(text, file)
+                yield Document(text or "", name, number, name, damage=damage, part=part)
             is_empty = number < 0 and self.range.is_whole
             unreadable = "empty_file" if is_empty and file.lenient else None
         except plain_text.UnreadableError as error:
@@ -241,13 +259,13 @@ class FileReader:
             damage = Damage(unreadable, self.range.path.stat().st_size)
             yield Document("", name, 0, name, damage=damage)
 
-    def _texts(self, file: TextFile) -> Iterator[Part]:
+    def _texts(self, file: TextFile) -> Iterator[tuple[str | None, int]]:
         """Yield the records of a file, or plain text cut by `data.documents`."""
         read = FORMATS[self.format].read
         if read:
-            return ((text, 0) for text in read(file, self.text_field))
+            return ((text, 0) for text in read(file, self.text_fields))
         begins = self.range.offset == 0
-        return plain_text.documents_of(file.lines(), self.cut, self.max_characters, begins)
+        return plain_text.documents_of(file, self.cut, begins)
 
 
 @dataclass(frozen=True)
@@ -293,6 +311,21 @@ def format_of(path: Path) -> str:
     return formats[name.suffix.lower()]
 
 
+def detected_format(path: Path) -> str:
+    """Return the format by the file's name. UserError for a name of plain text on other content."""
+    by_name = format_of(path)
+    if by_name != "txt":
+        return by_name
+    content = detect.other_content(plain_text.head_of(path, detect.HEAD_BYTES))
+    if content:
+        kind, cure = content
+        raise UserError(
+            f"data.paths: {path} looks like {kind}, not like plain text. {cure}, or data.format=txt to"
+            " take it as it is."
+        )
+    return by_name
+
+
 def _damage_of(text: str, file: TextFile) -> Damage | None:
     """Only what stands in the file: a record's own escape for NUL is a control character as any other."""
     broken, binary = file.escaped and ESCAPED_BYTE.search(text), file.binary and "\0" in text
@@ -308,6 +341,10 @@ def _matches(pattern: str) -> list[Path]:
     path = expand_home(pattern, "data.paths")
     if path.is_file():
         return [path]
+    if is_saved_to_disk(path):
+        raise UserError(
+            f"data.paths: {path} was written by `save_to_disk`; name the files in it, as '{path}/**/*.arrow'"
+        )
     if path.is_dir():
         raise UserError(
             f"data.paths: {path} is a folder; name the files in it, as '{path}/*.txt' or '{path}/**'"

@@ -18,8 +18,16 @@ from pydantic import model_validator
 from cramming.config import UserError, file_sha256
 from cramming.data.manifest import TokenizerInfo
 from cramming.hub import one_line, why_unreachable
-from data_prep.readers.records import record_text
-from data_prep.readers.source import DataConfig, Document, Source
+from data_prep.readers.records import record_texts
+from data_prep.readers.source import (
+    NULL,
+    DataConfig,
+    Document,
+    Source,
+    TextField,
+    field_names,
+    is_saved_to_disk,
+)
 from data_prep.task_grid import TransientError
 from data_prep.tokenizer.load import describe, load
 
@@ -39,7 +47,7 @@ class HubConfig(DataConfig):
     revision: str | None = (
         None  # a branch, tag or commit; null: the newest commit when the preparation begins
     )
-    text_field: str = "text"
+    text_field: TextField = "text"
     ids_field: str | None = None  # a column of token ids, instead of text
     tokenizer_file: str | None = None  # the data set's own tokenizer.json, which `ids_field` needs
 
@@ -75,6 +83,11 @@ class HubSource(Source):
         assert config.dataset is not None
         self.config, self.dataset = config, config.dataset
         self.local = Path(self.dataset).is_dir()
+        if is_saved_to_disk(Path(self.dataset)):
+            raise UserError(
+                f"data.dataset={self.dataset}: written by `save_to_disk`, which is no data set to load. Set data=text"
+                f" data.paths='[\"{self.dataset}/**/*.arrow\"]'."
+            )
         self.costly = not config.max_documents
         self.total = config.max_documents
         self.name = "/".join(filter(None, (self.dataset, config.subset, config.split)))
@@ -159,15 +172,22 @@ class HubSource(Source):
                 revision=self.commit,
                 streaming=True,
             )
-            for row in rows.shuffle(config.seed, buffer_size=1000) if shuffled else rows:
-                number = int(self.position)
-                self.position, self._was_read = number + 1, True
-                if config.ids_field:
+            records = self._numbered(
+                rows.shuffle(config.seed, buffer_size=1000) if shuffled else rows
+            )
+            if config.ids_field:
+                for number, (_, row) in enumerate(records):
                     ids = self._own_tokens(np.asarray(row[config.ids_field], np.int64))
                     yield Document("", name, number, name, ids)
-                else:
-                    text = record_text(f"{name}:{number}", config.text_field, row)
-                    yield Document(text, name, number, name)
+                return
+            for number, text in enumerate(record_texts(records, field_names(config.text_field))):
+                damage = NULL if text is None else None
+                yield Document(text or "", name, number, name, damage=damage)
+
+    def _numbered(self, rows: Any) -> Iterator[tuple[str, Any]]:
+        for number, row in enumerate(rows):
+            self.position, self._was_read = number + 1, True
+            yield f"{self.name}:{number}", row
 
     def sample_documents(self) -> Iterator[Document]:
         """Shuffled where a whole pass is hours of download, as only the beginning is read."""

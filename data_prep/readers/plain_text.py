@@ -5,24 +5,30 @@ About one block is in memory, whatever the file's size. A complaint names the fi
 
 import bz2
 import gzip
+import html
 import io
 import lzma
 import re
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, dropwhile, groupby, islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
+
+import zstandard
 
 from cramming.config import UserError
+from data_prep.readers.detect import HEAD_BYTES, wide_encoding
 
 BLOCK_BYTES = 1 << 20
 RANGE_BYTES = 1 << 22  # unpacked, of a file that is cut into tasks
 LONGEST_RANGE_BYTES = 1 << 26
 USUAL_RATIO = 3  # of text to what a compressed file takes
+PACKED_BYTES = 1 << 13  # of a .zst file that are unpacked together, perhaps to very many
+LONGEST_WINDOW_BYTES = 1 << 31  # of a .zst file, the longest that `zstd` makes
 LONGEST_TEXT_LINE = 1 << 24  # bytes; a longer line of plain text is handed on in parts
 OR_DROP = "; data.damaged=drop skips and counts damaged text"
 MANY_NULS = 1e-3  # of the bytes: of binary data; random bytes have one in 256
@@ -30,50 +36,89 @@ MANY_NULS = 1e-3  # of the bytes: of binary data; random bytes have one in 256
 Part = tuple[str, int]  # a text, and which part of its document it is, from 0
 
 
-def _zstd(handle: BinaryIO) -> Any:
-    """It refuses a file that was cut off, and what follows the last frame."""
-    import pyarrow
+class ZstdFrame:
+    """A frame of Zstandard behind the interface of `lzma.LZMADecompressor`.
 
-    return pyarrow.CompressedInputStream(pyarrow.PythonFile(handle, mode="r"), "zstd")
+    Memory: the frame's window, up to 2 GiB (`zstd --long=31`).
+    """
+
+    def __init__(self) -> None:
+        decompressor = zstandard.ZstdDecompressor(max_window_size=LONGEST_WINDOW_BYTES)
+        self._frame = decompressor.decompressobj()
+        self._unpacked = memoryview(b"")
+
+    @property
+    def needs_input(self) -> bool:
+        """Whether everything that was unpacked has been read."""
+        return not self._unpacked
+
+    @property
+    def eof(self) -> bool:
+        """Whether the frame has been read to its end."""
+        return self._frame.eof and not self._unpacked
+
+    @property
+    def unused_data(self) -> bytes:
+        """Input behind the end of the frame."""
+        return self._frame.unused_data
+
+    def decompress(self, packed: bytes, longest: int) -> memoryview:
+        """Return at most `longest` bytes."""
+        if packed:
+            self._unpacked = memoryview(self._frame.decompress(packed))
+        data, self._unpacked = self._unpacked[:longest], self._unpacked[longest:]
+        return data
 
 
 class Streams(io.RawIOBase):
-    """The streams of an .xz or .bz2 file one after the other, some perhaps empty. Python's own readers take a stream
-    whose header is damaged, and whatever else follows the first one, for the end of the file."""
+    """The streams of an archive one after the other, some perhaps empty.
 
-    def __init__(self, handle: BinaryIO, begin: Callable[[], Any], padding: bytes = b"") -> None:
+    Python's own readers of .xz and .bz2 take a stream whose header is damaged, and whatever else follows the first one,
+    for the end of the file. Each stream gets `packed_bytes` of the file at a time.
+    """
+
+    def __init__(
+        self,
+        handle: BinaryIO,
+        begin: Callable[[], Any],
+        padding: bytes = b"",
+        packed_bytes: int = BLOCK_BYTES,
+    ) -> None:
         self.handle, self.begin, self.padding, self.stream = handle, begin, padding, begin()
+        self.packed_bytes = packed_bytes
 
     def readable(self) -> bool:
         """Return True, as io.RawIOBase asks."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read into a buffer; EOFError where the file was cut off, LZMAError or OSError where it is damaged."""
-        data = b""
+        """Read into a buffer; EOFError where the file was cut off, else the decompressor's error."""
+        data: bytes | memoryview = b""
         while not data:
             packed = b""
             if self.stream.eof:
                 packed = self.stream.unused_data.lstrip(self.padding)
                 while not packed:
-                    if not (block := self.handle.read(BLOCK_BYTES)):
+                    if not (block := self.handle.read(self.packed_bytes)):
                         return 0
                     packed = block.lstrip(self.padding)
                 self.stream = self.begin()
-            elif self.stream.needs_input and not (packed := self.handle.read(BLOCK_BYTES)):
+            elif self.stream.needs_input and not (packed := self.handle.read(self.packed_bytes)):
                 raise EOFError("it ends within a stream")
             data = self.stream.decompress(packed, len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
 
+def _streams(*arguments: Any) -> Callable[[BinaryIO], Any]:
+    return lambda handle: io.BufferedReader(Streams(handle, *arguments), BLOCK_BYTES)
+
+
 COMPRESSIONS: dict[str, Callable[[BinaryIO], Any]] = {
     ".gz": lambda handle: gzip.GzipFile(fileobj=handle),
-    ".xz": lambda handle: io.BufferedReader(
-        Streams(handle, lzma.LZMADecompressor, b"\0"), BLOCK_BYTES
-    ),
-    ".bz2": lambda handle: io.BufferedReader(Streams(handle, bz2.BZ2Decompressor), BLOCK_BYTES),
-    ".zst": _zstd,
+    ".xz": _streams(lzma.LZMADecompressor, b"\0"),
+    ".bz2": _streams(bz2.BZ2Decompressor),
+    ".zst": _streams(ZstdFrame, b"", PACKED_BYTES),
 }
 
 
@@ -113,7 +158,7 @@ class TextFile:
     ) -> None:
         self.path, self.lenient, self.escaped, self.binary = path, lenient, False, False
         self.raw: BinaryIO = io.BytesIO() if blocks else path.open("rb")
-        self._blocks, self._begins = blocks, begins
+        self._blocks, self.begins = blocks, begins
 
     @property
     def position(self) -> int:
@@ -128,7 +173,7 @@ class TextFile:
         try:
             with names_file(self.path):
                 yield COMPRESSIONS.get(suffix, lambda handle: handle)(self.raw)
-        except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+        except (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             kind = suffix or "a file"
@@ -148,14 +193,15 @@ class TextFile:
             self.escaped = True
             return data.decode("utf-8", "surrogateescape")
 
-    def lines(self, longest: int = LONGEST_TEXT_LINE) -> Iterator[str]:
+    def lines(self, longest: int = LONGEST_TEXT_LINE, separator: str = " ") -> Iterator[str]:
         """Lines without their ends, which are those of Unix, Windows and the old Mac (CR alone).
 
-        A line above `longest` bytes comes in parts, cut at a space where there is one. UserError: an empty file, a NUL
-        byte (binary data or UTF-16), bytes that are not UTF-8.
+        A line above `longest` bytes comes in parts, cut behind a separator where there is one.
+
+        UserError: an empty file, a NUL byte (binary data), UTF-16, bytes that are not UTF-8.
         """
         offset, line = 0, 1
-        for block in self._whole_lines(longest):
+        for block in self._whole_lines(longest, separator.encode()):
 
             def place(
                 start: int, block: bytes = block, offset: int = offset, line: int = line
@@ -174,7 +220,7 @@ class TextFile:
         if offset == 0 and self._blocks is None:
             raise UnreadableError("empty_file", f"{self.path}: empty file")
 
-    def _whole_lines(self, longest: int) -> Iterator[bytes]:
+    def _whole_lines(self, longest: int, separator: bytes) -> Iterator[bytes]:
         """The content in blocks of whole lines, and of parts of lines above `longest` bytes."""
         begun: list[
             bytes
@@ -182,14 +228,17 @@ class TextFile:
         size = total = 0
         for block in self._blocks or self.blocks():
             read = len(block)
+            is_head = total == 0 and self.begins
+            if is_head:
+                self._require_bytes_of_text(block)
             self._look_for_binary(block, total)
-            if total == 0 and self._begins:
+            if is_head:
                 block = block.removeprefix(b"\xef\xbb\xbf")
             # A CR that is the last byte may be half of a CR LF.
             end = block.rfind(b"\n") + 1 or block.rfind(b"\r", 0, -1) + 1
             if end or size + len(block) > longest:
                 block = b"".join([*begun, block])
-                end = size + end if end else _cut(block)
+                end = size + end if end else _cut(block, separator)
                 yield block[:end]
                 begun, size, block = [], 0, block[end:]
             begun.append(block)
@@ -204,11 +253,18 @@ class TextFile:
             while block := handle.read(BLOCK_BYTES):
                 yield block
 
+    def _require_bytes_of_text(self, head: bytes) -> None:
+        encoding = wide_encoding(head[:HEAD_BYTES])
+        if encoding:
+            convert = f"iconv -f {encoding} -t UTF-8 {self.path.name} > utf8-{self.path.name}"
+            message = f"{self.path}: text in {encoding}, must be UTF-8. Convert it: `{convert}`"
+            raise UnreadableError("binary_file", message)
+
     def _look_for_binary(self, block: bytes, offset: int) -> None:
         place = block.find(b"\0")
         if place < 0:
             return
-        is_head = self._begins and offset == 0
+        is_head = self.begins and offset == 0
         if not self.lenient or (is_head and block.count(0) >= MANY_NULS * len(block)):
             message = f"{self.path}: binary file (a NUL byte at offset {offset + place}); text must be UTF-8"
             raise UnreadableError("binary_file", message)
@@ -288,6 +344,13 @@ def content_bytes(path: Path, size_bytes: int) -> int:
     return size_bytes * USUAL_RATIO if path.suffix.lower() in COMPRESSIONS else size_bytes
 
 
+def head_of(path: Path, size_bytes: int) -> bytes:
+    """Return the first bytes of the content; none of an archive that is damaged there."""
+    with suppress(UserError), TextFile(path).decompressed() as handle:
+        return handle.read(size_bytes)
+    return b""
+
+
 def is_wikiextractor(path: Path) -> bool:
     """Return whether WikiExtractor made the file: its articles are documents, however plain text is cut."""
     lines = TextFile(path, lenient=True).lines()
@@ -298,20 +361,20 @@ def is_wikiextractor(path: Path) -> bool:
     return _WIKIEXTRACTOR.match(first) is not None
 
 
-def _is_blank(line: str) -> bool:
-    return not line.strip()
-
-
 def _count_lines(data: bytes) -> int:
     lines = data.count(b"\n")
     return lines + data.count(b"\r") - data.count(b"\r\n") if b"\r" in data else lines
 
 
-def _cut(block: bytes) -> int:
-    """Return the place to cut one overlong line: behind its last space, else at the last character's first byte."""
-    end = block.rfind(b" ") + 1
-    if end:
-        return end
+def _cut(block: bytes, separator: bytes) -> int:
+    """Return the place to cut one overlong line.
+
+    It is behind its last separator, else behind its last space, else at the last character's first byte.
+    """
+    for mark in (separator, b" "):
+        place = block.rfind(mark)
+        if place >= 0:
+            return place + len(mark)
     end = len(block) - 1
     while end > 1 and block[end] & 0xC0 == 0x80:
         end -= 1
@@ -322,53 +385,90 @@ def _by_line(lines: Iterator[str], longest: int) -> Iterator[Part]:
     return ((line, 0) for line in lines if line.strip())
 
 
-def _in_parts(lines: Iterator[str], longest: int, blank_lines_end: bool) -> Iterator[Part]:
-    """A part ends before the line that would take it above `longest`, unless it is not yet half as long."""
+def _in_parts(lines: Iterator[str], longest: int, ends: Callable[[str], bool]) -> Iterator[Part]:
+    """Yield documents, which end at a line that `ends` tells, without the blank lines in front.
+
+    A part ends before the line that would take it above `longest`, unless it is not yet half as long.
+    """
     text, size, part = io.StringIO(), 0, 0
     for line in lines:
-        ends = blank_lines_end and not line.strip()
-        if size and (ends or (size + len(line) >= longest and 2 * size >= longest)):
+        is_end = ends(line)
+        if size and (is_end or (size + len(line) >= longest and 2 * size >= longest)):
             yield text.getvalue(), part
             text, size, part = io.StringIO(), 0, part + 1
-        if ends:
+        if is_end:
             part = 0
-        else:
+        elif size or part or not _is_blank(line):
             size += text.write(line) + text.write("\n")
     if size:
         yield text.getvalue(), part
 
 
-_by_file = partial(_in_parts, blank_lines_end=False)
+def _is_blank(line: str) -> bool:
+    return not line.strip()
+
+
+def _by_separator(lines: Iterator[str], longest: int, separator: str) -> Iterator[Part]:
+    """Yield what stands between the separators, which may stand within lines."""
+    divided = chain.from_iterable(_divided(line, separator) for line in lines)
+    return _in_parts(divided, longest, separator.__eq__)
+
+
+def _divided(line: str, separator: str) -> Iterator[str]:
+    """Yield the parts of a line, and the separators between them."""
+    for number, part in enumerate(line.split(separator)):
+        if number:
+            yield separator
+        yield part
+
+
+_by_file = partial(_in_parts, ends=lambda line: False)
 DOCUMENTS: dict[str, Callable[[Iterator[str], int], Iterator[Part]]] = {  # by `data.documents`
     "line": _by_line,
-    "block": partial(_in_parts, blank_lines_end=True),
+    "block": partial(_in_parts, ends=_is_blank),
     "file": _by_file,
 }
 _WIKIEXTRACTOR = re.compile(r'<doc id="[^"]+" .*>$')  # in front of each article of WikiExtractor's
 
 
-DOCUMENT_MARKS: dict[str, tuple[bytes, ...]] = {  # by `data.documents`
-    "line": (b"\n",),
-    "block": (b"\n\n", b"\n\r\n"),
-}
+_MARKS: dict[str, tuple[bytes, ...]] = {"line": (b"\n",), "block": (b"\n\n", b"\n\r\n")}
 
 
-def documents_of(
-    lines: Iterator[str], kind: str, longest: int, begins: bool = True
-) -> Iterator[Part]:
-    """Yield the documents of plain text: by `DOCUMENTS`, or the articles of a file that WikiExtractor made.
+class Cut(NamedTuple):
+    """Division of plain text into documents: `data.documents`, `data.separator` and `clean.max_characters`."""
+
+    kind: str
+    separator: str | None
+    longest: int  # characters of a document, or of a part of a longer one
+
+    @property
+    def marks(self) -> tuple[bytes, ...]:
+        """Bytes that end a document wherever they stand; none where only the whole file has its documents."""
+        return (self.separator.encode(),) if self.separator else _MARKS.get(self.kind, ())
+
+    def documents(self, lines: Iterator[str]) -> Iterator[Part]:
+        """Yield the documents."""
+        if self.separator:
+            return _by_separator(lines, self.longest, self.separator)
+        return DOCUMENTS[self.kind](lines, self.longest)
+
+
+def documents_of(file: TextFile, cut: Cut, begins: bool = True) -> Iterator[Part]:
+    """Yield the documents of plain text, or the articles of a file that WikiExtractor made, which it escapes.
 
     `begins`: whether the lines begin with the file's first, which tells what made it. Each document has at most about
-    `longest` characters; a longer one comes in parts.
+    `cut.longest` characters; a longer one comes in parts.
     """
-    lines = dropwhile(_is_blank, lines)
+    lines = dropwhile(_is_blank, file.lines(separator=cut.separator or " "))
     first = list(islice(lines, 1))
     if not (begins and first and _WIKIEXTRACTOR.match(first[0])):
-        yield from DOCUMENTS[kind](chain(first, lines), longest)
+        yield from cut.documents(chain(first, lines))
         return
     for is_article, article in groupby(lines, _is_inside_article):
         if is_article:
-            yield from (part for part in _by_file(article, longest) if part[0].strip())
+            for text, part in _by_file(article, cut.longest):
+                if text.strip():
+                    yield html.unescape(text), part
 
 
 def _is_inside_article(line: str) -> bool:

@@ -1,4 +1,4 @@
-"""Readers of files of records: JSON lines, CSV, TSV, parquet, and the extracted text of web crawls (WET).
+"""Readers of files of records: JSON lines, CSV, TSV, parquet, Arrow, and the extracted text of web crawls (WET).
 
 Each is a generator of the records' texts, in bounded memory; every complaint names the file and the record. In TSV
 quote characters are text, as in GLUE's files, so a field holds neither a tab nor a line break.
@@ -7,30 +7,82 @@ quote characters are text, as in GLUE's files, so a field holds neither a tab no
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, BinaryIO
 
 from cramming.config import UserError
 from data_prep.readers.plain_text import TextFile
 
 LONGEST_RECORD = 1 << 29  # bytes; a longer line cannot be meant
 BY_LINES = "turn other JSON into lines by `jq -c '.[]'`"
+CHECKED_RECORDS = 100  # at the beginning of a file, one of which must have each field
+_MISSING = object()
+BATCH_ROWS = 256
 LONGEST_FIELD = (
     1 << 26
 )  # characters; nor a longer field of CSV, which takes 4 bytes for each while it is read
 
 
-def record_text(place: str, field: str, record: Any) -> str:
-    """The text of a record; null is empty text, which the filters remove and count. UserError: no text there."""
-    value = record.get(field, record) if isinstance(record, dict) else record
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        found = f"fields {_shown(value)}" if isinstance(value, dict) else type(value).__name__
-        cure = BY_LINES if isinstance(record, list) else "set data.text_field"
-        raise UserError(f"{place}: no text in field {field!r} of a record, but {found} ({cure})")
-    return value
+def record_texts(
+    records: Iterable[tuple[str, Any]], fields: Sequence[str], begins: bool = True
+) -> Iterator[str | None]:
+    """Yield the text of each of these records, which come with their places; None where all fields are null.
+
+    `begins`: whether the first is the file's first. UserError: a value is no text, or the first records lack a field.
+    """
+    missing = list(fields) if begins else []
+    number, place, record = 0, "", None
+    for number, (place, record) in enumerate(records, 1):
+        yield _text_of(place, fields, record)
+        if missing:
+            missing = [name for name in missing if _value_of(record, name) is _MISSING]
+            if number == CHECKED_RECORDS:
+                _require_none(missing, place, number, record)
+    _require_none(missing if number else [], place, number, record)
+
+
+def _text_of(place: str, fields: Sequence[str], record: Any) -> str | None:
+    """Return the fields' texts with a blank line between; a record that is no object is a text itself."""
+    texts: list[str] = []
+    for name in fields if isinstance(record, dict) else fields[:1]:
+        value = _value_of(record, name)
+        if value is None or value is _MISSING:
+            continue
+        if not isinstance(value, str):
+            kind = type(value).__name__
+            shown = f"fields {_shown(_names_in(value))}" if isinstance(value, dict) else kind
+            cure = BY_LINES if isinstance(record, list) else "set data.text_field"
+            raise UserError(f"{place}: no text in field {name!r} of a record, but {shown} ({cure})")
+        texts.append(value)
+    return "\n\n".join(texts) if texts else None
+
+
+def _value_of(record: Any, name: str) -> Any:
+    """Return the value of a field; a name with dots that no field has leads into objects."""
+    if not isinstance(record, dict):
+        return record
+    if name in record:
+        return record[name]
+    outer, _, inner = name.partition(".")
+    return _value_of(record[outer], inner) if inner and outer in record else _MISSING
+
+
+def _names_in(record: Any, outer: str = "") -> Iterator[str]:
+    for name, value in record.items():
+        if isinstance(value, dict):
+            yield from _names_in(value, f"{outer}{name}.")
+        else:
+            yield f"{outer}{name}"
+
+
+def _require_none(missing: Sequence[str], place: str, number: int, record: Any) -> None:
+    if missing:
+        raise UserError(
+            f"{place}: no text in field {missing[0]!r} of the first records ({number}), but fields"
+            f" {_shown(_names_in(record))} (set data.text_field)"
+        )
 
 
 def _shown(columns: Iterable[Any]) -> str:
@@ -49,8 +101,12 @@ def _column(place: object, field: str, columns: Iterable[str], hint: str = "") -
     return columns.index(field)
 
 
-def read_jsonl(file: TextFile, field: str) -> Iterator[str]:
-    """A JSON object per line."""
+def read_jsonl(file: TextFile, fields: Sequence[str]) -> Iterator[str | None]:
+    """Yield the texts of a JSON object per line."""
+    return record_texts(_json_records(file), fields, file.begins)
+
+
+def _json_records(file: TextFile) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(file.lines(LONGEST_RECORD), 1):
         if line.strip():
             place = f"{file.path}:{number}"
@@ -60,10 +116,19 @@ def read_jsonl(file: TextFile, field: str) -> Iterator[str]:
                 raise UserError(
                     f"{place}: not a JSON object on one line ({error}); {BY_LINES}"
                 ) from None
-            yield record_text(place, field, record)
+            yield place, record
 
 
-def _read_delimited(file: TextFile, field: str, delimiter: str, quoting: Any) -> Iterator[str]:
+def _read_delimited(
+    file: TextFile, fields: Sequence[str], delimiter: str, quoting: Any
+) -> Iterator[str | None]:
+    """Yield the rows' texts; an empty cell is null."""
+    return record_texts(_rows(file, fields, delimiter, quoting), fields)
+
+
+def _rows(
+    file: TextFile, fields: Sequence[str], delimiter: str, quoting: Any
+) -> Iterator[tuple[str, dict[str, str | None]]]:
     csv.field_size_limit(LONGEST_FIELD)
     lines = (line + "\n" for line in file.lines(LONGEST_RECORD))
     rows = csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True)
@@ -72,16 +137,15 @@ def _read_delimited(file: TextFile, field: str, delimiter: str, quoting: Any) ->
     try:
         header = next(rows)
         begin = rows.line_num + 1
-        column = _column(
-            file.path,
-            field,
-            header,
-            "; join the parts of a file that was split: one has the header",
-        )
+        hint = "; join the parts of a file that was split: one has the header"
+        columns = [(name, _column(file.path, name, header, hint)) for name in fields]
         for row in filter(None, rows):
             if len(row) != len(header):
                 raise csv.Error(f"{len(row)} columns, the header has {len(header)}")
-            yield row[column]
+            yield (
+                f"{file.path}:{rows.line_num}",
+                {name: row[column] or None for name, column in columns},
+            )
             begin, before = rows.line_num + 1, row
     except csv.Error as error:
         hint = (
@@ -100,29 +164,72 @@ read_csv = partial(_read_delimited, delimiter=",", quoting=csv.QUOTE_MINIMAL)
 read_tsv = partial(_read_delimited, delimiter="\t", quoting=csv.QUOTE_NONE)
 
 
-def read_parquet(file: TextFile, field: str) -> Iterator[str]:
-    """A column of a parquet file, in row groups' batches. A compressed file is unpacked in memory: parquet seeks."""
-    import pyarrow
+def read_parquet(file: TextFile, fields: Sequence[str]) -> Iterator[str | None]:
+    """Yield the texts of a parquet file, in row groups' batches.
+
+    A compressed file is unpacked in memory: parquet seeks.
+    """
     from pyarrow import parquet
 
-    with file.decompressed() as handle:
-        seekable: Any = handle if handle is file.raw else io.BytesIO(handle.read())
-        try:
-            table = parquet.ParquetFile(seekable, page_checksum_verification=True)
-            _column(file.path, field, table.schema_arrow.names)
-            row = 0
-            for batch in table.iter_batches(batch_size=256, columns=[field]):
-                for value in batch.column(0).to_pylist():
-                    row += 1
-                    yield record_text(f"{file.path} row {row}", field, {field: value})
-        except (pyarrow.ArrowException, UnicodeDecodeError) as error:
-            words = str(error).splitlines()[0]
-            raise UserError(
-                f"{file.path}: not a readable parquet file: {words}; is it whole? get it anew"
-            ) from None
+    with file.decompressed() as handle, _names_arrow_errors(file, "parquet"):
+        table = parquet.ParquetFile(_seekable(handle, file), page_checksum_verification=True)
+        columns = _columns(file, fields, table.schema_arrow.names)
+        batches = table.iter_batches(batch_size=BATCH_ROWS, columns=columns)
+        yield from record_texts(_batch_records(file, batches), fields)
 
 
-def read_wet(file: TextFile, field: str) -> Iterator[str]:
+def read_arrow(file: TextFile, fields: Sequence[str]) -> Iterator[str | None]:
+    """Yield the texts of an Arrow file (Feather) or an Arrow stream, as `save_to_disk` of `datasets` writes it."""
+    from pyarrow import ipc
+
+    with file.decompressed() as handle, _names_arrow_errors(file, "Arrow"):
+        if handle.peek(6).startswith(b"ARROW1"):  # type: ignore[attr-defined]
+            table = ipc.open_file(_seekable(handle, file))
+            batches = map(table.get_batch, range(table.num_record_batches))
+        else:
+            batches = table = ipc.open_stream(handle)
+        columns = _columns(file, fields, table.schema.names)
+        chosen = (batch.select(columns) for batch in batches)
+        yield from record_texts(_batch_records(file, chosen), fields)
+
+
+def _seekable(handle: BinaryIO, file: TextFile) -> Any:
+    return handle if handle is file.raw else io.BytesIO(handle.read())
+
+
+def _columns(file: TextFile, fields: Sequence[str], names: list[str]) -> list[str]:
+    """Return the columns that hold the fields."""
+    columns: list[str] = []
+    for name in fields:
+        outer = name.partition(".")[0]
+        column = outer if outer in names and name not in names else name
+        _column(file.path, column, names)
+        columns.append(column)
+    return list(dict.fromkeys(columns))
+
+
+def _batch_records(file: TextFile, batches: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    row = 0
+    for batch in batches:
+        for record in batch.to_pylist():
+            row += 1
+            yield f"{file.path} row {row}", record
+
+
+@contextmanager
+def _names_arrow_errors(file: TextFile, kind: str) -> Iterator[None]:
+    import pyarrow
+
+    try:
+        yield
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+        words = str(error).splitlines()[0]
+        raise UserError(
+            f"{file.path}: not a readable {kind} file: {words}; is it whole? get it anew"
+        ) from None
+
+
+def read_wet(file: TextFile, fields: Sequence[str]) -> Iterator[str]:
     """The text records of a WET file. UserError for one of web pages (HTML is not turned into text here), one that was
     cut off, text that is not UTF-8."""
     from warcio.archiveiterator import ArchiveIterator

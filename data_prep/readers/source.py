@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from cramming.config import Count, Fraction, Section, Seed, folder_name
 from cramming.data.corpus import Curriculum
@@ -32,6 +32,20 @@ class Damage(NamedTuple):
 
     reason: str
     bytes: int
+
+
+NULL = Damage("null", 0)  # a record without text
+TextField = str | Annotated[list[str], Field(min_length=1)]
+
+
+def field_names(text_field: TextField) -> tuple[str, ...]:
+    """Return the fields whose texts make a document."""
+    return (text_field,) if isinstance(text_field, str) else tuple(text_field)
+
+
+def is_saved_to_disk(folder: Path) -> bool:
+    """Return whether `save_to_disk` of `datasets` made the folder."""
+    return any((folder / name).is_file() for name in ("state.json", "dataset_dict.json"))
 
 
 class Document(NamedTuple):
@@ -104,6 +118,7 @@ class DataConfig(Section):
     deduplicate: bool = True
     near_duplicates: NearDuplicateConfig = NearDuplicateConfig()
     decontaminate: DecontaminationConfig = DecontaminationConfig()
+    list_dropped: bool = False  # each dropped document is a line of dropped.jsonl
     orders: tuple[Curriculum, ...] = ("sentence_length", "compressibility")
     shard_tokens: Count = 1 << 26
 

@@ -9,18 +9,24 @@ import json
 import lzma
 import multiprocessing
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+import datasets
+import pyarrow
 import pytest
 import zstandard
+from pyarrow import ipc, parquet
+from pydantic import ValidationError
 
 from cramming.config import UserError, file_sha256
 from data_prep.filters.normalise import CleanConfig, normalize
 from data_prep.readers import plain_text
 from data_prep.readers.files import FORMATS, TextConfig, TextSource, format_of
+from data_prep.readers.hub import HubConfig, HubSource
 from data_prep.readers.plain_text import DOCUMENTS, TextFile
 from data_prep.readers.source import Document
 
@@ -41,12 +47,24 @@ def as_csv(texts: list[str]) -> bytes:
 
 
 def as_parquet(texts: Any) -> bytes:
-    import pyarrow
-    from pyarrow import parquet
+    return parquet_of({"id": range(len(texts)), "text": texts})
 
+
+def parquet_of(columns: dict[str, Any]) -> bytes:
     buffer = io.BytesIO()
-    parquet.write_table(pyarrow.table({"id": range(len(texts)), "text": texts}), buffer)
+    parquet.write_table(pyarrow.table(columns), buffer)
     return buffer.getvalue()
+
+
+def arrow_of(columns: dict[str, Any], writer: Any = ipc.new_stream) -> bytes:
+    table, buffer = pyarrow.table(columns), io.BytesIO()
+    with writer(buffer, table.schema) as sink:
+        sink.write_table(table, max_chunksize=2)
+    return buffer.getvalue()
+
+
+def jsonl_of(records: list[Any]) -> bytes:
+    return "\n".join(map(json.dumps, records)).encode()
 
 
 WRITERS: dict[str, Callable[[list[str]], bytes]] = {
@@ -59,6 +77,8 @@ WRITERS: dict[str, Callable[[list[str]], bytes]] = {
         ["id\ttext", *(f"{i}\t{text}" for i, text in enumerate(texts))]
     ).encode(),
     ".parquet": as_parquet,
+    ".arrow": lambda texts: arrow_of({"text": texts}),
+    ".feather": lambda texts: arrow_of({"text": texts}, ipc.new_file),
 }
 
 
@@ -120,12 +140,59 @@ def test_no_part_of_an_archive_is_lost_without_a_word(tmp_path: Path, suffix: st
             texts_of(path)
 
 
+def long_window(log: int, content: bytes) -> bytes:
+    """A .zst file as by `zstd --long=<log>` of a stream, in several blocks."""
+    parameters = zstandard.ZstdCompressionParameters(window_log=log, enable_ldm=True)
+    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    return compressor.compress(content) + compressor.flush()
+
+
+@pytest.mark.parametrize("log", [28, 31])
+def test_long_windows_of_zstd_are_read(tmp_path: Path, log: int) -> None:
+    path, content = tmp_path / "a.txt.zst", b"".join(b"%d\n\n" % n for n in range(300_000))
+    path.write_bytes(long_window(log, content))
+    assert zstandard.get_frame_parameters(path.read_bytes()).window_size == 1 << log
+    assert "\n\n".join([*texts_of(path), ""]).encode() == content
+
+
 def test_how_text_is_cut_into_documents(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes("\ufeffa b\r\nc\r\n\r\n \r\nd\ne".encode())
     assert texts_of(path, documents="line") == ["a b", "c", "d", "e"]
     assert texts_of(path, documents="block") == ["a b\nc", "d\ne"]
     assert texts_of(path, documents="file") == ["a b\nc\n\n \nd\ne"]
+
+
+def test_text_is_cut_at_separators_on_lines_of_their_own_and_within_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("<|e|>\na\n\nb\n<|e|>\n\n c <|e|>d<|e|><|e|>\n|e|> \n<|e|>\n")
+    texts = texts_of(path, documents="separator", separator="<|e|>")
+    assert [text.split() for text in texts] == [["a", "b"], ["c"], ["d"], ["|e|>"]]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"documents": "separator"},
+        {"separator": "--"},
+        {"documents": "separator", "separator": " "},
+        {"documents": "separator", "separator": "a\nb"},
+    ],
+)
+def test_a_separator_goes_with_its_setting(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="separator="):
+        source_of("a.txt", **settings)
+
+
+def test_a_long_line_is_cut_behind_a_separator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plain_text, "BLOCK_BYTES", 64)
+    path = tmp_path / "a.txt"
+    path.write_text("some words, and<|e|>" * 100)
+    lines = list(TextFile(path).lines(128, "<|e|>"))
+    assert len(lines) > 10 and set("".join(lines).split("<|e|>")) == {"some words, and", ""}
+    assert all(line.endswith("<|e|>") for line in lines)
 
 
 def test_articles_that_wikiextractor_made_are_documents(tmp_path: Path) -> None:
@@ -199,8 +266,6 @@ def test_lines_of_any_length_come_whole_or_in_parts_that_join(
 
 
 def test_what_unpacks_to_far_more_is_unpacked_bit_by_bit(tmp_path: Path) -> None:
-    import pyarrow
-
     path, before = tmp_path / "a.txt.bz2", pyarrow.total_allocated_bytes()
     path.write_bytes(bz2.compress(b"a" * (1 << 25)))
     with TextFile(path).decompressed() as handle:
@@ -238,13 +303,11 @@ def test_the_parts_of_a_document_are_numbered_anew_for_each(tmp_path: Path) -> N
 
 def not_utf8() -> bytes:
     """Writers do not check: the column says text and holds other bytes."""
-    import pyarrow
-
     column = pyarrow.array([b"one", b"caf\xe9 au lait"])
     return as_parquet(pyarrow.Array.from_buffers(pyarrow.string(), 2, column.buffers()))
 
 
-ERRORS = {
+ERRORS: dict[str, tuple[Any, ...]] = {
     "empty": (".txt", b"", "empty file"),
     "binary far on": (
         ".txt",
@@ -303,22 +366,160 @@ ERRORS = {
     "parquet": (".parquet", b"PAR1 but not really", "not a readable parquet file"),
     "gzip": (".txt.gz", b"not gzip at all", r"cannot be read as \.gz"),
     "zstd": (".txt.zst", b"not zstd at all", r"cannot be read as \.zst"),
-    "zstd window": (
-        ".txt.zst",
-        b"\x28\xb5\x2f\xfd\x00" + bytes([(30 - 10) << 3]) + b"\x01\0\0",
-        r"cannot be read as \.zst: .*too much memory",
+    "arrow": (".arrow", b"not arrow at all", "not a readable Arrow file: .*is it whole"),
+    "several fields": (
+        ".csv",
+        b"title,text\n1,2\n",
+        "not one column 'body' among title, text",
+        {"text_field": ["text", "body"]},
     ),
     "suffix": (".docx", b"text", "format not known from its name"),
 }
 
 
+OTHER_CONTENT = {  # of a file whose name says plain text -> what it looks like, and the cure
+    "JSON lines": (WRITERS[".jsonl"](TEXTS), "JSON, .*data.format=jsonl"),
+    "JSON with a mark": (b"\xef\xbb\xbf" + WRITERS[".jsonl"](TEXTS), "JSON, .*data.format=jsonl"),
+    "pretty JSON": (b'[\n  {\n "text": "a"}]', "JSON, .*data.format=jsonl"),
+    "CSV": (as_csv(TEXTS), r"a table \(CSV\), .*data.format=csv"),
+    "CSV cut in a row": (as_csv([*TEXTS, '"long" ' * 20_000]), r"a table \(CSV\)"),
+    "TSV": (WRITERS[".tsv"](TEXTS), r"a table \(TSV\), .*data.format=tsv"),
+    "HTML": (b"\n<!-- saved -->\n<!DOCTYPE html>\n<html><p>Text", "HTML, .*Extract"),
+    "XML": (b'<?xml version="1.0"?>\n<TEI>', "XML, .*Extract"),
+    "dump": (b'<mediawiki xmlns="http://x">\n', "Wikipedia dump, .*data.format=wikipedia"),
+    "WET": (b"WARC/1.0\r\nWARC-Type: warcinfo", "WARC file, .*data.format=wet"),
+    "parquet": (as_parquet(TEXTS), "parquet, .*data.format=parquet"),
+    **{name: (COMPRESS[name](b"text"), rf"suffix \{name}") for name in COMPRESS if name},
+}
+
+
+@pytest.mark.parametrize("suffix", ["", ".txt", ".txt.gz", "-00000"])
+@pytest.mark.parametrize("name", OTHER_CONTENT)
+def test_what_is_not_plain_text_is_not_taken_for_it(tmp_path: Path, name: str, suffix: str) -> None:
+    content, message = OTHER_CONTENT[name]
+    path = tmp_path / f"part{suffix}"
+    path.write_bytes(COMPRESS[path.suffix if path.suffix in COMPRESS else ""](content))
+    with pytest.raises(UserError, match=message):
+        source_of(path)
+    assert source_of(path, format="txt").paths == [path]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Mother, father, and the dog\nsat there, silent, all\nday, night, and day\n",
+        "import os,sys\nprint(os.name,sys.path)\n",
+        "{ braces } are no JSON\n\n{a, b}\n",
+        "# Title\n\n| a | b |\n|---|---|\n| 1 | 2 |\n",
+        "<doc> is a tag, <html> another\n",
+        '"Yes," he said,\n"no," she said,\n',
+        "a,b\n",
+        "key: value\nother: value\n",
+    ],
+)
+def test_plain_text_is_not_taken_for_anything_else(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text(text)
+    assert texts_of(path, documents="file") == [text.rstrip("\n")]
+
+
+@pytest.mark.parametrize(
+    "text", ["Some words, and more.\n\nEnd.\n" * 9, "東京は夜。\n大阪は朝。\n" * 9]
+)
+@pytest.mark.parametrize("name", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_wide_encodings_are_named(tmp_path: Path, text: str, name: str, mark: str) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes((mark + text).encode(name))
+    shown = name[:6] if mark else name[:6] + name[7:]
+    command = f"iconv -f {shown.upper()} -t UTF-8 a.txt > utf8-a.txt"
+    with pytest.raises(UserError, match=re.escape(command)):
+        texts_of(path)
+
+
+META = [{"text": "one", "n": 1}, {"text": None, "n": 2}, None]
+TITLES = ["A", "B", None]
+NULLS = {  # records, fields -> their texts; None: null
+    "JSON null": (".jsonl", jsonl_of([{"text": "a"}, {"text": None}]), "text", ["a", None]),
+    "JSON field missing": (".jsonl", jsonl_of([{}, {"text": "a"}]), "text", [None, "a"]),
+    "JSON text empty": (".jsonl", jsonl_of([{"text": ""}, {"text": "a"}]), "text", ["", "a"]),
+    "CSV cell empty": (".csv", b'id,text\n1,\n2,a\n3,""\n', "text", [None, "a", None]),
+    "parquet null": (".parquet", as_parquet(["a", None]), "text", ["a", None]),
+    "Arrow null": (".arrow", arrow_of({"text": ["a", None, "b"]}), "text", ["a", None, "b"]),
+    "JSON nested": (
+        ".jsonl",
+        jsonl_of([{"t": "A", "m": {"x": {"y": "one"}}}, {"m": None}, {"m": {"x": {"y": "two"}}}]),
+        ["t", "m.x.y"],
+        ["A\n\none", None, "two"],
+    ),
+    "JSON literal": (".jsonl", jsonl_of([{"a.b": "A", "a": {"b": "B"}}]), "a.b", ["A"]),
+    "parquet nested": (
+        ".parquet",
+        parquet_of({"title": TITLES, "m": META}),
+        ["title", "m.text"],
+        ["A\n\none", "B", None],
+    ),
+    "parquet literal": (
+        ".parquet",
+        parquet_of({"m.text": TITLES, "m": META}),
+        "m.text",
+        TITLES,
+    ),
+    "Arrow nested": (
+        ".arrow",
+        arrow_of({"title": TITLES, "m": META}),
+        ["m.text", "title"],
+        ["one\n\nA", "B", None],
+    ),
+    "CSV columns": (".csv", b"a,b.c\nA,B\n,C\n", ["a", "b.c"], ["A\n\nB", "C"]),
+}
+
+
+@pytest.mark.parametrize("name", NULLS)
+def test_nulls_are_counted_and_fields_may_be_several(tmp_path: Path, name: str) -> None:
+    suffix, data, fields, expected = NULLS[name]
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(data)
+    documents = read(path, text_field=fields)
+    assert [None if d.damage else d.text for d in documents] == expected
+    assert {d.damage for d in documents} <= {None, ("null", 0)}
+    assert [d.number for d in documents] == list(range(len(expected)))
+
+
+def test_a_field_that_no_record_has_is_an_error_in_tasks_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plain_text, "RANGE_BYTES", 100)
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(jsonl_of([{"m": {"text": f"text {n}"}, "id": n} for n in range(300)]))
+    tasks = list(source_of(path, text_field="m.text").tasks())
+    assert len(tasks) > 20
+    texts = [document.text for task in tasks for document in task.documents()]
+    assert texts == [f"text {n}" for n in range(300)]
+    first = next(iter(source_of(path, text_field=["m.text", "m.titel"]).tasks()))
+    with pytest.raises(UserError, match=r"a\.jsonl:\d+: no text in field 'm.titel' .*m\.text, id"):
+        list(first.documents())
+
+
+def test_what_save_to_disk_wrote_is_read_by_its_files(tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    data = datasets.Dataset.from_dict({"text": [*TEXTS, None]})
+    datasets.DatasetDict({"train": data}).save_to_disk(folder)
+    for place in (folder, folder / "train"):
+        with pytest.raises(UserError, match=r"`save_to_disk`; name .*\*\*/\*\.arrow"):
+            source_of(place)
+        with pytest.raises(UserError, match=r"`save_to_disk`.*\*\*/\*\.arrow"):
+            HubSource(HubConfig(name="h", source="hub", dataset=str(place)))
+    assert texts_of(folder / "**/*.arrow") == [*TEXTS, ""]
+
+
 @pytest.mark.parametrize("name", ERRORS)
 def test_a_bad_file_is_a_one_line_user_error(tmp_path: Path, name: str) -> None:
-    suffix, data, message = ERRORS[name]
+    suffix, data, message, *settings = ERRORS[name]
     path = tmp_path / f"a{suffix}"
     path.write_bytes(data)
     with pytest.raises(UserError, match=message) as error:
-        texts_of(path)
+        texts_of(path, **dict(*settings))
     assert path.name in str(error.value) and "\n" not in str(error.value)
 
 
@@ -345,9 +546,6 @@ def test_what_the_system_says_is_no_damage(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_damaged_page_of_parquet_is_known_by_its_checksum(tmp_path: Path) -> None:
-    import pyarrow
-    from pyarrow import parquet
-
     path = tmp_path / "a.parquet"
     table = pyarrow.table({"text": [f"{number} " + "word " * 50 for number in range(100)]})
     parquet.write_table(

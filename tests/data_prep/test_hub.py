@@ -74,6 +74,17 @@ def test_hub_data_set_equals_the_same_text_from_files(
         main(hub_config(tmp_path / "set"))
 
 
+def test_fields_inside_objects_and_nulls_of_a_data_set(
+    tmp_path: Path, hub_config: Config, made_up: Callable[..., list[str]], run: Run
+) -> None:
+    rows = [{"text": text, "n": 1} for text in made_up(60)] + [{"text": None, "n": 2}] * 3
+    write_set(tmp_path / "set", rows, "m")
+    corpus = run(hub_config(tmp_path / "set", text_field=["m.text"]))
+    assert corpus.manifest.removed == {"null": 3}
+    with pytest.raises(UserError, match=r"no text in field 'text' .*fields m\.text, m\.n"):
+        main(hub_config(tmp_path / "set"))
+
+
 def test_tokenizer_sample_does_not_read_a_whole_hub_data_set(
     tmp_path: Path,
     hub_config: Config,

@@ -162,7 +162,9 @@ def test_a_resume_does_no_finished_task_again(
     assert len(done) > 1 and not set(done) & set(first)
 
 
-@pytest.mark.parametrize("name", ["tokens.bin", "rows.npz", "excerpts.jsonl", "stats.json"])
+@pytest.mark.parametrize(
+    "name", ["tokens.bin", "rows.npz", "excerpts.jsonl", "lines.json", "stats.json"]
+)
 @pytest.mark.parametrize("damage", [Path.unlink, lambda file: os.truncate(file, 100)])
 def test_a_part_that_is_damaged_is_made_anew(
     tmp_path: Path,

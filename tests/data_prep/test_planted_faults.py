@@ -133,6 +133,7 @@ def everything(text: Path, tasks: Path, text_config: Config, **data: Any) -> dic
     return text_config(
         *sorted(text.iterdir()),
         damaged="drop",
+        list_dropped=True,
         filters=strict({"max_tokens_per_character": 0.5}),  # the vocabulary of this test is small
         near_duplicates={"enabled": True},
         decontaminate={"tasks": str(tasks)},

@@ -44,6 +44,8 @@ BLOCKS = "\n\n".join(
     f"text {n} é " + "word " * (n % 7) + "\nand a line " * (n % 3) for n in range(40)
 )
 RECORDS = "\n".join(json.dumps({"text": f"record {n}\n{'x ' * n}"}) for n in range(30))
+MARK = "<|endoftext|>"
+SEPARATED: dict[str, Any] = {"documents": "separator", "separator": MARK}
 FILES: dict[str, tuple[bytes, dict[str, Any]]] = {
     "a.txt": (BLOCKS.encode(), {}),
     "lines.txt": (BLOCKS.encode(), {"documents": "line"}),
@@ -67,6 +69,16 @@ FILES: dict[str, tuple[bytes, dict[str, Any]]] = {
     "wiki_00": (
         b"".join(b'<doc id="%d" title="a">\nA\n\nquay.\n</doc>\n' % n for n in range(40)),
         {},
+    ),
+    "marked.txt": (BLOCKS.replace("\n\n", f"\n{MARK}\n").encode(), SEPARATED),
+    "marked_inside.txt": (BLOCKS.replace("\n", MARK).encode() * 2, SEPARATED),
+    "marked_mixed.txt": (
+        (MARK + BLOCKS.replace("\n\nt", f" {MARK} \r\n\r\nt") + MARK * 3 + "\n\n").encode(),
+        SEPARATED,
+    ),
+    "marked_parts.txt": (
+        ("line of some words\n\n" * 100 + MARK).encode() * 3,
+        {**SEPARATED, "clean": {"max_characters": 1000}},
     ),
     "late.txt": (
         BLOCKS.encode() + b'\n\n<doc id="1" title="a">\nno article\n\n' + BLOCKS.encode(),
@@ -92,7 +104,7 @@ def test_tasks_give_the_documents_of_the_whole_file(name: str, tmp_path: Path) -
 
 
 def test_a_file_of_which_the_ends_of_documents_are_known_is_cut(tmp_path: Path) -> None:
-    for name in ("a.txt", "lines.txt", "a.txt.xz", "a.jsonl"):
+    for name in ("a.txt", "lines.txt", "a.txt.xz", "a.jsonl", "marked.txt", "marked_inside.txt"):
         (tmp_path / name).write_bytes(FILES[name][0])
         tasks = list(source_of(tmp_path / name, **FILES[name][1]).tasks())
         sizes = [sum(1 for _ in task.documents()) for task in tasks]
@@ -123,7 +135,7 @@ DAMAGED: dict[str, bytes] = {
     "empty.txt": b"",
     "cut.txt.xz": lzma.compress(BLOCKS.encode() * 50)[:-40],
     "no_json.jsonl": RECORDS.encode() + b"\n{\n" + RECORDS.encode(),
-    "no_text.jsonl": RECORDS.encode() + b'\n{"a": 1}\n',
+    "no_text.jsonl": RECORDS.encode() + b'\n{"text": 1}\n',
 }
 
 
