@@ -20,12 +20,12 @@ from cramming.data.manifest import (
     Manifest,
     Shard,
     Split,
+    StageLine,
     TokenizerInfo,
 )
 from cramming.files import write_atomically
 from data_prep.filters import quality
 from data_prep.prepare_config import Preparation
-from data_prep.readers.source import DataConfig
 from data_prep.selection import TOO_MANY_TOKENS, Selection
 from data_prep.stats import StageStats, write_orders
 from data_prep.task_grid import CARD
@@ -110,7 +110,11 @@ def complete(
         orders=orders,
     )
     # Names of files may be no UTF-8.
-    card = _card(manifest).encode(errors="backslashreplace").decode()
+    card = (
+        _card(manifest, list(advice(manifest, preparation)))
+        .encode(errors="backslashreplace")
+        .decode()
+    )
     write_atomically(folder / CARD, card)
     write_atomically(folder / TOKENIZER_CONFIG, describe_for_transformers(info.special))
     files = [folder / name for name in (CARD, TOKENIZER_CONFIG, *orders.values())]
@@ -174,7 +178,7 @@ def _decontamination(preparation: Preparation, stats: StageStats) -> dict[str, A
     }
 
 
-def _card(manifest: Manifest) -> str:
+def _card(manifest: Manifest, advice: list[str]) -> str:
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(
         loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True
@@ -183,6 +187,7 @@ def _card(manifest: Manifest) -> str:
     sources = [source for source in manifest.sources if source["kind"] != "tokenizer"]
     return environment.get_template("corpus_card.md.j2").render(
         manifest=manifest,
+        advice=advice,
         info=manifest.tokenizer,
         found=manifest.statistics,
         overlap=manifest.decontamination,
@@ -207,18 +212,26 @@ def _notes(notes: dict[str, Any]) -> str:
     return "; ".join(shown)
 
 
-def advice(manifest: Manifest, config: DataConfig, documents: str | None = None) -> Iterator[str]:
-    """At most three lines for a corpus that is perhaps not the one that was meant: text that filters took or documents
-    that are tiny, unknown tokens, and a hold-out of many times its share. `documents` is the setting of this name where
-    plain text was cut by it."""
-    hint = f" (data.documents={documents} cuts the text so)" if documents else ""
-    found, count = manifest.statistics, manifest.counts["documents"]
+def advice(manifest: Manifest, preparation: Preparation) -> Iterator[str]:
+    """Yield a line for each reason to suspect that the corpus is not the one that was meant."""
+    cut_by = preparation.cut_by
+    hint = f" (data.documents={cut_by} cuts the text so)" if cut_by else ""
     stages = {stage.name: stage for stage in manifest.stages}
+    yield from _lost_text(manifest, stages, hint)
+    yield from _shared_passages(stages, preparation.data.near_duplicates.threshold)
+    yield from _unknown_text(manifest)
+    yield from _large_hold_out(manifest, preparation.data.validation_fraction, hint)
+
+
+def _lost_text(manifest: Manifest, stages: dict[str, StageLine], hint: str) -> Iterator[str]:
+    """Name the filters that took much of the text, or documents that are tiny."""
+    found, count = manifest.statistics, manifest.counts["documents"]
     dropped = stages["filters"].dropped | stages["tokens"].dropped
     taken = {
         reason: entry.bytes / max(1, stages["normalise"].bytes_out)
         for reason, entry in dropped.items()
     }
+    words = found["words"] / max(1, count)
     if sum(taken.values()) > MUCH:
         reason, share = max(taken.items(), key=lambda item: item[1])
         setting = f" ({_SETTINGS[reason]})" if reason in _SETTINGS else ""
@@ -226,23 +239,35 @@ def advice(manifest: Manifest, config: DataConfig, documents: str | None = None)
             f"the filters took {sum(taken.values()):.0%} of the text, {share:.0%} by {reason}{setting}; corpus_card.md"
             f" has examples{hint}"
         )
-    elif (
-        0 < (words := found["words"] / max(1, count)) < FEW_WORDS
-        and found["characters"] < 6 * FEW_WORDS * count
-    ):
+    elif 0 < words < FEW_WORDS and found["characters"] < 6 * FEW_WORDS * count:
         yield f"documents are tiny: {words:.0f} words on average{hint}"
-    rate, lost = found["unknown_rate"], found["characters_lost"]
-    if max(rate, lost or 0) > MUCH_UNKNOWN:
-        characters = (
-            "" if lost is None else f", and no token stands for {lost:.1%} of the characters"
+
+
+def _shared_passages(stages: dict[str, StageLine], threshold: float) -> Iterator[str]:
+    passages = stages["near deduplication"].notes.get("shared_passages", {})
+    for passage, documents in passages.items():
+        yield (
+            f'{documents:,} documents were dropped as near-duplicates for one shared passage, "{passage} ...", although'
+            f" the rest of each differs; cut it out of the text, or raise data.near_duplicates.threshold={threshold:g}"
         )
+
+
+def _unknown_text(manifest: Manifest) -> Iterator[str]:
+    rate, lost = manifest.statistics["unknown_rate"], manifest.statistics["characters_lost"]
+    if max(rate, lost or 0) > MUCH_UNKNOWN:
+        characters = ""
+        if lost is not None:
+            characters = f", and no token stands for {lost:.1%} of the characters"
         yield f"{rate:.1%} of the tokens are unknown{characters}; tokenizer=bpe knows every character"
+
+
+def _large_hold_out(manifest: Manifest, fraction: float, hint: str) -> Iterator[str]:
     train, validation = (
         sum(shard.tokens for shard in manifest.splits[split]) for split in ("train", "validation")
     )
     held_out = validation / (train + validation)
-    if held_out > max(LARGE_HOLD_OUT, 2 * config.validation_fraction):
+    if held_out > max(LARGE_HOLD_OUT, 2 * fraction):
         yield (
-            f"{held_out:.0%} of the tokens are held out for validation, where data.validation_fraction="
-            f"{config.validation_fraction:g}: whole documents are, or parts of long ones, and there are {count}{hint}"
+            f"{held_out:.0%} of the tokens are held out for validation, where data.validation_fraction={fraction:g}:"
+            f" whole documents are, or parts of long ones, and there are {manifest.counts['documents']}{hint}"
         )

@@ -160,9 +160,11 @@ class Part:
         signatures = np.fromfile(self.folder / "signatures.bin", dtype=np.uint8)
         return signatures.reshape(len(self.array("ngrams")), -1)
 
-    def tokens(self) -> np.ndarray:
-        """Return the tokens of all documents, one behind the other."""
-        return np.fromfile(self.folder / "tokens.bin", dtype=self._token_dtype)
+    def tokens(self, start: int = 0, count: int = -1) -> np.ndarray:
+        """Return the tokens of all documents, one behind the other, or so many from `start` on."""
+        dtype = self._token_dtype
+        offset = start * dtype.itemsize
+        return np.fromfile(self.folder / "tokens.bin", dtype, count, offset=offset)
 
     def stages(self) -> dict[str, Stage]:
         """Return the counts of the stages that are finished with a task."""

@@ -4,10 +4,10 @@
 
 Decontamination and the limit on tokens were decided by the tasks; here they are counted, of what is left by then.
 Memory: about 50 bytes a document, and for near-duplicates what data_prep/dedup/near.py says. Suffixes: N documents that
-passed the filters, M matches of decontamination.
+passed the filters, G groups of near-duplicates, M matches of decontamination.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,16 +20,18 @@ from data_prep.dedup.near import (
     find_near_duplicates,
     memory_bytes,
 )
+from data_prep.dedup.shared_passages import SharedPassages
 from data_prep.filters.quality import too_many_tokens
 from data_prep.parts import Part
 from data_prep.readers.source import DataConfig
-from data_prep.stats import EXAMPLES, Example, StageStats
+from data_prep.stats import EXAMPLES, Example, StageStats, one_line
 
 TOO_MANY_TOKENS = too_many_tokens.__name__
 MAX_SOURCES = (
     32  # counted by name; from a corpus of a thousand files the first are, the rest together
 )
 OTHERS = "all others"
+COMPARED_TOKENS = 1 << 23  # of near-duplicates that are searched for shared passages
 
 
 class Rows:
@@ -55,6 +57,13 @@ class Rows:
         """Return what is shown of a document."""
         part = int(np.searchsorted(self.first_P, row, side="right")) - 1
         return self.parts[part].example(int(row - self.first_P[part]))
+
+    def tokens(self, row: np.intp) -> np.ndarray:
+        """Return the tokens of a document without [CLS] and [SEP]."""
+        part = int(np.searchsorted(self.first_P, row, side="right")) - 1
+        tokens_N = self.rows_N["tokens"]
+        start = int(tokens_N[self.first_P[part] : row].sum(dtype=np.int64))
+        return self.parts[part].tokens(start, int(tokens_N[row]))[1:-1]
 
     def matches(self) -> np.ndarray:
         """Return which documents hold which of the tasks' texts: pairs [M, 2]."""
@@ -95,8 +104,9 @@ class Selection:
 class Selector:
     """Passes all documents through the stages and counts them in `stats`."""
 
-    def __init__(self, rows: Rows, stats: StageStats) -> None:
-        self.rows, self.stats = rows, stats
+    def __init__(self, rows: Rows, stats: StageStats, decode: Callable[[list[int]], str]) -> None:
+        """`decode` makes text of tokens."""
+        self.rows, self.stats, self._decode = rows, stats, decode
         self._left_N = np.ones(len(rows.rows_N), dtype=bool)
         self._key_N, self._bytes_N = rows.rows_N["key"], rows.rows_N["bytes"]
 
@@ -125,6 +135,8 @@ class Selector:
             dropped = np.flatnonzero(keys[kept] != keys)
             dropped_N[rows[dropped]] = True
             stage.notes["clusters"] = len(np.unique(kept[dropped]))
+            if len(dropped):
+                self._note_shared_passages(rows[dropped], rows[kept[dropped]], config)
             stage.notes["index_bytes"] = memory_bytes(ngrams, signatures)
             shown = dropped[_smallest(keys[dropped])]
             similarities = estimate(signatures, shown, kept[shown]).tolist()
@@ -135,6 +147,27 @@ class Selector:
                 )
                 examples.append(example._replace(shown=f"{measure}: {example.shown}"))
         self._drop("near deduplication", "near_duplicate", dropped_N, examples)
+
+    def _note_shared_passages(
+        self, dropped_rows: np.ndarray, kept_rows: np.ndarray, config: NearDuplicateConfig
+    ) -> None:
+        """Note which passages explain most of what a group drops: the largest groups, as far as they are compared."""
+        order = np.lexsort((self._key_N[dropped_rows], kept_rows))
+        kept_G, first_G = np.unique(kept_rows[order], return_index=True)
+        dropped_G = np.split(dropped_rows[order], first_G[1:])
+        largest_first = np.lexsort((self._key_N[kept_G], [-len(rows) for rows in dropped_G]))
+        passages, left = SharedPassages(config), COMPARED_TOKENS
+        for group in largest_first:
+            sums = np.cumsum(self.rows.rows_N["tokens"][dropped_G[group]], dtype=np.int64)
+            compared = dropped_G[group][: 1 + np.searchsorted(sums, left)]
+            passages.add_group(self.rows.tokens(kept_G[group]), map(self.rows.tokens, compared))
+            left -= int(sums[-1])
+            if left <= 0:
+                break
+        self.stats["near deduplication"].notes["shared_passages"] = {
+            one_line(self._decode(tokens_T.tolist())): documents
+            for tokens_T, documents in passages.most_common()
+        }
 
     def drop_contaminated(self, search: Decontaminator | None) -> None:
         """Drop what holds text of a downstream task; a document with text of two tasks counts for both."""

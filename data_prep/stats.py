@@ -76,7 +76,7 @@ class Example(NamedTuple):
 
     def line(self) -> str:
         """Return `place: what was measured, and the passage` on one printable line."""
-        return f"{self.place()}: {_one_line(self.shown)}"
+        return f"{self.place()}: {one_line(self.shown)}"
 
 
 @dataclass
@@ -252,7 +252,7 @@ def _sum(before: Any, note: Any) -> Any:
     return (before or 0) + note
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """Return an excerpt that a table can show: printable valid UTF-8 on one line."""
     shown = "".join(c if c.isprintable() else " " for c in text.encode(errors="replace").decode())
     return " ".join(shown.split())
