@@ -38,6 +38,7 @@ from data_prep.tokenizer.load import (
 MUCH = 0.2  # of the text's bytes, taken by filters
 FEW_WORDS = 20  # of a tiny document, on average, and 6 characters for each: scripts without spaces have few words
 MUCH_UNKNOWN = 0.005  # of the tokens, or of the characters
+FEW_CONTAMINATED = 5  # documents: of fewer nothing is said
 LARGE_HOLD_OUT = 0.1  # of the tokens
 # Reason -> the setting that is behind it.
 _SETTINGS = {
@@ -173,6 +174,8 @@ def _decontamination(preparation: Preparation, stats: StageStats) -> dict[str, A
         "searchable": search.searchable,
         "found": notes["texts_found"],
         "removed": {task: notes["documents_by_task"].get(task, 0) for task in search.tasks},
+        "cut": {task: notes["documents_cut_by_task"].get(task, 0) for task in search.tasks},
+        "by_words": notes["documents_by_words"],
         "files": search.files,
         "development": search.development,
     }
@@ -219,6 +222,7 @@ def advice(manifest: Manifest, preparation: Preparation) -> Iterator[str]:
     stages = {stage.name: stage for stage in manifest.stages}
     yield from _lost_text(manifest, stages, hint)
     yield from _shared_passages(stages, preparation.data.near_duplicates.threshold)
+    yield from _short_matches(manifest, stages)
     yield from _unknown_text(manifest)
     yield from _large_hold_out(manifest, preparation.data.validation_fraction, hint)
 
@@ -249,6 +253,20 @@ def _shared_passages(stages: dict[str, StageLine], threshold: float) -> Iterator
         yield (
             f'{documents:,} documents were dropped as near-duplicates for one shared passage, "{passage} ...", although'
             f" the rest of each differs; cut it out of the text, or raise data.near_duplicates.threshold={threshold:g}"
+        )
+
+
+def _short_matches(manifest: Manifest, stages: dict[str, StageLine]) -> Iterator[str]:
+    """Say that short texts of the tasks took most of what decontamination dropped."""
+    dropped = stages["decontamination"].dropped.get("contaminated")
+    if dropped is None or manifest.decontamination["action"] == "cut":
+        return
+    shortest, *longer = manifest.decontamination["by_words"].items()
+    if shortest[1] >= FEW_CONTAMINATED and shortest[1] > sum(count for _, count in longer):
+        yield (
+            f"{shortest[1]:,} of {dropped.documents:,} documents that decontamination dropped ({dropped.bytes:,} bytes"
+            f" together) have no longer match than {shortest[0]}; data.decontaminate.action=cut takes out the sentence,"
+            " not the document"
         )
 
 

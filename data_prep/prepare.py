@@ -319,11 +319,12 @@ def _require_documents(preparation: Preparation, stats: StageStats, held_out: li
 def _report(preparation: Preparation, manifest: Manifest) -> None:
     overlap = manifest.decontamination
     for task, documents in overlap.get("removed", {}).items():
-        texts, searchable, found = (
-            overlap[key][task] for key in ("examples", "searchable", "found")
+        texts, searchable, found, cut = (
+            overlap[key][task] for key in ("examples", "searchable", "found", "cut")
         )
         say(
-            f"{task}: {searchable:,} of {texts:,} texts searchable, {found:,} found; {documents:,} documents removed"
+            f"{task}: {searchable:,} of {texts:,} texts searchable, {found:,} found; {documents:,} documents removed,"
+            f" {cut:,} cut"
         )
     train, validation = (sum(shard.tokens for shard in manifest.splits[split]) for split in SPLITS)
     say(

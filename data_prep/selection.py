@@ -31,6 +31,8 @@ MAX_SOURCES = (
     32  # counted by name; from a corpus of a thousand files the first are, the rest together
 )
 OTHERS = "all others"
+SENTENCES_CUT = "sentences_cut"  # no documents, only bytes
+MATCH_WORDS = {"4 to 9 words": 9, "10 to 12 words": 12, "13 words and more": 255}  # the most
 COMPARED_TOKENS = 1 << 23  # of near-duplicates that are searched for shared passages
 
 
@@ -108,7 +110,8 @@ class Selector:
         """`decode` makes text of tokens."""
         self.rows, self.stats, self._decode = rows, stats, decode
         self._left_N = np.ones(len(rows.rows_N), dtype=bool)
-        self._key_N, self._bytes_N = rows.rows_N["key"], rows.rows_N["bytes"]
+        self._key_N, self._cut_bytes_N = rows.rows_N["key"], rows.rows_N["cut_bytes"]
+        self._bytes_N = rows.rows_N["bytes"] + self._cut_bytes_N  # as they are at this stage
 
     def select(self, config: DataConfig, search: Decontaminator | None) -> Selection:
         """Return what becomes the corpus."""
@@ -170,20 +173,24 @@ class Selector:
         }
 
     def drop_contaminated(self, search: Decontaminator | None) -> None:
-        """Drop what holds text of a downstream task; a document with text of two tasks counts for both."""
-        stage, contaminated_N = self.stats["decontamination"], np.zeros_like(self._left_N)
-        stage.notes["documents_by_task"] = {}
+        """Drop what holds text of a downstream task, and count what was cut out of the others."""
+        stage, notes = self.stats["decontamination"], self.stats["decontamination"].notes
+        words_N, is_cut_N = self.rows.rows_N["match_words"], self._cut_bytes_N > 0
         if search:
             matches_M2 = self.rows.matches()
             matches_M2 = matches_M2[self._left_N[matches_M2[:, 0]]]
-            contaminated_N[matches_M2[:, 0]] = True
-            tasks_M = search.task_numbers(matches_M2[:, 1])
-            pairs = np.unique(np.stack([matches_M2[:, 0], tasks_M], axis=1), axis=0)
-            counts = np.bincount(pairs[:, 1], minlength=len(search.tasks)).tolist()
-            by_task = {task: count for task, count in zip(search.tasks, counts) if count}
-            stage.notes["documents_by_task"] = dict(sorted(by_task.items()))
-            stage.notes["texts_found"] = search.by_task(np.unique(matches_M2[:, 1]))
-        self._drop("decontamination", "contaminated", contaminated_N)
+            is_cut_M = is_cut_N[matches_M2[:, 0]]
+            notes["documents_by_task"] = _documents_by_task(matches_M2[~is_cut_M], search)
+            notes["documents_cut_by_task"] = _documents_by_task(matches_M2[is_cut_M], search)
+            notes["documents_by_words"] = _by_words(words_N[self._left_N])
+            notes["texts_found"] = search.by_task(np.unique(matches_M2[:, 1]))
+        self._drop("decontamination", "contaminated", (words_N > 0) & ~is_cut_N)
+        is_cut_N &= self._left_N
+        if is_cut_N.any():
+            cut_bytes = int(self._cut_bytes_N[is_cut_N].sum())
+            stage.drop(SENTENCES_CUT, 0, cut_bytes, self._examples(is_cut_N))
+            stage.bytes_out -= cut_bytes
+        self._bytes_N = self.rows.rows_N["bytes"]
 
     def hold_out(self, fraction: float) -> np.ndarray:
         """Return which of the documents that are left are held out: [N] bool."""
@@ -212,6 +219,21 @@ class Selector:
     def _examples(self, dropped_N: np.ndarray) -> list[Example]:
         dropped = np.flatnonzero(dropped_N)
         return [self.rows.example(row) for row in dropped[_smallest(self._key_N[dropped])]]
+
+
+def _documents_by_task(matches_M2: np.ndarray, search: Decontaminator) -> dict[str, int]:
+    """Return how many documents hold text of each task; one with text of two counts for both."""
+    tasks_M = search.task_numbers(matches_M2[:, 1])
+    pairs = np.unique(np.stack([matches_M2[:, 0], tasks_M], axis=1), axis=0)
+    counts = np.bincount(pairs[:, 1], minlength=len(search.tasks)).tolist()
+    by_task = {task: count for task, count in zip(search.tasks, counts) if count}
+    return dict(sorted(by_task.items()))
+
+
+def _by_words(words_N: np.ndarray) -> dict[str, int]:
+    """Return how many documents have a longest match of so many words, by the names of `MATCH_WORDS`."""
+    counts = np.diff([int((words_N <= most).sum()) for most in (0, *MATCH_WORDS.values())])
+    return dict(zip(MATCH_WORDS, counts.tolist()))
 
 
 def _smallest(keys: np.ndarray) -> np.ndarray:

@@ -159,7 +159,8 @@ class StageStats(dict[str, Stage]):
         total: dict[str, int] = {}
         for stage in self.values():
             for reason, count in stage.dropped.items():
-                total[reason] = total.get(reason, 0) + count.documents
+                if count.documents:
+                    total[reason] = total.get(reason, 0) + count.documents
         return dict(sorted(total.items()))
 
     def pass_on(self, name: str) -> None:

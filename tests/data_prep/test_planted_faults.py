@@ -201,7 +201,7 @@ def test_every_planted_fault_is_found_and_reported(
                 bin_.bytes for bin_ in stage.dropped.values()
             ), stage.name
     card = (corpus.folder / "corpus_card.md").read_text(encoding="utf-8")
-    assert "| CoLA | 100 | 100 | 100 | 100 |" in card and "7 markup" in card
+    assert "| CoLA | 100 | 100 | 100 | 100 | 0 |" in card and "7 markup" in card
     assert "Der alte Hafen" in card
 
 
