@@ -26,7 +26,8 @@ from cramming.data.manifest import (
 from cramming.files import write_atomically
 from data_prep.filters import quality
 from data_prep.prepare_config import Preparation
-from data_prep.selection import TOO_MANY_TOKENS, Selection
+from data_prep.selection import OTHERS, TOO_MANY_TOKENS, Selection
+from data_prep.stages import TEMPLATES_LOST
 from data_prep.stats import StageStats, write_orders
 from data_prep.task_grid import CARD
 from data_prep.tokenizer.load import (
@@ -38,6 +39,7 @@ from data_prep.tokenizer.load import (
 MUCH = 0.2  # of the text's bytes, taken by filters
 FEW_WORDS = 20  # of a tiny document, on average, and 6 characters for each: scripts without spaces have few words
 MUCH_UNKNOWN = 0.005  # of the tokens, or of the characters
+SHOWN_TEMPLATES = 20  # of Wikipedia's without text, by name
 FEW_CONTAMINATED = 5  # documents: of fewer nothing is said
 LARGE_HOLD_OUT = 0.1  # of the tokens
 # Reason -> the setting that is behind it.
@@ -86,6 +88,9 @@ def complete(
     stats["tokenizer"].notes |= {"kind": info.kind, "entries": info.vocab_size, "origin": origin}
     counts = {name: statistics[name] for name in ("tokens", "unknown_rate")}
     stats["tokens"].notes |= counts
+    lost = stats["source"].notes.get(TEMPLATES_LOST)
+    if lost:
+        stats["source"].notes[TEMPLATES_LOST] = _largest(lost)
     stats["order"].notes["files"] = ", ".join(orders) or "none"
     manifest = Manifest(
         format=FORMAT_VERSION,
@@ -150,6 +155,15 @@ def _statistics(
         "vocabulary_used": int(np.count_nonzero(use_V)),
         **({"remark": remark} if remark else {}),
     }
+
+
+def _largest(counts: dict[str, int]) -> dict[str, int]:
+    """Return the `SHOWN_TEMPLATES` largest counts, and the sum of all others."""
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    largest = dict(ordered[:SHOWN_TEMPLATES])
+    if len(ordered) > SHOWN_TEMPLATES:
+        largest[OTHERS] = sum(counts.values()) - sum(largest.values())
+    return largest
 
 
 def _by_source(rows_D: np.ndarray, sources: list[str]) -> dict[str, dict[str, int]]:

@@ -32,6 +32,7 @@ from data_prep.tokenizer.encode import TextEncoder, text_encoder
 
 GROUP_DOCUMENTS = 512
 GROUP_SIZE = 1 << 20  # characters that pass a stage together
+TEMPLATES_LOST = "templates_without_text"  # a note of the stage `source`
 BROKEN = "broken_characters"  # the filter that reads the text before and after normalisation
 _VISIBLE = {
     code: f"\\x{code:02x}" for code in (*range(9), *range(0xB, 0x20), *range(0x7F, 0xA0))
@@ -242,6 +243,8 @@ def drop_damaged(documents: list[Document], part: PartWriter, seed: int) -> list
     for document in documents:
         is_new = document.part == 0
         part.begun[document.origin] += is_new
+        if document.lost:
+            stage.merge(Stage(notes={TEMPLATES_LOST: dict(document.lost)}))
         if document.damage is None:
             size = text_bytes(document.text)
             stage.count_in(is_new, size)
