@@ -26,7 +26,7 @@ from cramming.data.manifest import (
 from cramming.files import write_atomically
 from data_prep.filters import quality
 from data_prep.prepare_config import Preparation
-from data_prep.selection import OTHERS, TOO_MANY_TOKENS, Selection
+from data_prep.selection import OTHERS, SENTENCES_CUT, TOO_MANY_TOKENS, Selection
 from data_prep.stages import TEMPLATES_LOST
 from data_prep.stats import StageStats, write_orders
 from data_prep.task_grid import CARD
@@ -42,11 +42,19 @@ MUCH_UNKNOWN = 0.005  # of the tokens, or of the characters
 SHOWN_TEMPLATES = 20  # of Wikipedia's without text, by name
 FEW_CONTAMINATED = 5  # documents: of fewer nothing is said
 LARGE_HOLD_OUT = 0.1  # of the tokens
-# Reason -> the setting that is behind it.
-_SETTINGS = {
-    "too_short": "data.clean.min_characters",
-    TOO_MANY_TOKENS: "data.filters.max_tokens_per_character",
-} | {rule.reason: f"data.filters.{setting}" for setting, rule in quality.RULES.items()}
+_FILTERS = {rule.reason: f"data.filters.{setting}" for setting, rule in quality.RULES.items()}
+# Stage -> reason -> the setting that governs it; none can be switched off without one.
+SETTINGS = {
+    "source": dict.fromkeys(("empty_file", "binary_file", "binary", "not_utf8"), "data.damaged"),
+    "filters": {"too_short": "data.clean.min_characters", "no_letters": ""} | _FILTERS,
+    "exact deduplication": {"duplicate": "data.deduplicate"},
+    "near deduplication": {"near_duplicate": "data.near_duplicates.threshold"},
+    "decontamination": {
+        "contaminated": "data.decontaminate.tasks",
+        SENTENCES_CUT: "data.decontaminate.action",
+    },
+    "tokens": {TOO_MANY_TOKENS: "data.filters.max_tokens_per_character"},
+}
 
 
 @dataclass(frozen=True)
@@ -205,6 +213,7 @@ def _card(manifest: Manifest, advice: list[str]) -> str:
     return environment.get_template("corpus_card.md.j2").render(
         manifest=manifest,
         advice=advice,
+        settings=SETTINGS,
         info=manifest.tokenizer,
         found=manifest.statistics,
         overlap=manifest.decontamination,
@@ -212,6 +221,16 @@ def _card(manifest: Manifest, advice: list[str]) -> str:
         licenses=sorted({str(source.get("license")) for source in sources}),
         not_known="not known (ready-made ids)",
     )
+
+
+def reasons_table() -> str:
+    """Return the table of the documentation: every reason to drop a document, its stage and its setting."""
+    lines = ["| stage | reason | setting |", "|---|---|---|"]
+    for stage, settings in SETTINGS.items():
+        for reason, setting in settings.items():
+            governed_by = f"`{setting}`" if setting else "always on"
+            lines.append(f"| {stage} | `{reason}` | {governed_by} |")
+    return "\n".join(lines)
 
 
 def _cell(value: Any) -> str:
@@ -252,7 +271,8 @@ def _lost_text(manifest: Manifest, stages: dict[str, StageLine], hint: str) -> I
     words = found["words"] / max(1, count)
     if sum(taken.values()) > MUCH:
         reason, share = max(taken.items(), key=lambda item: item[1])
-        setting = f" ({_SETTINGS[reason]})" if reason in _SETTINGS else ""
+        governing = (SETTINGS["filters"] | SETTINGS["tokens"]).get(reason)
+        setting = f" ({governing})" if governing else ""
         yield (
             f"the filters took {sum(taken.values()):.0%} of the text, {share:.0%} by {reason}{setting}; corpus_card.md"
             f" has examples{hint}"

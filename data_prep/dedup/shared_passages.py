@@ -1,8 +1,8 @@
 """Passages that alone make documents near-duplicates, such as a licence in front of every chapter of a book.
 
 A passage is the longest run of tokens that a dropped document shares with the kept one. It is reported where the two
-would not reach the threshold without it, and a tenth of the dropped document or more stands outside of it. Suffixes: T
-tokens, R runs of `RUN_TOKENS`.
+would not reach the threshold without it, and a twentieth of the dropped document or more stands outside of it.
+Suffixes: T tokens, R runs of `RUN_TOKENS`.
 """
 
 from collections import Counter
@@ -14,10 +14,10 @@ from data_prep.dedup.near import NearDuplicateConfig
 from data_prep.dedup.ngram_hashes import mix, ngrams
 
 RUN_TOKENS = 16  # of the shortest passage
-MIN_SHARE_OUTSIDE = 0.1  # of a dropped document that is more than the passage
+MIN_SHARE_OUTSIDE = 0.05  # of a dropped document that is more than the passage
 MIN_DOCUMENTS = 5  # that a reported passage explains
 SHOWN_PASSAGES = 3
-FIRST_TOKENS = 24  # of a passage that are shown
+FIRST_TOKENS = 32  # of a passage that are shown
 
 
 class SharedPassages:

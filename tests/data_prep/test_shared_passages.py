@@ -47,7 +47,7 @@ PASSAGE, BODY = tokens(400, 0), tokens(300, 1)
         ([tokens(90, 2), PASSAGE], [tokens(20, 3), PASSAGE, tokens(99, 4)], True),
         ([PASSAGE, BODY, tokens(60, 2)], [PASSAGE, tokens(40, 4), BODY], False),  # alike without
         ([PASSAGE], [PASSAGE, tokens(200, 3)], False),  # nothing is lost
-        ([PASSAGE, tokens(30, 2)], [PASSAGE, tokens(200, 3)], False),
+        ([PASSAGE, tokens(20, 2)], [PASSAGE, tokens(200, 3)], False),
         ([tokens(90, 2)], [tokens(90, 3)], False),
         ([tokens(5, 2)], [tokens(90, 3)], False),
     ],
