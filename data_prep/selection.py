@@ -7,6 +7,7 @@ Memory: about 50 bytes a document, and for near-duplicates what data_prep/dedup/
 passed the filters, G groups of near-duplicates, M matches of decontamination.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -32,7 +33,7 @@ MAX_SOURCES = (
 )
 OTHERS = "all others"
 SENTENCES_CUT = "sentences_cut"  # no documents, only bytes
-MATCH_WORDS = {"4 to 9 words": 9, "10 to 12 words": 12, "13 words and more": 255}  # the most
+MATCH_WORDS = {"4 to 9 words": 4, "10 to 12 words": 10, "13 words and more": 13}  # the fewest
 COMPARED_TOKENS = 1 << 23  # of near-duplicates that are searched for shared passages
 
 
@@ -225,14 +226,13 @@ def _documents_by_task(matches_M2: np.ndarray, search: Decontaminator) -> dict[s
     """Return how many documents hold text of each task; one with text of two counts for both."""
     tasks_M = search.task_numbers(matches_M2[:, 1])
     pairs = np.unique(np.stack([matches_M2[:, 0], tasks_M], axis=1), axis=0)
-    counts = np.bincount(pairs[:, 1], minlength=len(search.tasks)).tolist()
-    by_task = {task: count for task, count in zip(search.tasks, counts) if count}
+    by_task = Counter(search.tasks[task] for task in pairs[:, 1].tolist())
     return dict(sorted(by_task.items()))
 
 
 def _by_words(words_N: np.ndarray) -> dict[str, int]:
     """Return how many documents have a longest match of so many words, by the names of `MATCH_WORDS`."""
-    counts = np.diff([int((words_N <= most).sum()) for most in (0, *MATCH_WORDS.values())])
+    counts, _ = np.histogram(words_N, [*MATCH_WORDS.values(), 256])
     return dict(zip(MATCH_WORDS, counts.tolist()))
 
 

@@ -7,9 +7,9 @@ which would have a hole without them ("a road of  in length"); all others (infob
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 from xml.etree import ElementTree
@@ -124,12 +124,36 @@ def _remove(code: Any, node: Any) -> None:
 
 TABLES = Path(__file__).with_name("wikipedia_templates.yaml")  # it has the language of patterns
 _INNERMOST = re.compile(r"\{\{([^{}]*)\}\}")
-_OPTIONAL = re.compile(r"\[([^\[\]]*)\]")  # of a pattern
+_SEGMENT = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")  # of a pattern: in brackets, or not
 _FIELD = re.compile(r"\{([^{}]+)\}")  # the same
 _BETWEEN_PARAMETERS = re.compile(r"\|(?![^\[\]]*\]\])")  # not in [[link|text]]
 _NAMED = re.compile(r"\s*([^\W\d][\w -]*)=(.*)", re.DOTALL)
+_NUMBERED = re.compile(r"^\s*(?:\d+|text|quote)\s*=")
 _RANGE = {"-": "–", "–": "–", "x": " × ", "×": " × "} | {
     word: f" {word} " for word in ("to", "and", "or", "by")
+}
+
+
+def _fraction(listed: list[str]) -> str:
+    """A fraction, with what stands in front of it: "3 1/2"."""
+    parts = listed[-2:] if len(listed) > 1 else ["1", *listed]
+    return " ".join([*listed[:-2], "/".join(parts)])
+
+
+def _quantity(listed: list[str]) -> str:
+    """A quantity, without the unit that it is converted to: "5 to 10 km"."""
+    text, *values = [*listed, ""]
+    while len(values) > 1 and values[0] in _RANGE:
+        text += _RANGE[values[0]] + values[1]
+        values = values[2:]
+    return " ".join([text, *values[:1]]).strip()
+
+
+_COMPUTED: dict[str, Callable[[list[str]], str]] = {
+    "-1": lambda listed: listed[-1],
+    "*": lambda listed: " – ".join(filter(None, listed)),
+    "quantity": _quantity,
+    "fraction": _fraction,
 }
 
 
@@ -142,6 +166,7 @@ class Templates:
         for group in ("any", language):
             for names, pattern in tables["templates"].get(group, {}).items():
                 self._patterns |= dict.fromkeys(names.split(" / "), pattern)
+        self._pattern = lru_cache(1 << 12)(self._find_pattern)
         self._wild = [name for name in self._patterns if "*" in name or "[" in name]
         self._values: dict[str, dict[str, str]] = {}
         for kind, by_language in tables["values"].items():
@@ -172,50 +197,44 @@ class Templates:
         """Return the shown text of a template; parameters with a number for a name count as those without one."""
         name, _, rest = template[1].replace("formatnum:", "formatnum|", 1).partition("|")
         name = " ".join(name.replace("_", " ").split())
-        parameters = {"name": name}
-        listed: list[str] = []
-        for part in _BETWEEN_PARAMETERS.split(rest) if rest else ():
-            plain = re.sub(r"^\s*(?:\d+|text|quote)\s*=", "", part)
-            named = _NAMED.match(plain)
-            if named and plain == part:
+        parameters, listed = {"name": name}, list[str]()
+        for part in _BETWEEN_PARAMETERS.split(rest):
+            named = _NAMED.match(part)
+            if named and named[1].strip() not in ("text", "quote"):
                 parameters[named[1].strip()] = named[2].strip()
             else:
-                listed.append(plain.strip())
-        pattern = self._pattern(name.lower(), parameters, len(listed))
-        if pattern is not None and _FIELD.search(pattern) and listed:
-            numbered = {str(number): value for number, value in enumerate(listed, 1)}
-            parameters |= numbered | {"-1": listed[-1], "*": " – ".join(filter(None, listed))}
-            parameters |= {"quantity": _quantity(listed), "fraction": _fraction(listed)}
-        is_complete = pattern is not None and all(
-            self._value(field, parameters) for field in _FIELD.findall(_OPTIONAL.sub("", pattern))
-        )
-        if pattern is None or not is_complete:
-            if _is_in_sentence(template):
-                lost[name.lower()] += 1
-            return ""
-        return self._render(pattern, parameters)
+                listed.append(_NUMBERED.sub("", part).strip())
+        day_first = " df" if parameters.get("df", "").startswith(("y", "1", "t")) else ""
+        pattern = self._pattern(name.lower() + day_first, len(listed) if rest else 0)
+        text = None if pattern is None else self._render(pattern, parameters, listed)
+        if text is None and _is_in_sentence(template):
+            lost[name.lower()] += 1
+        return text or ""
 
-    def _pattern(self, name: str, parameters: Mapping[str, str], count: int) -> str | None:
-        names = [f"{name}#{count}", name]
-        if parameters.get("df", "")[:1] in ("y", "1", "t"):
-            names.insert(0, f"{name} df")
+    def _find_pattern(self, name: str, count: int) -> str | None:
+        names = [f"{name}#{count}", name, name.removesuffix(" df")]
         names += (wild for wild in self._wild if fnmatchcase(name, wild))
         return next((self._patterns[each] for each in names if each in self._patterns), None)
 
-    def _render(self, pattern: str, parameters: Mapping[str, str]) -> str:
-        def optional(segment: re.Match[str]) -> str:
-            fields = _FIELD.findall(segment[1])
-            return segment[1] if all(self._value(each, parameters) for each in fields) else ""
-
-        shown = _OPTIONAL.sub(optional, pattern)
-        if not _FIELD.search(shown):
-            return shown
-        return _FIELD.sub(lambda field: self._value(field[1], parameters), shown).strip(" ")
+    def _render(self, pattern: str, parameters: dict[str, str], listed: list[str]) -> str | None:
+        """Return the text of a pattern; None if a parameter that it needs is not there."""
+        parameters |= {str(number): value for number, value in enumerate(listed, 1)}
+        for name, compute in _COMPUTED.items():
+            if name in pattern and any(listed):
+                parameters[name] = compute(listed)
+        shown = ""
+        for optional, needed in _SEGMENT.findall(pattern):
+            segment = optional or needed
+            values = [self._value(field, parameters) for field in _FIELD.findall(segment)]
+            if all(values):
+                shown += _FIELD.sub("{}", segment).format(*values)
+            elif needed:
+                return None
+        return shown.strip(" ") if "{" in pattern else shown
 
     def _value(self, field: str, parameters: Mapping[str, str]) -> str:
         kind, _, names = field.rpartition(":")
-        values = (parameters.get(name, "") for name in names.split("|"))
-        value = next(filter(None, values), "")
+        value = next(filter(None, map(parameters.get, names.split("|"))), None) or ""
         if not kind:
             return value
         plain = value.lstrip("0")
@@ -233,18 +252,3 @@ def _is_in_sentence(template: re.Match[str]) -> bool:
     before = template.string[: template.start()].rpartition("\n")[2]
     in_other = before.count("{{") > before.count("}}")
     return not in_other and before[:1] not in "|!{" and any(map(str.isalpha, before))
-
-
-def _fraction(listed: list[str]) -> str:
-    """A fraction, with what stands in front of it: "3 1/2"."""
-    parts = listed[-2:] if len(listed) > 1 else ["1", *listed]
-    return " ".join([*listed[:-2], "/".join(parts)])
-
-
-def _quantity(listed: list[str]) -> str:
-    """A quantity, without the unit that it is converted to: "5 to 10 km"."""
-    text, *values = [*listed, ""]
-    while len(values) > 1 and values[0] in _RANGE:
-        text += _RANGE[values[0]] + values[1]
-        values = values[2:]
-    return f"{text} {values[0]}".strip()

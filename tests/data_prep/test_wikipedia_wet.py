@@ -202,6 +202,16 @@ def test_patterns_name_what_a_template_may_have() -> None:
     assert set(months) == set(tables["templates"]) - {"any"}
 
 
+@pytest.mark.parametrize(
+    "rest", ["", "|", "||", "|x=y", "|1=|2=", "|df=y", "|{{c.}}|to", "|[[a|b]]"]
+)
+def test_templates_may_lack_any_parameter(rest: str) -> None:
+    pytest.importorskip("mwparserfromhell")
+    for patterns in yaml.safe_load(TABLES.read_text(encoding="utf-8"))["templates"].values():
+        for name in " / ".join(patterns).split(" / "):
+            assert "{{" not in plain_text(f"A {{{{{name}{rest}}}}}.", "en", Counter())
+
+
 LOST = """{{Infobox|born={{age|1900}}}}
 {| class="x"
 | {{cell}}
