@@ -20,12 +20,13 @@ from cramming.data.manifest import (
     Manifest,
     Shard,
     Split,
-    StageLine,
     TokenizerInfo,
 )
 from cramming.files import write_atomically
 from data_prep.filters import quality
 from data_prep.prepare_config import Preparation
+from data_prep.readers.files import TextSource
+from data_prep.readers.source import Source
 from data_prep.selection import OTHERS, SENTENCES_CUT, TOO_MANY_TOKENS, Selection
 from data_prep.stages import TEMPLATES_LOST
 from data_prep.stats import StageStats, write_orders
@@ -203,7 +204,7 @@ def _decontamination(preparation: Preparation, stats: StageStats) -> dict[str, A
     }
 
 
-def _card(manifest: Manifest, advice: list[str]) -> str:
+def _card(manifest: Manifest, warnings: list[str]) -> str:
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(
         loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True
@@ -212,7 +213,7 @@ def _card(manifest: Manifest, advice: list[str]) -> str:
     sources = [source for source in manifest.sources if source["kind"] != "tokenizer"]
     return environment.get_template("corpus_card.md.j2").render(
         manifest=manifest,
-        advice=advice,
+        warnings=warnings,
         settings=SETTINGS,
         info=manifest.tokenizer,
         found=manifest.statistics,
@@ -249,26 +250,37 @@ def _notes(notes: dict[str, Any]) -> str:
 
 
 def advice(manifest: Manifest, preparation: Preparation) -> Iterator[str]:
-    """Yield a line for each reason to suspect that the corpus is not the one that was meant."""
-    cut_by = preparation.cut_by
-    hint = f" (data.documents={cut_by} cuts the text so)" if cut_by else ""
+    """Yield a line for each sign that this is not the corpus that was meant."""
+    documents = cut_by(preparation.source)
+    hint = f" (data.documents={documents} cuts the text so)" if documents else ""
+    yield from _text_taken(manifest, hint)
+    yield from _shared_passages(manifest, preparation.data.near_duplicates.threshold)
+    yield from _short_matches(manifest)
+    yield from _characters_lost(manifest)
+    train, validation = (
+        sum(shard.tokens for shard in manifest.splits[split]) for split in ("train", "validation")
+    )
+    held_out, fraction = validation / (train + validation), preparation.data.validation_fraction
+    if held_out > max(LARGE_HOLD_OUT, 2 * fraction):
+        yield (
+            f"{held_out:.0%} of the tokens are held out for validation, where data.validation_fraction={fraction:g}:"
+            f" whole documents are, or parts of long ones, and there are {manifest.counts['documents']}{hint}"
+        )
+
+
+def cut_by(source: Source) -> str | None:
+    """Return `data.documents` where there is plain text that it cuts."""
+    return source.config.documents if isinstance(source, TextSource) and source.in_parts else None
+
+
+def _text_taken(manifest: Manifest, hint: str) -> Iterator[str]:
+    """Yield the filter that took most, if they took much of the text; else that documents are tiny."""
     stages = {stage.name: stage for stage in manifest.stages}
-    yield from _lost_text(manifest, stages, hint)
-    yield from _shared_passages(stages, preparation.data.near_duplicates.threshold)
-    yield from _short_matches(manifest, stages)
-    yield from _unknown_text(manifest)
-    yield from _large_hold_out(manifest, preparation.data.validation_fraction, hint)
-
-
-def _lost_text(manifest: Manifest, stages: dict[str, StageLine], hint: str) -> Iterator[str]:
-    """Name the filters that took much of the text, or documents that are tiny."""
-    found, count = manifest.statistics, manifest.counts["documents"]
     dropped = stages["filters"].dropped | stages["tokens"].dropped
-    taken = {
-        reason: entry.bytes / max(1, stages["normalise"].bytes_out)
-        for reason, entry in dropped.items()
-    }
-    words = found["words"] / max(1, count)
+    all_bytes = max(1, stages["normalise"].bytes_out)
+    taken = {reason: entry.bytes / all_bytes for reason, entry in dropped.items()}
+    found, count = manifest.statistics, max(1, manifest.counts["documents"])
+    words, characters = found["words"] / count, found["characters"] / count
     if sum(taken.values()) > MUCH:
         reason, share = max(taken.items(), key=lambda item: item[1])
         governing = (SETTINGS["filters"] | SETTINGS["tokens"]).get(reason)
@@ -277,12 +289,14 @@ def _lost_text(manifest: Manifest, stages: dict[str, StageLine], hint: str) -> I
             f"the filters took {sum(taken.values()):.0%} of the text, {share:.0%} by {reason}{setting}; corpus_card.md"
             f" has examples{hint}"
         )
-    elif 0 < words < FEW_WORDS and found["characters"] < 6 * FEW_WORDS * count:
+    elif 0 < words < FEW_WORDS and characters < 6 * FEW_WORDS:
         yield f"documents are tiny: {words:.0f} words on average{hint}"
 
 
-def _shared_passages(stages: dict[str, StageLine], threshold: float) -> Iterator[str]:
-    passages = stages["near deduplication"].notes.get("shared_passages", {})
+def _shared_passages(manifest: Manifest, threshold: float) -> Iterator[str]:
+    """Yield the passages that alone made documents near-duplicates."""
+    notes = next(stage.notes for stage in manifest.stages if stage.name == "near deduplication")
+    passages = notes.get("shared_passages", {})
     for passage, documents in passages.items():
         yield (
             f'{documents:,} documents were dropped as near-duplicates for one shared passage, "{passage} ...", although'
@@ -290,9 +304,10 @@ def _shared_passages(stages: dict[str, StageLine], threshold: float) -> Iterator
         )
 
 
-def _short_matches(manifest: Manifest, stages: dict[str, StageLine]) -> Iterator[str]:
-    """Say that short texts of the tasks took most of what decontamination dropped."""
-    dropped = stages["decontamination"].dropped.get("contaminated")
+def _short_matches(manifest: Manifest) -> Iterator[str]:
+    """Yield that short texts of the tasks took most of what decontamination dropped."""
+    stage = next(stage for stage in manifest.stages if stage.name == "decontamination")
+    dropped = stage.dropped.get("contaminated")
     if dropped is None or manifest.decontamination["action"] == "cut":
         return
     shortest, *longer = manifest.decontamination["by_words"].items()
@@ -304,22 +319,11 @@ def _short_matches(manifest: Manifest, stages: dict[str, StageLine]) -> Iterator
         )
 
 
-def _unknown_text(manifest: Manifest) -> Iterator[str]:
+def _characters_lost(manifest: Manifest) -> Iterator[str]:
+    """Yield how much text the tokenizer does not know."""
     rate, lost = manifest.statistics["unknown_rate"], manifest.statistics["characters_lost"]
     if max(rate, lost or 0) > MUCH_UNKNOWN:
         characters = ""
         if lost is not None:
             characters = f", and no token stands for {lost:.1%} of the characters"
         yield f"{rate:.1%} of the tokens are unknown{characters}; tokenizer=bpe knows every character"
-
-
-def _large_hold_out(manifest: Manifest, fraction: float, hint: str) -> Iterator[str]:
-    train, validation = (
-        sum(shard.tokens for shard in manifest.splits[split]) for split in ("train", "validation")
-    )
-    held_out = validation / (train + validation)
-    if held_out > max(LARGE_HOLD_OUT, 2 * fraction):
-        yield (
-            f"{held_out:.0%} of the tokens are held out for validation, where data.validation_fraction={fraction:g}:"
-            f" whole documents are, or parts of long ones, and there are {manifest.counts['documents']}{hint}"
-        )

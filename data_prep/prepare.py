@@ -307,7 +307,7 @@ def _require_documents(preparation: Preparation, stats: StageStats, held_out: li
             continue
         removed = ", ".join(f"{count} {reason}" for reason, count in stats.removed().items())
         kept, read = stats["tokens"].documents_out, stats["source"].documents_in
-        cut = preparation.cut_by
+        cut = corpus_card.cut_by(preparation.source)
         hint = f"; data.documents={cut} cuts the text so" if cut else ""
         raise UnusableTextError(
             f"too little text: {kept} of {read} documents remain (removed: {removed or 'none'}), none of them for"

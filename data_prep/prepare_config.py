@@ -11,7 +11,6 @@ from cramming.config import UserError, build, expand_home, file_sha256
 from cramming.data import manifest
 from data_prep.dedup.decontaminate import Decontaminator
 from data_prep.filters.quality import FilterConfig
-from data_prep.readers.files import TextSource
 from data_prep.readers.hub import HubSource
 from data_prep.readers.mix import open_source
 from data_prep.readers.source import DataConfig, Package, Source
@@ -37,14 +36,6 @@ class Preparation:
         if own is None and self.tokenizer.path:
             return expand_home(self.tokenizer.path, "tokenizer.path")
         return own
-
-    @property
-    def cut_by(self) -> str | None:
-        """The value of `data.documents` where there is plain text that it cuts."""
-        source = self.source
-        return (
-            source.config.documents if isinstance(source, TextSource) and source.in_parts else None
-        )
 
     def inventory(self) -> list[dict[str, Any]]:
         """Inputs of the corpus: those of the source, and an existing tokenizer."""

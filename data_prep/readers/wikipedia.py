@@ -174,10 +174,10 @@ class Templates:
             if isinstance(values, list):
                 values = {str(number): value for number, value in enumerate(values, 1)}
             self._values[kind] = values
-        word = r"[^\W\d_]+\.?[ :\xa0]*"
+        word = r"[^\W\d_]{1,20}\.?[ :：\xa0]*"
         names = "|".join(tables["pronunciation"])
         self._pronunciation = re.compile(
-            rf"\s*[(（](?:{word}){{0,3}}\{{\{{\s*(?:{names})\s*(?:\|[^{{}}]*)?\}}\}}\s*[)）]",
+            rf"\s{{0,3}}[(（](?:{word}){{0,3}}\{{\{{\s*(?:{names})\s*(?:\|[^{{}}]*)?\}}\}}\s*[)）]",
             re.IGNORECASE,
         )
 
@@ -249,6 +249,7 @@ def templates_of(language: str) -> Templates:
 
 def _is_in_sentence(template: re.Match[str]) -> bool:
     """Return whether words stand in front of a template on its line, outside of other templates and of tables."""
-    before = template.string[: template.start()].rpartition("\n")[2]
+    line = template.string.rfind("\n", 0, template.start()) + 1
+    before = template.string[line : template.start()]
     in_other = before.count("{{") > before.count("}}")
     return not in_other and before[:1] not in "|!{" and any(map(str.isalpha, before))
