@@ -26,8 +26,10 @@ from cramming.data.manifest import (
 from cramming.files import write_atomically
 from data_prep.filters import quality
 from data_prep.prepare_config import Preparation
-from data_prep.readers.source import DataConfig
-from data_prep.selection import TOO_MANY_TOKENS, Selection
+from data_prep.readers.files import TextSource
+from data_prep.readers.source import Source
+from data_prep.selection import OTHERS, SENTENCES_CUT, TOO_MANY_TOKENS, Selection
+from data_prep.stages import TEMPLATES_LOST
 from data_prep.stats import StageStats, write_orders
 from data_prep.task_grid import CARD, DROPPED
 from data_prep.tokenizer.load import (
@@ -40,12 +42,23 @@ MUCH = 0.2  # of the text's bytes, taken by filters
 FEW_WORDS = 20  # of a tiny document, on average, and 6 characters for each: scripts without spaces have few words
 MUCH_UNKNOWN = 0.005  # of the tokens, or of the characters
 LONGEST_MARKER = 40  # characters
+SHOWN_TEMPLATES = 20  # of Wikipedia's without text, by name
+FEW_CONTAMINATED = 5  # documents: of fewer nothing is said
 LARGE_HOLD_OUT = 0.1  # of the tokens
-# Reason -> the setting that is behind it.
-_SETTINGS = {
-    "too_short": "data.clean.min_characters",
-    TOO_MANY_TOKENS: "data.filters.max_tokens_per_character",
-} | {rule.reason: f"data.filters.{setting}" for setting, rule in quality.RULES.items()}
+_FILTERS = {rule.reason: f"data.filters.{setting}" for setting, rule in quality.RULES.items()}
+# Stage -> reason -> the setting that governs it; none can be switched off without one.
+SETTINGS = {
+    "source": dict.fromkeys(("empty_file", "binary_file", "binary", "not_utf8"), "data.damaged")
+    | {"null": "data.text_field"},
+    "filters": {"too_short": "data.clean.min_characters", "no_letters": ""} | _FILTERS,
+    "exact deduplication": {"duplicate": "data.deduplicate"},
+    "near deduplication": {"near_duplicate": "data.near_duplicates.threshold"},
+    "decontamination": {
+        "contaminated": "data.decontaminate.tasks",
+        SENTENCES_CUT: "data.decontaminate.action",
+    },
+    "tokens": {TOO_MANY_TOKENS: "data.filters.max_tokens_per_character"},
+}
 
 
 @dataclass(frozen=True)
@@ -88,6 +101,9 @@ def complete(
     stats["tokenizer"].notes |= {"kind": info.kind, "entries": info.vocab_size, "origin": origin}
     counts = {name: statistics[name] for name in ("tokens", "unknown_rate")}
     stats["tokens"].notes |= counts
+    lost = stats["source"].notes.get(TEMPLATES_LOST)
+    if lost:
+        stats["source"].notes[TEMPLATES_LOST] = _largest(lost)
     stats["order"].notes["files"] = ", ".join(orders) or "none"
     manifest = Manifest(
         format=FORMAT_VERSION,
@@ -113,7 +129,11 @@ def complete(
         orders=orders,
     )
     # Names of files may be no UTF-8.
-    card = _card(manifest).encode(errors="backslashreplace").decode()
+    card = (
+        _card(manifest, list(advice(manifest, preparation)))
+        .encode(errors="backslashreplace")
+        .decode()
+    )
     write_atomically(folder / CARD, card)
     write_atomically(folder / TOKENIZER_CONFIG, describe_for_transformers(info.special))
     files = [folder / name for name in (CARD, TOKENIZER_CONFIG, *orders.values())]
@@ -152,6 +172,15 @@ def _statistics(
     }
 
 
+def _largest(counts: dict[str, int]) -> dict[str, int]:
+    """Return the `SHOWN_TEMPLATES` largest counts, and the sum of all others."""
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    largest = dict(ordered[:SHOWN_TEMPLATES])
+    if len(ordered) > SHOWN_TEMPLATES:
+        largest[OTHERS] = sum(counts.values()) - sum(largest.values())
+    return largest
+
+
 def _by_source(rows_D: np.ndarray, sources: list[str]) -> dict[str, dict[str, int]]:
     """Return documents, bytes and tokens of each source that has any."""
     counts: dict[str, dict[str, int]] = {}
@@ -174,12 +203,14 @@ def _decontamination(preparation: Preparation, stats: StageStats) -> dict[str, A
         "searchable": search.searchable,
         "found": notes["texts_found"],
         "removed": {task: notes["documents_by_task"].get(task, 0) for task in search.tasks},
+        "cut": {task: notes["documents_cut_by_task"].get(task, 0) for task in search.tasks},
+        "by_words": notes["documents_by_words"],
         "files": search.files,
         "development": search.development,
     }
 
 
-def _card(manifest: Manifest) -> str:
+def _card(manifest: Manifest, warnings: list[str]) -> str:
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(
         loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True
@@ -189,6 +220,8 @@ def _card(manifest: Manifest) -> str:
     return environment.get_template("corpus_card.md.j2").render(
         manifest=manifest,
         lists_dropped=manifest.settings["data"].get("list_dropped", False),
+        warnings=warnings,
+        settings=SETTINGS,
         info=manifest.tokenizer,
         found=manifest.statistics,
         overlap=manifest.decontamination,
@@ -200,6 +233,16 @@ def _card(manifest: Manifest) -> str:
 
 def _separated_by(line: str) -> str:
     return f"data.documents=separator data.separator={json.dumps(line, ensure_ascii=False)!r}"
+
+
+def reasons_table() -> str:
+    """Return the table of the documentation: every reason to drop a document, its stage and its setting."""
+    lines = ["| stage | reason | setting |", "|---|---|---|"]
+    for stage, settings in SETTINGS.items():
+        for reason, setting in settings.items():
+            governed_by = f"`{setting}`" if setting else "always on"
+            lines.append(f"| {stage} | `{reason}` | {governed_by} |")
+    return "\n".join(lines)
 
 
 def _cell(value: Any) -> str:
@@ -217,33 +260,54 @@ def _notes(notes: dict[str, Any]) -> str:
     return "; ".join(shown)
 
 
-def advice(manifest: Manifest, config: DataConfig, documents: str | None = None) -> Iterator[str]:
-    """Yield at most four lines for a corpus that is perhaps not the one that was meant.
-
-    They tell of text that filters took or documents that are tiny, a line that repeats, unknown tokens, and a hold-out
-    of many times its share. `documents` is the setting of this name where plain text was cut by it.
-    """
+def advice(manifest: Manifest, preparation: Preparation) -> Iterator[str]:
+    """Yield a line for each sign that this is not the corpus that was meant."""
+    documents = cut_by(preparation.source)
     hint = f" (data.documents={documents} cuts the text so)" if documents else ""
-    found, count = manifest.statistics, manifest.counts["documents"]
+    yield from _text_taken(manifest, hint)
+    yield from _repeated_lines(manifest, documents)
+    yield from _shared_passages(manifest, preparation.data.near_duplicates.threshold)
+    yield from _short_matches(manifest)
+    yield from _characters_lost(manifest)
+    train, validation = (
+        sum(shard.tokens for shard in manifest.splits[split]) for split in ("train", "validation")
+    )
+    held_out, fraction = validation / (train + validation), preparation.data.validation_fraction
+    if held_out > max(LARGE_HOLD_OUT, 2 * fraction):
+        yield (
+            f"{held_out:.0%} of the tokens are held out for validation, where data.validation_fraction={fraction:g}:"
+            f" whole documents are, or parts of long ones, and there are {manifest.counts['documents']}{hint}"
+        )
+
+
+def cut_by(source: Source) -> str | None:
+    """Return `data.documents` where there is plain text that it cuts."""
+    return source.config.documents if isinstance(source, TextSource) and source.in_parts else None
+
+
+def _text_taken(manifest: Manifest, hint: str) -> Iterator[str]:
+    """Yield the filter that took most, if they took much of the text; else that documents are tiny."""
     stages = {stage.name: stage for stage in manifest.stages}
     dropped = stages["filters"].dropped | stages["tokens"].dropped
-    taken = {
-        reason: entry.bytes / max(1, stages["normalise"].bytes_out)
-        for reason, entry in dropped.items()
-    }
+    all_bytes = max(1, stages["normalise"].bytes_out)
+    taken = {reason: entry.bytes / all_bytes for reason, entry in dropped.items()}
+    found, count = manifest.statistics, max(1, manifest.counts["documents"])
+    words, characters = found["words"] / count, found["characters"] / count
     if sum(taken.values()) > MUCH:
         reason, share = max(taken.items(), key=lambda item: item[1])
-        setting = f" ({_SETTINGS[reason]})" if reason in _SETTINGS else ""
+        governing = (SETTINGS["filters"] | SETTINGS["tokens"]).get(reason)
+        setting = f" ({governing})" if governing else ""
         yield (
             f"the filters took {sum(taken.values()):.0%} of the text, {share:.0%} by {reason}{setting}; corpus_card.md"
             f" has examples{hint}"
         )
-    elif (
-        0 < (words := found["words"] / max(1, count)) < FEW_WORDS
-        and found["characters"] < 6 * FEW_WORDS * count
-    ):
+    elif 0 < words < FEW_WORDS and characters < 6 * FEW_WORDS:
         yield f"documents are tiny: {words:.0f} words on average{hint}"
-    for repeated in found["repeated_lines"][:1]:
+
+
+def _repeated_lines(manifest: Manifest, documents: str | None) -> Iterator[str]:
+    """Yield the line that makes up most of the text."""
+    for repeated in manifest.statistics["repeated_lines"][:1]:
         line, of_lines, of_bytes = repeated["line"], repeated["of_lines"], repeated["of_bytes"]
         is_marker = documents and len(line) <= LONGEST_MARKER
         separate = f"; for a marker between documents set {_separated_by(line)}"
@@ -251,18 +315,39 @@ def advice(manifest: Manifest, config: DataConfig, documents: str | None = None)
             f"{line!r} makes up {of_lines:.1%} of the lines and {of_bytes:.1%} of the text. Remove it if it says"
             f" nothing{separate if is_marker else ''}"
         )
-    rate, lost = found["unknown_rate"], found["characters_lost"]
-    if max(rate, lost or 0) > MUCH_UNKNOWN:
-        characters = (
-            "" if lost is None else f", and no token stands for {lost:.1%} of the characters"
-        )
-        yield f"{rate:.1%} of the tokens are unknown{characters}; tokenizer=bpe knows every character"
-    train, validation = (
-        sum(shard.tokens for shard in manifest.splits[split]) for split in ("train", "validation")
-    )
-    held_out = validation / (train + validation)
-    if held_out > max(LARGE_HOLD_OUT, 2 * config.validation_fraction):
+
+
+def _shared_passages(manifest: Manifest, threshold: float) -> Iterator[str]:
+    """Yield the passages that alone made documents near-duplicates."""
+    notes = next(stage.notes for stage in manifest.stages if stage.name == "near deduplication")
+    passages = notes.get("shared_passages", {})
+    for passage, documents in passages.items():
         yield (
-            f"{held_out:.0%} of the tokens are held out for validation, where data.validation_fraction="
-            f"{config.validation_fraction:g}: whole documents are, or parts of long ones, and there are {count}{hint}"
+            f'{documents:,} documents were dropped as near-duplicates for one shared passage, "{passage} ...", although'
+            f" the rest of each differs; cut it out of the text, or raise data.near_duplicates.threshold={threshold:g}"
         )
+
+
+def _short_matches(manifest: Manifest) -> Iterator[str]:
+    """Yield that short texts of the tasks took most of what decontamination dropped."""
+    stage = next(stage for stage in manifest.stages if stage.name == "decontamination")
+    dropped = stage.dropped.get("contaminated")
+    if dropped is None or manifest.decontamination["action"] == "cut":
+        return
+    shortest, *longer = manifest.decontamination["by_words"].items()
+    if shortest[1] >= FEW_CONTAMINATED and shortest[1] > sum(count for _, count in longer):
+        yield (
+            f"{shortest[1]:,} of {dropped.documents:,} documents that decontamination dropped ({dropped.bytes:,} bytes"
+            f" together) have no longer match than {shortest[0]}; data.decontaminate.action=cut takes out the sentence,"
+            " not the document"
+        )
+
+
+def _characters_lost(manifest: Manifest) -> Iterator[str]:
+    """Yield how much text the tokenizer does not know."""
+    rate, lost = manifest.statistics["unknown_rate"], manifest.statistics["characters_lost"]
+    if max(rate, lost or 0) > MUCH_UNKNOWN:
+        characters = ""
+        if lost is not None:
+            characters = f", and no token stands for {lost:.1%} of the characters"
+        yield f"{rate:.1%} of the tokens are unknown{characters}; tokenizer=bpe knows every character"

@@ -35,6 +35,8 @@ ROW = np.dtype(
         ("tokens", "<u4"),
         ("source", "<u2"),
         ("too_many_tokens", "?"),
+        ("match_words", "u1"),  # of the longest match of decontamination, 0 without one
+        ("cut_bytes", "<u4"),  # that decontamination cut out
     ]
 )
 PLACE = np.dtype(
@@ -84,16 +86,17 @@ class PartWriter:
         origin: str,
         source: str,
         place: tuple[int, int, int, int],
-        row: tuple[Any, ...],
+        measures: tuple[int, ...],
+        marks: tuple[bool, int, int],
         shown: str,
         tokens: np.ndarray,
     ) -> None:
-        """Add a document. `place` and `row` are as in `PLACE` and `ROW`, without the names and the tokens."""
-        *fields, too_many = row
+        """Add a document. `place` is as in `PLACE` without the name, `measures` and `marks` are what `ROW` has before
+        the tokens and behind the source."""
         of_origin = self._origins.setdefault(origin, len(self._origins))
         of_source = self._sources.setdefault(source, len(self._sources))
         self._places.append((of_origin, *place))
-        self._rows.append((*fields, len(tokens), of_source, too_many))
+        self._rows.append((*measures, len(tokens), of_source, *marks))
         self._shown.append(shown)
         self._tokens.append(tokens)
 
@@ -177,9 +180,11 @@ class Part:
         signatures = np.fromfile(self.folder / "signatures.bin", dtype=np.uint8)
         return signatures.reshape(len(self.array("ngrams")), -1)
 
-    def tokens(self) -> np.ndarray:
-        """Return the tokens of all documents, one behind the other."""
-        return np.fromfile(self.folder / "tokens.bin", dtype=self._token_dtype)
+    def tokens(self, start: int = 0, count: int = -1) -> np.ndarray:
+        """Return the tokens of all documents, one behind the other, or so many from `start` on."""
+        dtype = self._token_dtype
+        offset = start * dtype.itemsize
+        return np.fromfile(self.folder / "tokens.bin", dtype, count, offset=offset)
 
     def lines(self) -> list[Line]:
         """Return the sample of lines."""

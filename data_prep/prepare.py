@@ -40,7 +40,6 @@ from data_prep.filters.normalise import CleanConfig, normalize
 from data_prep.parts import Part
 from data_prep.prepare_config import Preparation, parse
 from data_prep.readers.demo import EmbeddedConfig
-from data_prep.readers.files import TextSource
 from data_prep.readers.source import Source, Task, limited
 from data_prep.repeated_lines import LineSample
 from data_prep.selection import Rows, Selector
@@ -136,7 +135,7 @@ def prepare(preparation: Preparation, grid: TaskGrid) -> None:
     info = describe(tokenizer, folder / TOKENIZER)
     parts = _make_parts(preparation, grid, tokenizer, info)
     sources = preparation.source.parts() or [entry["name"] for entry in grid.sources]
-    result = _select(preparation, parts, Rows(parts, sources), info)
+    result = _select(preparation, parts, Rows(parts, sources), tokenizer, info.vocab_size)
     changed = preparation.changed(grid.sources, grid.compared)
     if changed:
         raise UserError(f"{changed}: changed while it was being read; run `cramming prepare` again")
@@ -295,17 +294,19 @@ def _require_fit(unknown: int, tokens: int) -> None:
         )
 
 
-def _select(preparation: Preparation, parts: list[Part], rows: Rows, info: TokenizerInfo) -> Result:
+def _select(
+    preparation: Preparation, parts: list[Part], rows: Rows, tokenizer: Tokenizer, vocab_size: int
+) -> Result:
     """Decide which documents become the corpus, and write its shards."""
     data, stats, lines = preparation.data, StageStats(), LineSample()
     for part in parts:
         lines.merge(part.lines())
         for name, stage in part.stages().items():
             stats[name].merge(stage)
-    selection = Selector(rows, stats).select(data, preparation.decontaminator)
+    selection = Selector(rows, stats, tokenizer.decode).select(data, preparation.decontaminator)
     _require_documents(preparation, stats, selection.held_out_N[selection.keep_N].tolist())
-    dtype = token_dtype(info.vocab_size)
-    writer = CorpusWriter(preparation.folder, dtype, data.shard_tokens, info.vocab_size)
+    dtype = token_dtype(vocab_size)
+    writer = CorpusWriter(preparation.folder, dtype, data.shard_tokens, vocab_size)
     if data.list_dropped:
         write_dropped(preparation.folder, selection)
     with Progress("write shards", float(rows.rows_N["tokens"].sum()), "tokens") as bar:
@@ -320,7 +321,7 @@ def _require_documents(preparation: Preparation, stats: StageStats, held_out: li
             continue
         removed = ", ".join(f"{count} {reason}" for reason, count in stats.removed().items())
         kept, read = stats["tokens"].documents_out, stats["source"].documents_in
-        cut = _cut_by(preparation.source)
+        cut = corpus_card.cut_by(preparation.source)
         hint = f"; data.documents={cut} cuts the text so" if cut else ""
         raise UnusableTextError(
             f"too little text: {kept} of {read} documents remain (removed: {removed or 'none'}), none of them for"
@@ -329,19 +330,15 @@ def _require_documents(preparation: Preparation, stats: StageStats, held_out: li
         )
 
 
-def _cut_by(source: Source) -> str | None:
-    """`data.documents` where there is plain text that it cuts."""
-    return source.config.documents if isinstance(source, TextSource) and source.in_parts else None
-
-
 def _report(preparation: Preparation, manifest: Manifest) -> None:
     overlap = manifest.decontamination
     for task, documents in overlap.get("removed", {}).items():
-        texts, searchable, found = (
-            overlap[key][task] for key in ("examples", "searchable", "found")
+        texts, searchable, found, cut = (
+            overlap[key][task] for key in ("examples", "searchable", "found", "cut")
         )
         say(
-            f"{task}: {searchable:,} of {texts:,} texts searchable, {found:,} found; {documents:,} documents removed"
+            f"{task}: {searchable:,} of {texts:,} texts searchable, {found:,} found; {documents:,} documents removed,"
+            f" {cut:,} cut"
         )
     train, validation = (sum(shard.tokens for shard in manifest.splits[split]) for split in SPLITS)
     say(
@@ -353,7 +350,7 @@ def _report(preparation: Preparation, manifest: Manifest) -> None:
         say(f"no order files for {', '.join(missing)}: ready-made ids have no text to measure")
     if remark := manifest.statistics.get("remark"):
         say(remark)
-    for line in corpus_card.advice(manifest, preparation.data, _cut_by(preparation.source)):
+    for line in corpus_card.advice(manifest, preparation):
         say(line)
 
 

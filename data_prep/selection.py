@@ -4,10 +4,11 @@
 
 Decontamination and the limit on tokens were decided by the tasks; here they are counted, of what is left by then.
 Memory: about 50 bytes a document, and for near-duplicates what data_prep/dedup/near.py says. Suffixes: N documents that
-passed the filters, M matches of decontamination.
+passed the filters, G groups of near-duplicates, M matches of decontamination.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,16 +22,20 @@ from data_prep.dedup.near import (
     find_near_duplicates,
     memory_bytes,
 )
+from data_prep.dedup.shared_passages import SharedPassages
 from data_prep.filters.quality import too_many_tokens
 from data_prep.parts import Part
 from data_prep.readers.source import DataConfig
-from data_prep.stats import EXAMPLES, Example, StageStats
+from data_prep.stats import EXAMPLES, Example, StageStats, one_line
 
 TOO_MANY_TOKENS = too_many_tokens.__name__
 MAX_SOURCES = (
     32  # counted by name; from a corpus of a thousand files the first are, the rest together
 )
 OTHERS = "all others"
+SENTENCES_CUT = "sentences_cut"  # no documents, only bytes
+MATCH_WORDS = {"4 to 9 words": 4, "10 to 12 words": 10, "13 words and more": 13}  # the fewest
+COMPARED_TOKENS = 1 << 23  # of near-duplicates that are searched for shared passages
 
 
 class Rows:
@@ -60,6 +65,13 @@ class Rows:
         """Return what is shown of a document."""
         part = int(self.part_of(row))
         return self.parts[part].example(int(row - self.first_P[part]))
+
+    def tokens(self, row: np.intp) -> np.ndarray:
+        """Return the tokens of a document without [CLS] and [SEP]."""
+        part = int(self.part_of(row))
+        tokens_N = self.rows_N["tokens"]
+        start = int(tokens_N[self.first_P[part] : row].sum(dtype=np.int64))
+        return self.parts[part].tokens(start, int(tokens_N[row]))[1:-1]
 
     def matches(self) -> np.ndarray:
         """Return which documents hold which of the tasks' texts: pairs [M, 2]."""
@@ -110,11 +122,13 @@ class Selection:
 class Selector:
     """Passes all documents through the stages and counts them in `stats`."""
 
-    def __init__(self, rows: Rows, stats: StageStats) -> None:
-        self.rows, self.stats = rows, stats
+    def __init__(self, rows: Rows, stats: StageStats, decode: Callable[[list[int]], str]) -> None:
+        """`decode` makes text of tokens."""
+        self.rows, self.stats, self._decode = rows, stats, decode
         self._left_N = np.ones(len(rows.rows_N), dtype=bool)
         self._dropped: list[DroppedRows] = []
-        self._key_N, self._bytes_N = rows.rows_N["key"], rows.rows_N["bytes"]
+        self._key_N, self._cut_bytes_N = rows.rows_N["key"], rows.rows_N["cut_bytes"]
+        self._bytes_N = rows.rows_N["bytes"] + self._cut_bytes_N  # as they are at this stage
 
     def select(self, config: DataConfig, search: Decontaminator | None) -> Selection:
         """Return what becomes the corpus."""
@@ -145,6 +159,8 @@ class Selector:
             partner_N = np.zeros(len(dropped_N), dtype=np.int64)
             partner_N[rows] = rows[kept]
             stage.notes["clusters"] = len(np.unique(kept[dropped]))
+            if len(dropped):
+                self._note_shared_passages(rows[dropped], rows[kept[dropped]], config)
             stage.notes["index_bytes"] = memory_bytes(ngrams, signatures)
             shown = dropped[_smallest(keys[dropped])]
             similarities = estimate(signatures, shown, kept[shown]).tolist()
@@ -156,21 +172,46 @@ class Selector:
                 examples.append(example._replace(shown=f"{measure}: {example.shown}"))
         self._drop("near deduplication", "near_duplicate", dropped_N, examples, partner_N)
 
+    def _note_shared_passages(
+        self, dropped_rows: np.ndarray, kept_rows: np.ndarray, config: NearDuplicateConfig
+    ) -> None:
+        """Note which passages explain most of what a group drops: the largest groups, as far as they are compared."""
+        order = np.lexsort((self._key_N[dropped_rows], kept_rows))
+        kept_G, first_G = np.unique(kept_rows[order], return_index=True)
+        dropped_G = np.split(dropped_rows[order], first_G[1:])
+        largest_first = np.lexsort((self._key_N[kept_G], [-len(rows) for rows in dropped_G]))
+        passages, left = SharedPassages(config), COMPARED_TOKENS
+        for group in largest_first:
+            sums = np.cumsum(self.rows.rows_N["tokens"][dropped_G[group]], dtype=np.int64)
+            compared = dropped_G[group][: 1 + np.searchsorted(sums, left)]
+            passages.add_group(self.rows.tokens(kept_G[group]), map(self.rows.tokens, compared))
+            left -= int(sums[-1])
+            if left <= 0:
+                break
+        self.stats["near deduplication"].notes["shared_passages"] = {
+            one_line(self._decode(tokens_T.tolist())): documents
+            for tokens_T, documents in passages.most_common()
+        }
+
     def drop_contaminated(self, search: Decontaminator | None) -> None:
-        """Drop what holds text of a downstream task; a document with text of two tasks counts for both."""
-        stage, contaminated_N = self.stats["decontamination"], np.zeros_like(self._left_N)
-        stage.notes["documents_by_task"] = {}
+        """Drop what holds text of a downstream task, and count what was cut out of the others."""
+        stage, notes = self.stats["decontamination"], self.stats["decontamination"].notes
+        words_N, is_cut_N = self.rows.rows_N["match_words"], self._cut_bytes_N > 0
         if search:
             matches_M2 = self.rows.matches()
             matches_M2 = matches_M2[self._left_N[matches_M2[:, 0]]]
-            contaminated_N[matches_M2[:, 0]] = True
-            tasks_M = search.task_numbers(matches_M2[:, 1])
-            pairs = np.unique(np.stack([matches_M2[:, 0], tasks_M], axis=1), axis=0)
-            counts = np.bincount(pairs[:, 1], minlength=len(search.tasks)).tolist()
-            by_task = {task: count for task, count in zip(search.tasks, counts) if count}
-            stage.notes["documents_by_task"] = dict(sorted(by_task.items()))
-            stage.notes["texts_found"] = search.by_task(np.unique(matches_M2[:, 1]))
-        self._drop("decontamination", "contaminated", contaminated_N)
+            is_cut_M = is_cut_N[matches_M2[:, 0]]
+            notes["documents_by_task"] = _documents_by_task(matches_M2[~is_cut_M], search)
+            notes["documents_cut_by_task"] = _documents_by_task(matches_M2[is_cut_M], search)
+            notes["documents_by_words"] = _by_words(words_N[self._left_N])
+            notes["texts_found"] = search.by_task(np.unique(matches_M2[:, 1]))
+        self._drop("decontamination", "contaminated", (words_N > 0) & ~is_cut_N)
+        is_cut_N &= self._left_N
+        if is_cut_N.any():
+            cut_bytes = int(self._cut_bytes_N[is_cut_N].sum())
+            stage.drop(SENTENCES_CUT, 0, cut_bytes, self._examples(is_cut_N))
+            stage.bytes_out -= cut_bytes
+        self._bytes_N = self.rows.rows_N["bytes"]
 
     def hold_out(self, fraction: float) -> np.ndarray:
         """Return which of the documents that are left are held out: [N] bool."""
@@ -207,6 +248,20 @@ class Selector:
     def _examples(self, dropped_N: np.ndarray) -> list[Example]:
         dropped = np.flatnonzero(dropped_N)
         return [self.rows.example(row) for row in dropped[_smallest(self._key_N[dropped])]]
+
+
+def _documents_by_task(matches_M2: np.ndarray, search: Decontaminator) -> dict[str, int]:
+    """Return how many documents hold text of each task; one with text of two counts for both."""
+    tasks_M = search.task_numbers(matches_M2[:, 1])
+    pairs = np.unique(np.stack([matches_M2[:, 0], tasks_M], axis=1), axis=0)
+    by_task = Counter(search.tasks[task] for task in pairs[:, 1].tolist())
+    return dict(sorted(by_task.items()))
+
+
+def _by_words(words_N: np.ndarray) -> dict[str, int]:
+    """Return how many documents have a longest match of so many words, by the names of `MATCH_WORDS`."""
+    counts, _ = np.histogram(words_N, [*MATCH_WORDS.values(), 256])
+    return dict(zip(MATCH_WORDS, counts.tolist()))
 
 
 def _smallest(keys: np.ndarray) -> np.ndarray:

@@ -32,6 +32,7 @@ from data_prep.tokenizer.encode import TextEncoder, text_encoder
 
 GROUP_DOCUMENTS = 512
 GROUP_SIZE = 1 << 20  # characters that pass a stage together
+TEMPLATES_LOST = "templates_without_text"  # a note of the stage `source`
 BROKEN = "broken_characters"  # the filter that reads the text before and after normalisation
 _VISIBLE = {
     code: f"\\x{code:02x}" for code in (*range(9), *range(0xB, 0x20), *range(0x7F, 0xA0))
@@ -49,6 +50,9 @@ class Piece(NamedTuple):
     key: int
     split_number: int
     is_broken: bool  # a filter removes it for what normalisation has taken away
+    match_words: int = 0  # of the longest match of decontamination
+    match: str = ""  # in words
+    cut_bytes: int = 0  # that decontamination cut out
 
     def example(self, shown: str) -> Example:
         """Return what is shown of a piece that was dropped."""
@@ -78,11 +82,10 @@ class Stages:
             readable = drop_damaged(group, part, self.data.seed)
             pieces = self.normalised(readable, part.stats["normalise"], parts_of_last)
             passed = self.filtered(pieces, part.stats["filters"])
-            texts_found = self.contamination(passed)
-            part.add_matches(texts_found)
+            passed = self.decontaminated(passed, part)
             if self.signer and passed:
                 part.add_signatures(*self.signer([piece.text for piece in passed]))
-            self.write_tokens(passed, texts_found, part)
+            self.write_tokens(passed, part)
             part.lines.add([piece.key for piece in passed], [piece.text for piece in passed])
             part.flush()
         part.finish(task.name, task.relative)
@@ -163,19 +166,43 @@ class Stages:
         active = quality.active_filters(self.data.filters)
         return {filter.rule.reason: filter for filter in active}
 
-    def contamination(self, pieces: list[Piece]) -> list[np.ndarray]:
-        """Return the numbers of the tasks' texts that each piece holds; nothing where the search is off."""
+    def decontaminated(self, pieces: list[Piece], part: PartWriter) -> list[Piece]:
+        """Return the pieces with what was found in them, and without it where it is to be cut."""
         if self.decontaminator is None:
-            return []
-        return self.decontaminator.texts_in([piece.text for piece in pieces])
+            return pieces
+        overlaps = self.decontaminator.overlaps([piece.text for piece in pieces])
+        part.add_matches([overlap.texts for overlap in overlaps])
+        marked: list[Piece] = []
+        for piece, overlap in zip(pieces, overlaps):
+            if overlap.words:
+                match = self.decontaminator.explain(piece.text)
+                piece = piece._replace(match_words=overlap.words, match=match)
+                if self.data.decontaminate.action == "cut":
+                    piece = self._cut(piece, self.decontaminator)
+            marked.append(piece)
+        return marked
 
-    def write_tokens(
-        self, pieces: list[Piece], texts_found: list[np.ndarray], part: PartWriter
-    ) -> None:
+    def _cut(self, piece: Piece, search: Decontaminator) -> Piece:
+        """Return a piece without the tasks' text; as it is, so that it is dropped, where filters refuse the rest."""
+        text = search.cut(piece.text)
+        data = text.encode()
+        numbers = content_numbers(data, self.data.seed)
+        cut = piece._replace(
+            text=text,
+            size_bytes=len(data),
+            key=numbers[0],
+            split_number=numbers[1],
+            cut_bytes=piece.size_bytes - len(data),
+        )
+        if self._violated(cut) or search.overlaps([text])[0].words:
+            return piece
+        return cut
+
+    def write_tokens(self, pieces: list[Piece], part: PartWriter) -> None:
         """Write the pieces as tokens, with [CLS] and [SEP] around each."""
         limit = self.data.filters.max_tokens_per_character
         encoded = self._encode(piece.text for piece in pieces if piece.document.ids is None)
-        for number, piece in enumerate(pieces):
+        for piece in pieces:
             document, text, violation = piece.document, piece.text, None
             ids = document.ids
             if ids is None:
@@ -184,14 +211,16 @@ class Stages:
             tokens = np.empty(len(ids) + 2, dtype=self.dtype)
             tokens[0], tokens[1:-1], tokens[-1] = self.special_ids.cls, ids, self.special_ids.sep
             shown = excerpt(text)
-            if self.decontaminator and len(texts_found[number]):
-                shown = self.decontaminator.explain(text)
+            if piece.match:
+                shown = piece.match
             elif violation:
                 shown = violation.explain(text, "max_tokens_per_character")
             place = (document.number, document.part, piece.piece, piece.pieces)
             measures = (piece.key, piece.split_number, piece.size_bytes, *measured(text))
-            row = (*measures, violation is not None)
-            part.add_document(document.origin, document.source, place, row, shown, tokens)
+            marks = (violation is not None, piece.match_words, piece.cut_bytes)
+            part.add_document(
+                document.origin, document.source, place, measures, marks, shown, tokens
+            )
 
     @cached_property
     def _encode(self) -> TextEncoder:
@@ -215,6 +244,8 @@ def drop_damaged(documents: list[Document], part: PartWriter, seed: int) -> list
     for document in documents:
         is_new = document.part == 0
         part.begun[document.origin] += is_new
+        if document.lost:
+            stage.merge(Stage(notes={TEMPLATES_LOST: dict(document.lost)}))
         if document.damage is None:
             size = text_bytes(document.text)
             stage.count_in(is_new, size)

@@ -77,12 +77,12 @@ class Example(NamedTuple):
     def node(self, stage: str, reason: str, like: str | None = None) -> dict[str, Any]:
         """Return the row of `dropped.jsonl`; `like` is the document that is kept in its place."""
         document = {"origin": self.origin, "number": self.number, "part": self.label.strip()}
-        why = {"stage": stage, "reason": reason, "like": like, "shown": _one_line(self.shown)}
+        why = {"stage": stage, "reason": reason, "like": like, "shown": one_line(self.shown)}
         return {**document, **why}
 
     def line(self) -> str:
         """Return `place: what was measured, and the passage` on one printable line."""
-        return f"{self.place()}: {_one_line(self.shown)}"
+        return f"{self.place()}: {one_line(self.shown)}"
 
 
 @dataclass
@@ -171,7 +171,8 @@ class StageStats(dict[str, Stage]):
         total: dict[str, int] = {}
         for stage in self.values():
             for reason, count in stage.dropped.items():
-                total[reason] = total.get(reason, 0) + count.documents
+                if count.documents:
+                    total[reason] = total.get(reason, 0) + count.documents
         return dict(sorted(total.items()))
 
     def pass_on(self, name: str) -> None:
@@ -264,7 +265,7 @@ def _sum(before: Any, note: Any) -> Any:
     return (before or 0) + note
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """Return an excerpt that a table can show: printable valid UTF-8 on one line."""
     shown = "".join(c if c.isprintable() else " " for c in text.encode(errors="replace").decode())
     return " ".join(shown.split())

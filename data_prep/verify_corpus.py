@@ -56,9 +56,10 @@ def overlap(folder: Path, tasks: Path, seconds: float) -> tuple[list[str], str]:
     texts_found, holding = set[int](), Counter[str]()
     with Progress("search", float(total), "documents") as bar:
         for texts in _texts(corpus):
-            for numbers in search.texts_in(texts, alone=False):
-                texts_found.update(numbers.tolist())
-                holding.update(task for task, count in search.by_task(numbers).items() if count)
+            for overlap in search.overlaps(texts, alone=False):
+                texts_found.update(overlap.texts.tolist())
+                by_task = search.by_task(overlap.texts)
+                holding.update(task for task, count in by_task.items() if count)
             documents += len(texts)
             bar.advance(len(texts))
             if time.monotonic() - began > seconds:

@@ -12,6 +12,7 @@ import typer
 
 from cramming import cli
 from cramming.settings_reference import SECTIONS, settings_reference
+from data_prep.corpus_card import reasons_table
 from eval.diagnose.table import diagnoses_list
 from eval.report.log_page import duel_events, run_events
 from eval.rules.page import rules_list
@@ -106,4 +107,5 @@ GENERATED: dict[str, Callable[[], str]] = {
     "diagnoses": diagnoses_list,
     "run events": run_events,
     "duel events": duel_events,
+    "reasons": reasons_table,
 }

@@ -17,8 +17,9 @@ Suffixes: W words, E entries of the table, S sentences, K candidates for a match
 import json
 import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -41,6 +42,11 @@ BITS_PER_ENTRY = 16  # one lookup in 16 goes on to the sorted table without need
 _SENTENCE_END = re.compile(
     r"(?<=[.!?])(?<!\b[A-Z]\.)[\"'”’)]*\s+"
 )  # not in "U.S. Food and Drug Administration"
+# The same, before and behind a line's end, and in scripts without spaces.
+_SENTENCE_BORDER = re.compile(
+    r"(?<=[.!?])(?<!\b[A-Z]\.)[\"'”’)]* +|(?<=[。！？])(?![”’」』）])|(?<=\n)|(?=\n)"
+)
+_LINE_END = re.compile(r" *\n+")  # with what a line that was cut has left
 # The Penn Treebank's spelling, in SST-2 and MRPC: "do n't", "-lrb-". The literal signs are found faster.
 _DETACHED = re.compile(r" +(n['’]t\b) *|-[lr][rsc]b-", re.IGNORECASE | re.ASCII)
 _DETACHED_SIGNS = (b" n't", " n’t".encode(), b"rb-", b"sb-", b"cb-")  # in lower case
@@ -70,6 +76,14 @@ class DecontaminationConfig(Section):
     tasks: str | None = None  # folder with CoLA/, SST-2/ ... BoolQ/ ...; null: no decontamination
     ngram: Annotated[int, Field(ge=9, le=50)] = 13
     train_text: bool = False  # look for the training sets too
+    action: Literal["drop", "cut"] = "drop"  # the document, or the sentences with the text
+
+
+class Overlap(NamedTuple):
+    """Numbers of the tasks' texts that a text shares words with, and how many words the longest match has."""
+
+    texts: np.ndarray
+    words: int
 
 
 class Decontaminator:
@@ -144,19 +158,49 @@ class Decontaminator:
         search.files, search.development = files, development
         return search
 
-    def texts_in(self, texts: Sequence[str], *, alone: bool = True) -> list[np.ndarray]:
-        """For each text the numbers of the tasks' texts that share a run of words or a short sentence with it; without
-        those that count where they stand `alone` only, which shows in no text whose signs are not the original's."""
+    def overlaps(self, texts: Sequence[str], *, alone: bool = True) -> list[Overlap]:
+        """For each text the tasks' texts that share a run of words or a short sentence with it; without those that
+        count where they stand `alone` only, which shows in no text whose signs are not the original's."""
         found: list[list[int]] = [[] for _ in texts]
+        longest = [0] * len(texts)
         for batch in grouped(
             range(len(texts)), BATCH_TEXTS, lambda number: len(texts[number]), BATCH_CHARACTERS
         ):
             words = _read([texts[number] for number in batch])
-            for _, first_K, task_text_K in self._matches(words, alone):
+            for n, first_K, task_text_K in self._matches(words, alone):
                 number_K = np.searchsorted(words.firsts_D, first_K, side="right") - 1 + batch[0]
                 for number, task_text in zip(number_K.tolist(), task_text_K.tolist()):
                     found[number].append(task_text)
-        return [np.unique(np.array(task_texts, dtype=np.uint32)) for task_texts in found]
+                    longest[number] = n  # they come in ascending order
+        numbers = [np.unique(np.array(task_texts, dtype=np.uint32)) for task_texts in found]
+        return list(map(Overlap, numbers, longest))
+
+    def cut(self, text: str) -> str:
+        """Return the text without the sentences that hold a match.
+
+        What is left is searched again until nothing is found, because neighbours of a sentence that was cut become
+        neighbours of each other. Without a full stop in it a whole line is a sentence.
+        """
+        while True:
+            sentences = _sentences(text)
+            attached = [_attached(sentence) for sentence in sentences]
+            ends_S = np.cumsum([len(sentence) for sentence in attached])
+            joined = "".join(attached)
+            starts_W, ends_W = word_places(joined)
+            is_hit_S = np.zeros(len(sentences), dtype=bool)
+            for n, first_K, _ in self._matches(hash_words([joined])):
+                first_S = np.searchsorted(ends_S, starts_W[first_K], side="right")
+                last_S = np.searchsorted(ends_S, ends_W[first_K + n - 1])
+                for first, last in zip(first_S, last_S):
+                    is_hit_S[first : last + 1] = True
+            if not is_hit_S.any():
+                return text
+            left = [
+                sentence
+                for sentence, is_hit in zip(sentences, is_hit_S)
+                if sentence == "\n" or not is_hit
+            ]
+            text = _LINE_END.sub("\n", "".join(left)).strip()
 
     def _tasks_of(self, texts: np.ndarray) -> list[str]:
         return [task for task, count in self.by_task(texts).items() if count]
@@ -227,6 +271,13 @@ def _read(texts: Sequence[str]) -> HashedWords:
     if any(sign in found.data for sign in _DETACHED_SIGNS):
         return hash_words([_attached(text) for text in texts])
     return found
+
+
+def _sentences(text: str) -> list[str]:
+    """Return the sentences with the spaces behind them, and the line ends, which together are the text."""
+    borders = [match.end() for match in _SENTENCE_BORDER.finditer(text)]
+    slices = [text[start:end] for start, end in pairwise([0, *borders, len(text)])]
+    return [each for each in slices if each]
 
 
 def _attached(text: str) -> str:

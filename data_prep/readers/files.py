@@ -1,5 +1,6 @@
 """Local files as a source: `data=text`. A new kind of file is one row of `FORMATS` and its reader."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -248,7 +249,8 @@ class FileReader:
             for text, part in self._texts(file):
                 number += part == 0
                 damage = NULL if text is None else _damage_of(text, file)
-                yield Document(text or "", name, number, name, damage=damage, part=part)
+                lost, file.lost = file.lost, Counter()
+                yield Document(text or "", name, number, name, damage=damage, part=part, lost=lost)
             is_empty = number < 0 and self.range.is_whole
             unreadable = "empty_file" if is_empty and file.lenient else None
         except plain_text.UnreadableError as error:

@@ -10,6 +10,7 @@ import io
 import lzma
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -146,7 +147,8 @@ class TextFile:
 
     `lenient`: bytes that are not UTF-8 become lone surrogates (Python's surrogateescape) instead of an error, NUL bytes
     stay unless they are many in the first block; `escaped` and `binary` tell that there were any. `blocks`: the part of
-    the file's content to read, unpacked already; `begins`: with the file's first byte.
+    the file's content to read, unpacked already; `begins`: with the file's first byte. `lost` counts what its format
+    has that is no text, by name, since a document was handed on.
     """
 
     def __init__(
@@ -159,6 +161,7 @@ class TextFile:
         self.path, self.lenient, self.escaped, self.binary = path, lenient, False, False
         self.raw: BinaryIO = io.BytesIO() if blocks else path.open("rb")
         self._blocks, self.begins = blocks, begins
+        self.lost = Counter[str]()
 
     @property
     def position(self) -> int:

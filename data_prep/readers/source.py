@@ -7,7 +7,7 @@ changed, and how far it has been read, for the progress bar. To add one: a modul
 
 import abc
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
@@ -53,7 +53,8 @@ class Document(NamedTuple):
 
     `source` is what counts are kept by: the origin, or a part of a mix. `ids` are its tokens where the source is
     already tokenized; `text` is empty then. A long document may come in parts, numbered from 0, with nothing of the
-    same origin between them. With `damage` it stands for what had to be left out, so that it is counted.
+    same origin between them. With `damage` it stands for what had to be left out, so that it is counted. `lost` are
+    templates in its sentences, by name, of which the text is not known.
     """
 
     text: str
@@ -63,6 +64,7 @@ class Document(NamedTuple):
     ids: np.ndarray | None = None
     damage: Damage | None = None
     part: int = 0
+    lost: Mapping[str, int] | None = None
 
     @property
     def size(self) -> int:

@@ -1,15 +1,20 @@
 """Wikipedia's XML dumps (`*.xml.bz2`) as plain text, streamed page by page in bounded memory, by `mwparserfromhell`.
 
 Stripping wikitext is slow, below 1 MB of it a second: for all of Wikipedia there is ready-made text (data=wikipedia).
-A dump names templates and does not hold what they expand to. Those of the table below are part of sentences, which
-would have a hole without them ("a road of  in length"); all others (infoboxes, citations, navigation) go.
+A dump names templates and does not hold what they expand to. Those of wikipedia_templates.yaml are part of sentences,
+which would have a hole without them ("a road of  in length"); all others (infoboxes, citations, navigation) go.
 """
 
 import re
-from calendar import month_name
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from functools import cache, lru_cache, partial
+from pathlib import Path
 from typing import Any, BinaryIO
 from xml.etree import ElementTree
+
+import yaml
 
 from cramming.config import UserError
 from data_prep.readers.plain_text import TextFile
@@ -34,36 +39,38 @@ _BEGINS_EMPTY = re.compile(
     r"\(\s*[,;][\s,;]*"
 )  # "Paris (; )", "(; born 1950)": a pronunciation stood there
 _EMPTY_BRACKETS = re.compile(r" \(\s*\)")
+_LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 _MEDIA = ("file:", "image:", "category:")
 _TAGS_WITHOUT_TEXT = ("table", "gallery", "math", "ref", "timeline", "score", "syntaxhighlight")
 
 
 def read_wikipedia(file: TextFile, field: str) -> Iterator[str]:
     """The articles of a MediaWiki XML dump as plain text: no redirects, no other namespaces, no tables, of templates
-    those within sentences."""
+    those within sentences. `file.lost` counts those that had no text."""
     with file.decompressed() as handle:
         try:
-            for wikitext in _articles(handle):
-                yield plain_text(wikitext)
+            for wikitext, language in _articles(handle):
+                yield plain_text(wikitext, language, file.lost)
         except ElementTree.ParseError as error:
             raise UserError(f"{file.path}: not a readable MediaWiki XML dump: {error}") from None
 
 
-def _articles(handle: BinaryIO) -> Iterator[str]:
-    """The wikitext of every article."""
+def _articles(handle: BinaryIO) -> Iterator[tuple[str, str]]:
+    """The wikitext of every article, and the language of the wiki."""
     events = iter(ElementTree.iterparse(handle, events=("start", "end")))
     _, root = next(events)
     if _name(root) != "mediawiki":
         raise ElementTree.ParseError(
             f"the outermost element is <{_name(root)}>, expected <mediawiki>"
         )
+    language = root.get(_LANGUAGE, "en").partition("-")[0]
     for event, element in events:
         if event != "end" or _name(element) != "page":
             continue
         parts = {_name(part): part for part in element.iter()}
         text = parts["text"].text if "text" in parts else None
         if text and "redirect" not in parts and "ns" in parts and parts["ns"].text == "0":
-            yield text
+            yield text, language
         root.clear()  # or the whole dump would stay in memory
 
 
@@ -71,12 +78,12 @@ def _name(element: ElementTree.Element) -> str:
     return element.tag.rpartition("}")[2]
 
 
-def plain_text(wikitext: str) -> str:
-    """Return the running text of an article as a reader sees it."""
+def plain_text(wikitext: str, language: str, lost: Counter[str]) -> str:
+    """Return the running text of an article as a reader sees it; `lost` counts templates in sentences without text."""
     import mwparserfromhell
 
     code = mwparserfromhell.parse(
-        _TAIL_SECTION.sub(_prose, _expand_templates(_NO_TEXT.sub("", wikitext)))
+        _TAIL_SECTION.sub(_prose, templates_of(language).expand(_NO_TEXT.sub("", wikitext), lost))
     )
     for link in code.filter_wikilinks(
         matches=lambda link: str(link.title).strip().lower().startswith(_MEDIA)
@@ -115,80 +122,22 @@ def _remove(code: Any, node: Any) -> None:
 
 # --- templates --------------------------------------------------------------------------------------------------------
 
+TABLES = Path(__file__).with_name("wikipedia_templates.yaml")  # it has the language of patterns
 _INNERMOST = re.compile(r"\{\{([^{}]*)\}\}")
+_SEGMENT = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")  # of a pattern: in brackets, or not
+_FIELD = re.compile(r"\{([^{}]+)\}")  # the same
 _BETWEEN_PARAMETERS = re.compile(r"\|(?![^\[\]]*\]\])")  # not in [[link|text]]
-_NAMED = re.compile(r"\s*([^\W\d][\w -]*)=")
+_NAMED = re.compile(r"\s*([^\W\d][\w -]*)=(.*)", re.DOTALL)
+_NUMBERED = re.compile(r"^\s*(?:\d+|text|quote)\s*=")
 _RANGE = {"-": "–", "–": "–", "x": " × ", "×": " × "} | {
     word: f" {word} " for word in ("to", "and", "or", "by")
 }
-_FIRST = "nowrap nobr small big smallcaps em strong sub sup math mvar abbr tooltip ill flag linktext sic formatnum"
-_YEARS = {"circa": "c.", "c.": "c.", "floruit": "fl.", "fl.": "fl.", "reign": "r.", "r.": "r."}
-_MONTHS = [str(number) for number in range(1, 13)]
-_SIGNS = {  # what a template without parameters stands for
-    "'": "'",
-    "'s": "'s",
-    "ndash": "–",
-    "–": "–",
-    "en dash": "–",
-    "mdash": "—",
-    "—": "—",
-    "em dash": "—",
-    "snd": " – ",
-    "spnd": " – ",
-    "spaced ndash": " – ",
-    "nbsp": " ",
-    "space": " ",
-    "thinsp": " ",
-    "·": " · ",
-    "dot": " · ",
-    "×": "×",
-    "times": "×",
-    "deg": "°",
-    "!": "|",
-    "=": "=",
-}
 
 
-def _expand_templates(wikitext: str) -> str:
-    """The wikitext with inline templates as their text and without others, from the innermost on.
-
-    Templates that hold other braces, such as a table's, are left to the parser.
-    """
-    count = 1
-    while count:
-        wikitext, count = _INNERMOST.subn(lambda template: _text_of(template[1]), wikitext)
-    return wikitext
-
-
-def _text_of(template: str) -> str:
-    """Return the shown text of a template: parameters, of which those without a name or with a number for one count."""
-    name, _, rest = template.replace("formatnum:", "formatnum|", 1).partition("|")
-    name = " ".join(name.replace("_", " ").split()).lower()
-    parts = [part.strip() for part in _BETWEEN_PARAMETERS.split(rest)]
-    plain = [re.sub(r"^(?:\d+|text|quote)\s*=\s*", "", part) for part in parts]
-    listed = [text for part, text in zip(parts, plain) if text != part or not _NAMED.match(part)]
-    if name in _SIGNS:
-        return _SIGNS[name]
-    if not any(listed):
-        return ""
-    if name in _FIRST.split() or name.startswith("lang-"):
-        return listed[0]
-    if name in ("lang", "langx", "transl", "transliteration"):
-        return listed[-1]
-    if name in ("convert", "cvt"):
-        return _quantity(listed)
-    if name in _YEARS:
-        return f"{_YEARS[name]} {' – '.join(listed)}"
-    if name in ("frac", "sfrac", "fraction"):
-        return " ".join(
-            [*listed[:-2], "/".join(listed[-2:] if len(listed) > 1 else ["1", *listed])]
-        )
-    if name in ("quote", "blockquote", "quotation", "bquote", "cquote"):
-        return f"\n{listed[0]}\n"
-    if name == "as of":
-        months = [month_name[int(part)] if part in _MONTHS else part for part in listed[1:2]]
-        return " ".join(["As of", *months, listed[0]])
-    return ""
+def _fraction(listed: list[str]) -> str:
+    """A fraction, with what stands in front of it: "3 1/2"."""
+    parts = listed[-2:] if len(listed) > 1 else ["1", *listed]
+    return " ".join([*listed[:-2], "/".join(parts)])
 
 
 def _quantity(listed: list[str]) -> str:
@@ -197,4 +146,110 @@ def _quantity(listed: list[str]) -> str:
     while len(values) > 1 and values[0] in _RANGE:
         text += _RANGE[values[0]] + values[1]
         values = values[2:]
-    return f"{text} {values[0]}".strip()
+    return " ".join([text, *values[:1]]).strip()
+
+
+_COMPUTED: dict[str, Callable[[list[str]], str]] = {
+    "-1": lambda listed: listed[-1],
+    "*": lambda listed: " – ".join(filter(None, listed)),
+    "quantity": _quantity,
+    "fraction": _fraction,
+}
+
+
+class Templates:
+    """Patterns of the text that templates of one language's wiki show."""
+
+    def __init__(self, language: str) -> None:
+        tables = yaml.safe_load(TABLES.read_text(encoding="utf-8"))
+        self._patterns: dict[str, str] = {}
+        for group in ("any", language):
+            for names, pattern in tables["templates"].get(group, {}).items():
+                self._patterns |= dict.fromkeys(names.split(" / "), pattern)
+        self._pattern = lru_cache(1 << 12)(self._find_pattern)
+        self._wild = [name for name in self._patterns if "*" in name or "[" in name]
+        self._values: dict[str, dict[str, str]] = {}
+        for kind, by_language in tables["values"].items():
+            values = by_language.get(language, {})
+            if isinstance(values, list):
+                values = {str(number): value for number, value in enumerate(values, 1)}
+            self._values[kind] = values
+        word = r"[^\W\d_]{1,20}\.?[ :：\xa0]*"
+        names = "|".join(tables["pronunciation"])
+        self._pronunciation = re.compile(
+            rf"\s{{0,3}}[(（](?:{word}){{0,3}}\{{\{{\s*(?:{names})\s*(?:\|[^{{}}]*)?\}}\}}\s*[)）]",
+            re.IGNORECASE,
+        )
+
+    def expand(self, wikitext: str, lost: Counter[str]) -> str:
+        """Return the wikitext with inline templates as their text and without others, from the innermost on.
+
+        Templates that hold other braces, such as a table's, are left to the parser. `lost` counts those within
+        sentences that have no text here, by name.
+        """
+        wikitext = self._pronunciation.sub("", wikitext)
+        count = 1
+        while count:
+            wikitext, count = _INNERMOST.subn(partial(self._text_of, lost=lost), wikitext)
+        return wikitext
+
+    def _text_of(self, template: re.Match[str], lost: Counter[str]) -> str:
+        """Return the shown text of a template; parameters with a number for a name count as those without one."""
+        name, _, rest = template[1].replace("formatnum:", "formatnum|", 1).partition("|")
+        name = " ".join(name.replace("_", " ").split())
+        parameters, listed = {"name": name}, list[str]()
+        for part in _BETWEEN_PARAMETERS.split(rest):
+            named = _NAMED.match(part)
+            if named and named[1].strip() not in ("text", "quote"):
+                parameters[named[1].strip()] = named[2].strip()
+            else:
+                listed.append(_NUMBERED.sub("", part).strip())
+        day_first = " df" if parameters.get("df", "").startswith(("y", "1", "t")) else ""
+        pattern = self._pattern(name.lower() + day_first, len(listed) if rest else 0)
+        text = None if pattern is None else self._render(pattern, parameters, listed)
+        if text is None and _is_in_sentence(template):
+            lost[name.lower()] += 1
+        return text or ""
+
+    def _find_pattern(self, name: str, count: int) -> str | None:
+        names = [f"{name}#{count}", name, name.removesuffix(" df")]
+        names += (wild for wild in self._wild if fnmatchcase(name, wild))
+        return next((self._patterns[each] for each in names if each in self._patterns), None)
+
+    def _render(self, pattern: str, parameters: dict[str, str], listed: list[str]) -> str | None:
+        """Return the text of a pattern; None if a parameter that it needs is not there."""
+        parameters |= {str(number): value for number, value in enumerate(listed, 1)}
+        for name, compute in _COMPUTED.items():
+            if name in pattern and any(listed):
+                parameters[name] = compute(listed)
+        shown = ""
+        for optional, needed in _SEGMENT.findall(pattern):
+            segment = optional or needed
+            values = [self._value(field, parameters) for field in _FIELD.findall(segment)]
+            if all(values):
+                shown += _FIELD.sub("{}", segment).format(*values)
+            elif needed:
+                return None
+        return shown.strip(" ") if "{" in pattern else shown
+
+    def _value(self, field: str, parameters: Mapping[str, str]) -> str:
+        kind, _, names = field.rpartition(":")
+        value = next(filter(None, map(parameters.get, names.split("|"))), None) or ""
+        if not kind:
+            return value
+        plain = value.lstrip("0")
+        return self._values[kind].get(plain, plain)
+
+
+@cache
+def templates_of(language: str) -> Templates:
+    """Return the templates of a language, read once."""
+    return Templates(language)
+
+
+def _is_in_sentence(template: re.Match[str]) -> bool:
+    """Return whether words stand in front of a template on its line, outside of other templates and of tables."""
+    line = template.string.rfind("\n", 0, template.start()) + 1
+    before = template.string[line : template.start()]
+    in_other = before.count("{{") > before.count("}}")
+    return not in_other and before[:1] not in "|!{" and any(map(str.isalpha, before))

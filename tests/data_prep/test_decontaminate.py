@@ -22,8 +22,8 @@ FILLER = "Nobody knew the way to the lake, and nobody asked. It rained all day. 
 
 
 def tasks_in(search: Decontaminator, text: str) -> tuple[str, ...]:
-    (numbers,) = search.texts_in([text])
-    return tuple(task for task, count in search.by_task(numbers).items() if count)
+    (overlap,) = search.overlaps([text])
+    return tuple(task for task, count in search.by_task(overlap.texts).items() if count)
 
 
 def write(folder: Path, task: str, name: str, *rows: str) -> None:
@@ -169,11 +169,11 @@ def test_texts_are_searched_together_as_alone(
     ]
     alone = [tasks_in(found, text) for text in texts]
     assert [len(tasks) for tasks in alone] == [0, 2, 0, 2, 0, 0, 2, 1, 0]
-    together = [numbers.tolist() for numbers in found.texts_in(texts)]
+    together = [overlap.texts.tolist() for overlap in found.overlaps(texts)]
     assert [bool(numbers) for numbers in together] == [bool(tasks) for tasks in alone]
     monkeypatch.setattr(decontaminate, "BATCH_CHARACTERS", 100)
-    assert [numbers.tolist() for numbers in found.texts_in(texts)] == together
-    assert found.texts_in([]) == []
+    assert [overlap.texts.tolist() for overlap in found.overlaps(texts)] == together
+    assert found.overlaps([]) == []
 
 
 def test_what_anybody_says_is_no_evidence() -> None:
@@ -199,7 +199,7 @@ def test_the_development_texts_that_were_searched_are_told_whatever_their_order(
     found = Decontaminator.from_folder(glue, CONFIG)
     assert found.examples == {"CoLA": 3, "SST-2": 1, "QNLI": 2, "MNLI": 4} and len(found.files) == 6
     assert found.searchable == {"CoLA": 3, "SST-2": 1, "QNLI": 2, "MNLI": 2}
-    assert found.by_task(found.texts_in([f"{LONG} {TINY} {SHORT}"])[0]) == {
+    assert found.by_task(found.overlaps([f"{LONG} {TINY} {SHORT}"])[0].texts) == {
         "CoLA": 2,
         "SST-2": 0,
         "QNLI": 2,
@@ -234,6 +234,40 @@ def test_a_match_in_odd_spelling_is_shown(odd: str) -> None:
     search = Decontaminator({"SST-2": [text]}, CONFIG)
     assert tasks_in(search, text) == ("SST-2",)
     assert "believe that the committee" in search.explain(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        (f"First. {SHORT} Last.", "First. Last."),
+        (f"First.\n{SHORT}\nLast.", "First.\nLast."),
+        (f"First. As we know, {SHORT[:-1]} in the bay.\nLast.", "First.\nLast."),
+        (f"{SHORT} {FILLER}{TINY} Last.", f"{FILLER}Last."),
+        (f"First. {LONG[:60]}\n{LONG[60:]} Last.", "First.\nLast."),  # over a line's end
+        (f"First. {PARSED} Last. It does n't end.", "First. Last. It does n't end."),
+        (f"First. Was it {TINY[:-1].lower()}", f"First. Was it {TINY[:-1].lower()}"),  # no match
+        (f"one line {LONG[:-1]} and no other sentence", ""),
+        (f"第一。{SHORT[:-1]}。最後。", "第一。最後。"),
+        (FILLER.strip(), FILLER.strip()),
+    ],
+)
+def test_sentences_with_a_match_are_cut_and_the_rest_holds_none(
+    found: Decontaminator, text: str, left: str
+) -> None:
+    assert found.cut(text) == left
+    assert tasks_in(found, left) == ()
+
+
+def test_neighbours_that_a_cut_brings_together_are_searched_too(found: Decontaminator) -> None:
+    words = LONG.split()
+    text = f"Before. {' '.join(words[:9])}. {SHORT} {' '.join(words[9:])} After."
+    assert tasks_in(found, text) == ("CoLA", "MNLI")
+    assert found.cut(text) == "Before. After."
+
+
+def test_the_longest_match_is_counted(found: Decontaminator) -> None:
+    texts = [FILLER, f"{FILLER}{TINY}", f"{TINY} {SHORT}", f"{LONG} {TINY}"]
+    assert [overlap.words for overlap in found.overlaps(texts)] == [0, 6, 9, 13]
 
 
 def test_every_planted_example_of_many_is_found_and_no_other_text() -> None:

@@ -23,6 +23,7 @@ import yaml
 
 from cramming.config import UserError, config_folder
 from cramming.data.corpus import Corpus
+from data_prep.corpus_card import SETTINGS
 from data_prep.task_grid import UNFINISHED
 from tests.data_prep.calls import corpus_folder, main
 
@@ -160,6 +161,8 @@ def test_every_planted_fault_is_found_and_reported(
         name: {why: bin_.documents for why, bin_ in stage.dropped.items()}
         for name, stage in stages.items()
     }
+    for name, reasons in found.items():
+        assert set(reasons) <= set(SETTINGS.get(name, {}))
     assert found["source"] == {"binary_file": 1, "empty_file": 2, "not_utf8": 2}
     assert found["exact deduplication"] == {"duplicate": EXACT}
     assert found["near deduplication"] == {"near_duplicate": NEAR}
@@ -202,7 +205,7 @@ def test_every_planted_fault_is_found_and_reported(
                 bin_.bytes for bin_ in stage.dropped.values()
             ), stage.name
     card = (corpus.folder / "corpus_card.md").read_text(encoding="utf-8")
-    assert "| CoLA | 100 | 100 | 100 | 100 |" in card and "7 markup" in card
+    assert "| CoLA | 100 | 100 | 100 | 100 | 0 |" in card and "7 markup" in card
     assert "Der alte Hafen" in card
 
 

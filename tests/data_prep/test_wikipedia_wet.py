@@ -3,13 +3,19 @@
 import bz2
 import gzip
 import io
+import re
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from cramming.config import UserError
+from cramming.data.corpus import Corpus
 from data_prep.readers.files import TextConfig, TextSource
-from data_prep.readers.wikipedia import plain_text
+from data_prep.readers.wikipedia import TABLES, plain_text
 
 QUAY = """{{Infobox building|name=Quay|length={{convert|310|m}}}}
 <!-- a comment -->'''The quay''' is an [[old]] [[harbour|part of the harbour]].<ref name="a">A book.</ref> It is
@@ -111,7 +117,122 @@ def test_articles_of_a_dump_as_plain_text(wikipedia: Path) -> None:
 )
 def test_templates_within_sentences_are_text_and_others_go(wikitext: str, text: str) -> None:
     pytest.importorskip("mwparserfromhell")
-    assert plain_text(wikitext) == text
+    assert plain_text(wikitext, "en", Counter()) == text
+
+
+BORN = "'''Jeanne Roy''', née le {{date de naissance|1|janvier|1900}} à [[Lyon]] (prononcé {{API|ʒan}}), est peintre."
+CENTURIES = "au {{s|XIX}}, au {{s-|XVIII|e}} et au {{IVe siècle}}; {{sp|XV|e|au|XVI|e}}, {{-s|II}}"
+RUSSIAN = "{{s|в 1900 году}}, {{на|29|4|2020}} {{не переведено 5|Ада|Аде|en|Ada}}"
+
+
+@pytest.mark.parametrize(
+    ("language", "wikitext", "text"),
+    [
+        ("fr", BORN, "Jeanne Roy, née le 1er janvier 1900 à Lyon, est peintre."),
+        ("fr", "le {{date|14 juillet 1789}}, {{date-||mai|1968}}", "le 14 juillet 1789, mai 1968"),
+        (
+            "fr",
+            CENTURIES,
+            "au XIXe siècle, au XVIIIe siècle et au IVe siècle; XVe siècle au XVIe siècle, IIe siècle av. J.-C.",
+        ),
+        (
+            "fr",
+            "{{Unité|100|km}}, {{1er}} à {{heure|20|30}}, {{citation|Oui}}",
+            "100 km, 1er à 20 h 30, « Oui »",
+        ),
+        ("fr", "{{lien|Ada Roy|lang=en|trad=A|texte=Ada}} et {{langue|en|law}}", "Ada et law"),
+        (
+            "fr",
+            "fait{{référence nécessaire|date=mai 2010}} et{{sfn|Roy|1990|p=3}} vu",
+            "fait et vu",
+        ),
+        ("de", '{{enS|Rome}}, {{Höhe|1234|DE-NHN}}, {{"|Ja}}', "Rome, 1234 m, „Ja“"),
+        (
+            "de",
+            "Bad ({{IPA|baːt}}) und Au (Aussprache: {{Lautschrift|aʊ}}) sind",
+            "Bad und Au sind",
+        ),
+        ("de", "Bad ({{IPA|baːt}}, geboren 1900) und Au", "Bad (geboren 1900) und Au"),
+        (
+            "es",
+            "el {{fecha|1900|1|5}}, {{siglo|XVI||s}} y {{siglo|I|a|s}}",
+            "el 5 de enero de 1900, siglo XVI y siglo I a. C.",
+        ),
+        ("it", "nel {{Data|1|5|1900}} per {{M|12|ul=km}}", "nel 1º maggio 1900 per 12 km"),
+        ("nl", "op {{unité|3|km}} in {{lang|en|Leeds}}", "op 3 km in Leeds"),
+        ("pt", "em {{dtlink|5|1|1900}}, {{séc|XIX}}", "em 5 de janeiro de 1900, século XIX"),
+        ("ru", RUSSIAN, "в 1900 году, на 29 апреля 2020 года Аде"),
+        ("ja", "{{仮リンク|艾達|en|Ada|label=エイダ}}は{{要出典|}}。", "エイダは。"),
+        (
+            "en",
+            "born {{birth date|1900|01|05}} ({{dob|1900|1|5|df=y}}), {{bda|1900}}",
+            "born January 5, 1900 (5 January 1900), 1900",
+        ),
+        (
+            "en",
+            "{{OldStyleDate|12 June|1700|1 June}} aboard {{HMS|Hood|51}}",
+            "12 June 1700 (O.S. 1 June) aboard HMS Hood (51)",
+        ),
+        ("xx", "{{lang|fr|la ville}} {{convert|5|km}}", "la ville 5 km"),
+    ],
+)
+def test_templates_of_each_language_are_text_and_none_is_lost(
+    language: str, wikitext: str, text: str
+) -> None:
+    pytest.importorskip("mwparserfromhell")
+    lost = Counter[str]()
+    assert plain_text(wikitext, language, lost) == text
+    assert not lost
+
+
+def test_patterns_name_what_a_template_may_have() -> None:
+    """Every field of the table can be filled by some parameter, and no name stands twice in a language."""
+    tables = yaml.safe_load(TABLES.read_text(encoding="utf-8"))
+    known = re.compile(r"-?\d|\*|name|quantity|fraction|lt|texte|fr|u|ul|um|label|текст|надо")
+    for patterns in tables["templates"].values():
+        names = [name for names in patterns for name in names.split(" / ")]
+        assert len(names) == len(set(names)) and all(name == name.lower() for name in names)
+        for pattern in patterns.values():
+            for field in re.findall(r"\{([^{}]+)\}", pattern):
+                kind, _, parameters = field.rpartition(":")
+                assert kind in ("", *tables["values"]), field
+                assert all(map(known.fullmatch, parameters.split("|"))), field
+    months = tables["values"]["month"]
+    assert {len(names) for names in months.values()} == {12}
+    assert set(months) == set(tables["templates"]) - {"any"}
+
+
+@pytest.mark.parametrize(
+    "rest", ["", "|", "||", "|x=y", "|1=|2=", "|df=y", "|{{c.}}|to", "|[[a|b]]"]
+)
+def test_templates_may_lack_any_parameter(rest: str) -> None:
+    pytest.importorskip("mwparserfromhell")
+    for patterns in yaml.safe_load(TABLES.read_text(encoding="utf-8"))["templates"].values():
+        for name in " / ".join(patterns).split(" / "):
+            assert "{{" not in plain_text(f"A {{{{{name}{rest}}}}}.", "en", Counter())
+
+
+LOST = """{{Infobox|born={{age|1900}}}}
+{| class="x"
+| {{cell}}
+|}
+She was {{age|1900}} when {{Age|1900|2}} ended,{{cn}} at {{height|m=1.7}}.<ref>{{cite book|x}}</ref>
+{{Navbox}}
+"""
+
+
+def test_templates_without_text_are_counted_on_the_card(
+    tmp_path: Path, text_config: Callable[..., Any], run: Callable[..., Corpus], made_up: Any
+) -> None:
+    pytest.importorskip("mwparserfromhell")
+    pages = [("A", 0, "", f"{LOST}\n{text}") for text in made_up(6)]
+    (tmp_path / "a.xml").write_bytes(dump(*pages))
+    (tmp_path / "b.xml").write_bytes(dump(("B", 0, "", "Of {{age|1}} years.\n" + made_up(1, 1)[0])))
+    corpus = run(text_config(tmp_path / "*.xml"))
+    source = corpus.manifest.stages[0]
+    assert source.notes["templates_without_text"] == {"age": 13, "height": 6}
+    card = (corpus.folder / "corpus_card.md").read_text(encoding="utf-8")
+    assert "templates_without_text 13 age, 6 height" in card
 
 
 def test_a_footnote_takes_no_text_with_it() -> None:
@@ -119,8 +240,9 @@ def test_a_footnote_takes_no_text_with_it() -> None:
     named = ('<ref name="BBC/2005" />', "<ref name=a/b/>")
     for note in (*named, "<ref>b</ref >", "<ref name='x'>See <i>a</i> / b.</ref>"):
         text = f"A river.{note}\n== History ==\nOld.<ref name='y'>Smith</ref> Very."
-        assert plain_text(text) == "A river.\nHistory\nOld. Very.", note
-    assert "Old." in plain_text("A river.<ref>open\n== History ==\nOld.<ref>Smith</ref> Very.")
+        assert plain_text(text, "en", Counter()) == "A river.\nHistory\nOld. Very.", note
+    opened = "A river.<ref>open\n== History ==\nOld.<ref>Smith</ref> Very."
+    assert "Old." in plain_text(opened, "en", Counter())
 
 
 def test_a_dump_is_streamed(wikipedia: Path, tmp_path: Path) -> None:
