@@ -19,9 +19,14 @@ from cramming.config import Count, Positive, Section, UserError, file_sha256
 from cramming.data.manifest import TokenizerInfo
 
 SPECIAL_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
-ROBERTA = {"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"}
-# Spellings accepted in an existing tokenizer: BERT's, those of the cramming paper's own corpus, and RoBERTa's.
-SPELLINGS = (SPECIAL_TOKENS, {name: f"<{name}>" for name in SPECIAL_TOKENS}, ROBERTA)
+# Spellings accepted in an existing tokenizer, those of BERT first; others are RoBERTa's, XLNet's and ESM's.
+SPELLINGS = {
+    "pad": ("[PAD]", "<pad>"),
+    "unk": ("[UNK]", "<unk>"),
+    "cls": ("[CLS]", "<cls>", "<s>"),
+    "sep": ("[SEP]", "<sep>", "<eos>", "</s>"),
+    "mask": ("[MASK]", "<mask>"),
+}
 
 TOKENIZER_CONFIG = "tokenizer_config.json"  # beside tokenizer.json, for transformers
 
@@ -59,22 +64,31 @@ def load(path: Path) -> Tokenizer:
 
 
 def special_tokens(tokenizer: Tokenizer, place: object = "tokenizer") -> dict[str, str]:
-    """The spelling of pad, unk, cls, sep and mask in this tokenizer."""
-    for spelling in SPELLINGS:
-        if all(tokenizer.token_to_id(token) is not None for token in spelling.values()):
-            return spelling
-    missing = [token for token in SPECIAL_TOKENS.values() if tokenizer.token_to_id(token) is None]
+    """Return the spelling of pad, unk, cls, sep and mask in this tokenizer; UserError if it lacks one."""
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    special, missing = dict[str, str](), list[str]()
+    for role, spellings in SPELLINGS.items():
+        present = [spelling for spelling in spellings if spelling in vocabulary]
+        if present:
+            special[role] = present[0]
+        else:
+            missing.append(f"{role} ({' or '.join(spellings)})")
+    if not missing:
+        return special
+    added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
+    has = sorted({*special.values(), *added[:10]})
     raise UserError(
-        f"tokenizer.path: {place} lacks the special tokens {' '.join(missing)}; a masked model needs them"
+        f"tokenizer.path={place}: no special token for {', '.join(missing)}, which a masked model needs; the file has"
+        f" {' '.join(has) or 'none'}. Add them to the file, or train a tokenizer (tokenizer.path=null)."
     )
 
 
 def add_template(tokenizer: Tokenizer, special: dict[str, str]) -> None:
-    """Set BERT's layout, `[CLS] a [SEP]` or `[CLS] a [SEP] b [SEP]`, with these spellings; RoBERTa has two of [SEP]
-    between the texts, and one token type."""
+    """Set BERT's layout, `[CLS] a [SEP]` or `[CLS] a [SEP] b [SEP]`, with these spellings; tokenizers with `<s>` have
+    two of [SEP] between the texts, and one token type (RoBERTa, XLM-R)."""
     cls, sep = special["cls"], special["sep"]
     pair = f"{cls} $A {sep} $B:1 {sep}:1"
-    if special == ROBERTA:
+    if cls == "<s>":
         pair = f"{cls} $A {sep} {sep} $B {sep}"
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{cls} $A {sep}",

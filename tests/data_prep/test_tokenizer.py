@@ -37,6 +37,15 @@ print(train(sample, TokenizerConfig(kind=sys.argv[1], vocab_size=400)).to_str())
 """
 
 
+def write_words(path: Path, *special: str) -> None:
+    """Write a tokenizer.json that knows the word `a` and these special tokens."""
+    vocabulary = {word: number for number, word in enumerate(("a", *special))}
+    unk = next(token for token in special if "unk" in token.lower())
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=unk))
+    tokenizer.add_special_tokens(list(special))
+    tokenizer.save(str(path))
+
+
 def require(kind: str) -> None:
     """Skip where Unigram's optional trainer is missing."""
     if kind == "unigram":
@@ -161,11 +170,30 @@ def test_bad_tokenizer_files(tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text("{}")
     with pytest.raises(UserError, match=r"is not a tokenizer\.json"):
         load(tmp_path / "t.json")
-    Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1, "[PAD]": 2}, unk_token="[UNK]")).save(
-        str(tmp_path / "t.json")
-    )
-    with pytest.raises(UserError, match=r"lacks the special tokens \[CLS\] \[SEP\] \[MASK\]"):
+    write_words(tmp_path / "t.json", "[UNK]", "[PAD]", "</s>", "<bos>")
+    lacks = r"for cls \(\[CLS\] or <cls> or <s>\), mask \(.*the file has </s> <bos> \[PAD\] \[UNK\]\."
+    with pytest.raises(UserError, match=lacks):
         load(tmp_path / "t.json")
+
+
+@pytest.mark.parametrize(
+    "special",
+    [
+        "<pad> <unk> <s> </s> <mask>",  # RoBERTa, XLM-R, CamemBERT
+        "<pad> <unk> <cls> <eos> <mask>",  # ESM
+        "<pad> <unk> <cls> <sep> <mask>",  # XLNet
+        "<pad> <unk> [CLS] [SEP] [MASK]",  # ALBERT
+    ],
+)
+def test_special_tokens_of_known_families_are_mapped(tmp_path: Path, special: str) -> None:
+    pad, unk, cls, sep, mask = special.split()
+    others = [token for token in ("<s>", "</s>") if cls != "<s>"]  # of XLNet and BigBird, not used
+    write_words(tmp_path / "t.json", *others, mask, sep, cls, unk, pad)
+    tokenizer = load(tmp_path / "t.json")
+    info = describe(tokenizer, tmp_path / "t.json")
+    assert info.special == dict(pad=pad, unk=unk, cls=cls, sep=sep, mask=mask)
+    between = [sep, sep] if cls == "<s>" else [sep]
+    assert tokenizer.encode("a", "a").tokens == [cls, "a", *between, "a", sep]
 
 
 def test_sample_is_bounded_even_in_order_and_the_same_for_any_tasks() -> None:
