@@ -17,6 +17,7 @@ from cramming.config import file_sha256
 from cramming.data.corpus import TASKS, TokenStream
 from cramming.data.manifest import (
     FORMAT_VERSION,
+    TOKENIZER,
     Manifest,
     Shard,
     Split,
@@ -112,7 +113,8 @@ def complete(
     # Names of files may be no UTF-8.
     card = _card(manifest).encode(errors="backslashreplace").decode()
     write_atomically(folder / CARD, card)
-    write_atomically(folder / TOKENIZER_CONFIG, describe_for_transformers(info.special))
+    transformers_settings = describe_for_transformers(info, folder / TOKENIZER)
+    write_atomically(folder / TOKENIZER_CONFIG, transformers_settings)
     files = [folder / name for name in (CARD, TOKENIZER_CONFIG, *orders.values())]
     files += [path for path in (folder / TASKS).rglob("*") if path.is_file()]
     hashes = {path.relative_to(folder).as_posix(): file_sha256(path) for path in files}

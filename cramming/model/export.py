@@ -27,6 +27,7 @@ from cramming.model.config import ModelConfig
 from cramming.model.encoder import Encoder
 from cramming.model.heads import MaskedLM
 from cramming.model.stock import Names, families, from_stock, stock_family, to_stock
+from cramming.tokenizer_config import tokenizer_config
 
 # transformers' name of a special token -> its entry in the tokenizers of this suite
 SPECIAL_TOKENS = {
@@ -86,8 +87,9 @@ def save_pretrained(
     if config.token_types > 1:  # the forward pass of ModernBERT has no argument token_type_ids
         inputs.insert(1, "token_type_ids")
     tokenizer = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
+        **tokenizer_config(tokenizer_file, special_tokens),
         "model_max_length": config.max_length,
+        "model_input_names": inputs,
     }
     files = {
         "config.json": {
@@ -96,7 +98,7 @@ def save_pretrained(
             **ids,
         },
         "special_tokens_map.json": dict(special_tokens),
-        "tokenizer_config.json": {**tokenizer, "model_input_names": inputs, **special_tokens},
+        "tokenizer_config.json": tokenizer,
     }
 
     def write(temporary: Path) -> None:

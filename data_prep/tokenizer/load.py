@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from cramming.config import Count, Positive, Section, UserError, file_sha256
 from cramming.data.manifest import TokenizerInfo
+from cramming.tokenizer_config import tokenizer_config
 
 SPECIAL_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 # Spellings accepted in an existing tokenizer, those of BERT first; others are RoBERTa's, XLNet's and ESM's.
@@ -135,12 +136,10 @@ def _characters(tokenizer: Tokenizer) -> Callable[[str], int] | None:
     return None
 
 
-def describe_for_transformers(special: dict[str, str]) -> str:
-    """The text of `TOKENIZER_CONFIG`, with these spellings: without it `AutoTokenizer` knows no special tokens."""
-    node = {"tokenizer_class": "PreTrainedTokenizerFast"} | {
-        f"{name}_token": token for name, token in special.items()
-    }
-    return json.dumps(node, indent=1) + "\n"
+def describe_for_transformers(info: TokenizerInfo, path: Path) -> str:
+    """Return the text of `TOKENIZER_CONFIG` for the tokenizer that was saved at `path`."""
+    special = {f"{role}_token": token for role, token in info.special.items()}
+    return json.dumps(tokenizer_config(path, special), indent=1) + "\n"
 
 
 def describe(tokenizer: Tokenizer, path: Path) -> TokenizerInfo:

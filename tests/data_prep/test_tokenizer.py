@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from tokenizers import Tokenizer, models
 
 from cramming.config import UserError, build
@@ -46,6 +47,13 @@ def write_words(path: Path, *special: str) -> None:
     tokenizer.save(str(path))
 
 
+def write_config(folder: Path, tokenizer: Tokenizer) -> None:
+    """Write tokenizer_config.json beside the tokenizer."""
+    info = describe(tokenizer, folder / "tokenizer.json")
+    text = describe_for_transformers(info, folder / "tokenizer.json")
+    (folder / TOKENIZER_CONFIG).write_text(text)
+
+
 def require(kind: str) -> None:
     """Skip where Unigram's optional trainer is missing."""
     if kind == "unigram":
@@ -78,12 +86,10 @@ def test_training_is_the_same_in_every_process(kind: str, made_up: MadeUp) -> No
 def test_loads_in_stock_transformers_and_encodes_pairs(
     tmp_path: Path, kind: Any, made_up: MadeUp
 ) -> None:
-    from transformers import PreTrainedTokenizerFast
-
     require(kind)
     tokenizer = train(made_up(100), TokenizerConfig(kind=kind, vocab_size=400))
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    fast = PreTrainedTokenizerFast(
+    fast = transformers.PreTrainedTokenizerFast(
         tokenizer_file=str(tmp_path / "tokenizer.json"),
         **{f"{n}_token": t for n, t in SPECIAL_TOKENS.items()},
     )
@@ -110,17 +116,28 @@ def test_loads_in_stock_transformers_and_encodes_pairs(
 @pytest.mark.parametrize("kind", TRAINERS)
 def test_a_masked_word_takes_its_space_with_it(tmp_path: Path, kind: Any, made_up: MadeUp) -> None:
     """In `kalo [MASK] mi` the mask stands for a word as in pretraining, for byte-level BPE with the space before it."""
-    from transformers import AutoTokenizer
-
     require(kind)
     tokenizer = train(made_up(100), TokenizerConfig(kind=kind, vocab_size=400))
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / TOKENIZER_CONFIG).write_text(describe_for_transformers(SPECIAL_TOKENS))
+    write_config(tmp_path, tokenizer)
     masked = tokenizer.encode("Kalo", add_special_tokens=False).ids + [4]
     masked += tokenizer.encode(" rentas", add_special_tokens=False).ids
     assert tokenizer.encode("Kalo [MASK] rentas", add_special_tokens=False).ids == masked
-    fast = AutoTokenizer.from_pretrained(tmp_path)
+    fast = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert fast("Kalo [MASK] rentas", add_special_tokens=False)["input_ids"] == masked
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+@pytest.mark.parametrize("name", ["AutoTokenizer", "BertTokenizerFast"])
+def test_classes_of_transformers_keep_case_and_accents_as_trained(
+    tmp_path: Path, name: str, lowercase: bool
+) -> None:
+    text = "Éa in Ärger, ガ カ Й и 東京 UND Überfall"
+    tokenizer = train([text] * 60, TokenizerConfig(vocab_size=300, lowercase=lowercase))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    write_config(tmp_path, tokenizer)
+    loaded = getattr(transformers, name).from_pretrained(tmp_path)
+    assert loaded(text)["input_ids"] == tokenizer.encode(text).ids
 
 
 @pytest.mark.parametrize("lacks", ["", "é", "Ω"])
@@ -171,7 +188,9 @@ def test_bad_tokenizer_files(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"is not a tokenizer\.json"):
         load(tmp_path / "t.json")
     write_words(tmp_path / "t.json", "[UNK]", "[PAD]", "</s>", "<bos>")
-    lacks = r"for cls \(\[CLS\] or <cls> or <s>\), mask \(.*the file has </s> <bos> \[PAD\] \[UNK\]\."
+    lacks = (
+        r"for cls \(\[CLS\] or <cls> or <s>\), mask \(.*the file has </s> <bos> \[PAD\] \[UNK\]\."
+    )
     with pytest.raises(UserError, match=lacks):
         load(tmp_path / "t.json")
 
@@ -191,7 +210,7 @@ def test_special_tokens_of_known_families_are_mapped(tmp_path: Path, special: st
     write_words(tmp_path / "t.json", *others, mask, sep, cls, unk, pad)
     tokenizer = load(tmp_path / "t.json")
     info = describe(tokenizer, tmp_path / "t.json")
-    assert info.special == dict(pad=pad, unk=unk, cls=cls, sep=sep, mask=mask)
+    assert info.special == {"pad": pad, "unk": unk, "cls": cls, "sep": sep, "mask": mask}
     between = [sep, sep] if cls == "<s>" else [sep]
     assert tokenizer.encode("a", "a").tokens == [cls, "a", *between, "a", sep]
 
