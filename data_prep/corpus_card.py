@@ -26,8 +26,10 @@ from cramming.data.manifest import (
 from cramming.files import write_atomically
 from data_prep.filters import quality
 from data_prep.prepare_config import Preparation
-from data_prep.readers.source import DataConfig
+from data_prep.readers.files import TextSource
+from data_prep.readers.source import Source
 from data_prep.selection import TOO_MANY_TOKENS, Selection
+from data_prep.stages import STRIPPED
 from data_prep.stats import StageStats, write_orders
 from data_prep.task_grid import CARD
 from data_prep.tokenizer.load import (
@@ -36,9 +38,10 @@ from data_prep.tokenizer.load import (
     describe_for_transformers,
 )
 
-MUCH = 0.2  # of the text's bytes, taken by filters
+MUCH = 0.05  # of the text's bytes, taken by one filter
 FEW_WORDS = 20  # of a tiny document, on average, and 6 characters for each: scripts without spaces have few words
 MUCH_UNKNOWN = 0.005  # of the tokens, or of the characters
+MUCH_STRIPPED = 0.002  # of the characters; 0.0004 in English Wikipedia
 LARGE_HOLD_OUT = 0.1  # of the tokens
 # Reason -> the setting that is behind it.
 _SETTINGS = {
@@ -111,7 +114,11 @@ def complete(
         orders=orders,
     )
     # Names of files may be no UTF-8.
-    card = _card(manifest).encode(errors="backslashreplace").decode()
+    card = (
+        _card(manifest, list(advice(manifest, preparation)))
+        .encode(errors="backslashreplace")
+        .decode()
+    )
     write_atomically(folder / CARD, card)
     transformers_settings = describe_for_transformers(info, folder / TOKENIZER)
     write_atomically(folder / TOKENIZER_CONFIG, transformers_settings)
@@ -133,6 +140,8 @@ def _statistics(
         written = characters - words + len(rows_D)
         lost = round(max(0.0, 1 - int(use_V @ characters_V) / written), 6)
     remark = preparation.source.remark()
+    stripped = sum(result.stats["tokens"].notes.get(STRIPPED, {}).values())
+    read = int(result.selection.rows.rows_N["characters"].sum())
     return {
         "tokens": tokens,
         "bytes": size,
@@ -142,6 +151,7 @@ def _statistics(
         "tokens_per_word": round(tokens / words, 6) if words else None,
         "unknown_rate": round(int(use_V[info.special_ids["unk"]]) / tokens, 8),
         "characters_lost": lost,
+        "characters_stripped": round(stripped / read, 6) if read else None,
         "by_source": _by_source(rows_D, result.selection.rows.sources),
         "median_length": float(np.median(rows_D["tokens"])),
         "vocabulary_used": int(np.count_nonzero(use_V)),
@@ -176,7 +186,7 @@ def _decontamination(preparation: Preparation, stats: StageStats) -> dict[str, A
     }
 
 
-def _card(manifest: Manifest) -> str:
+def _card(manifest: Manifest, warnings: list[str]) -> str:
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(
         loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True
@@ -185,6 +195,7 @@ def _card(manifest: Manifest) -> str:
     sources = [source for source in manifest.sources if source["kind"] != "tokenizer"]
     return environment.get_template("corpus_card.md.j2").render(
         manifest=manifest,
+        warnings=warnings,
         info=manifest.tokenizer,
         found=manifest.statistics,
         overlap=manifest.decontamination,
@@ -209,42 +220,66 @@ def _notes(notes: dict[str, Any]) -> str:
     return "; ".join(shown)
 
 
-def advice(manifest: Manifest, config: DataConfig, documents: str | None = None) -> Iterator[str]:
-    """At most three lines for a corpus that is perhaps not the one that was meant: text that filters took or documents
-    that are tiny, unknown tokens, and a hold-out of many times its share. `documents` is the setting of this name where
-    plain text was cut by it."""
+def advice(manifest: Manifest, preparation: Preparation) -> Iterator[str]:
+    """Yield a line for each sign that this is not the corpus that was meant."""
+    documents = cut_by(preparation.source)
     hint = f" (data.documents={documents} cuts the text so)" if documents else ""
-    found, count = manifest.statistics, manifest.counts["documents"]
-    stages = {stage.name: stage for stage in manifest.stages}
-    dropped = stages["filters"].dropped | stages["tokens"].dropped
-    taken = {
-        reason: entry.bytes / max(1, stages["normalise"].bytes_out)
-        for reason, entry in dropped.items()
-    }
-    if sum(taken.values()) > MUCH:
-        reason, share = max(taken.items(), key=lambda item: item[1])
-        setting = f" ({_SETTINGS[reason]})" if reason in _SETTINGS else ""
-        yield (
-            f"the filters took {sum(taken.values()):.0%} of the text, {share:.0%} by {reason}{setting}; corpus_card.md"
-            f" has examples{hint}"
-        )
-    elif (
-        0 < (words := found["words"] / max(1, count)) < FEW_WORDS
-        and found["characters"] < 6 * FEW_WORDS * count
-    ):
-        yield f"documents are tiny: {words:.0f} words on average{hint}"
-    rate, lost = found["unknown_rate"], found["characters_lost"]
-    if max(rate, lost or 0) > MUCH_UNKNOWN:
-        characters = (
-            "" if lost is None else f", and no token stands for {lost:.1%} of the characters"
-        )
-        yield f"{rate:.1%} of the tokens are unknown{characters}; tokenizer=bpe knows every character"
+    yield from _text_taken(manifest, hint)
+    yield from _characters_lost(manifest, preparation)
     train, validation = (
         sum(shard.tokens for shard in manifest.splits[split]) for split in ("train", "validation")
     )
-    held_out = validation / (train + validation)
-    if held_out > max(LARGE_HOLD_OUT, 2 * config.validation_fraction):
+    held_out, fraction = validation / (train + validation), preparation.data.validation_fraction
+    if held_out > max(LARGE_HOLD_OUT, 2 * fraction):
         yield (
-            f"{held_out:.0%} of the tokens are held out for validation, where data.validation_fraction="
-            f"{config.validation_fraction:g}: whole documents are, or parts of long ones, and there are {count}{hint}"
+            f"{held_out:.0%} of the tokens are held out for validation, where data.validation_fraction={fraction:g}:"
+            f" whole documents are, or parts of long ones, and there are {manifest.counts['documents']}{hint}"
+        )
+
+
+def cut_by(source: Source) -> str | None:
+    """Return `data.documents` where there is plain text that it cuts."""
+    return source.config.documents if isinstance(source, TextSource) and source.in_parts else None
+
+
+def _text_taken(manifest: Manifest, hint: str) -> Iterator[str]:
+    """Yield the filters that took much of the text; without one, that documents are tiny."""
+    stages = {stage.name: stage for stage in manifest.stages}
+    dropped = stages["filters"].dropped | stages["tokens"].dropped
+    all_bytes = max(1, stages["normalise"].bytes_out)
+    much = {reason: entry.bytes / all_bytes for reason, entry in dropped.items()}
+    much = {reason: share for reason, share in much.items() if share > MUCH}
+    for reason, share in much.items():
+        setting = _SETTINGS.get(reason)
+        cure = (
+            f" Set a milder {setting}, or null, if that is text to learn from." if setting else ""
+        )
+        yield f"{reason} took {share:.0%} of the text; corpus_card.md has examples{hint}.{cure}"
+    count, found = max(1, manifest.counts["documents"]), manifest.statistics
+    words, characters = found["words"] / count, found["characters"] / count
+    if not much and 0 < words < FEW_WORDS and characters < 6 * FEW_WORDS:
+        yield f"documents are tiny: {words:.0f} words on average{hint}"
+
+
+def _characters_lost(manifest: Manifest, preparation: Preparation) -> Iterator[str]:
+    """Yield how much text the tokenizer does not know, and how much it makes the same as other text."""
+    found = manifest.statistics
+    rate, lost, stripped = (
+        found[name] or 0.0 for name in ("unknown_rate", "characters_lost", "characters_stripped")
+    )
+    if max(rate, lost) > MUCH_UNKNOWN:
+        cause = "the tokenizer is for other text. tokenizer=bpe"
+        if not preparation.tokenizer_path:
+            size = f"tokenizer.vocab_size={preparation.tokenizer.vocab_size}"
+            cause = f"too many different ones for {size}, or runs of over 100 without a space. tokenizer=bpe"
+        yield (
+            f"{rate:.1%} of the tokens are unknown, and no token stands for {lost:.1%} of the characters: {cause}"
+            " knows every character"
+        )
+    if stripped > MUCH_STRIPPED:
+        notes = next(stage.notes for stage in manifest.stages if stage.name == "tokens")
+        scripts = ", ".join(f"{count:,} {script}" for script, count in notes[STRIPPED].items())
+        yield (
+            f"the tokenizer takes accents, voicing marks or vowel signs from {stripped:.1%} of the characters"
+            f" ({scripts}). tokenizer.strip_accents=false, tokenizer.lowercase=false or tokenizer=bpe keeps them"
         )

@@ -4,7 +4,7 @@ tokens.bin       the tokens of every document that passed the filters, [CLS] and
 rows.npz         a row for each of these documents, and what deduplication and decontamination need
 signatures.bin   MinHash signatures, where near-duplicates are searched for
 excerpts.jsonl   what an example shows of each
-stats.json       the name of the task, and the counts of the stages that are finished with it
+stats.json       the name of the task, and the counts of the stages
 """
 
 import json
@@ -43,7 +43,7 @@ PLACE = np.dtype(
     ]
 )
 _STREAMS = ("tokens.bin", "signatures.bin", "excerpts.jsonl")
-_TASK_STAGES = ("source", "normalise", "filters")
+_TASK_STAGES = ("source", "normalise", "filters", "tokens")
 
 
 class PartWriter:

@@ -39,7 +39,6 @@ from data_prep.filters.normalise import CleanConfig, normalize
 from data_prep.parts import Part
 from data_prep.prepare_config import Preparation, parse
 from data_prep.readers.demo import EmbeddedConfig
-from data_prep.readers.files import TextSource
 from data_prep.readers.source import Source, Task, limited
 from data_prep.selection import Rows, Selector
 from data_prep.shard_writer import CorpusWriter
@@ -165,7 +164,10 @@ def _trained_tokenizer(preparation: Preparation) -> Tokenizer:
             model = submit(training.train, sample, config).result()
     entries = model.get_vocab_size()
     if entries < config.vocab_size:
-        say(f"the text supports {entries} vocabulary entries of the {config.vocab_size} set")
+        limit = f"tokenizer.min_frequency={config.min_frequency}"
+        say(
+            f"tokenizer.vocab_size={config.vocab_size}: {entries} entries, no more pairs reach {limit}"
+        )
     return model
 
 
@@ -279,8 +281,8 @@ def _make_parts(
 def _require_fit(unknown: int, tokens: int) -> None:
     if unknown > MAX_UNKNOWN_SHARE * tokens:
         raise UnusableTextError(
-            f"the tokenizer does not fit this text: {100 * unknown / tokens:.0f} % of the tokens are unknown; train one"
-            " (tokenizer.path=null), for scripts without spaces with tokenizer=bpe, or name another"
+            f"the tokenizer does not fit this text: {100 * unknown / tokens:.0f} % of the tokens are unknown. Train one"
+            " (tokenizer.path=null), with more entries (tokenizer.vocab_size) or with tokenizer=bpe, or name another"
         )
 
 
@@ -306,18 +308,13 @@ def _require_documents(preparation: Preparation, stats: StageStats, held_out: li
             continue
         removed = ", ".join(f"{count} {reason}" for reason, count in stats.removed().items())
         kept, read = stats["tokens"].documents_out, stats["source"].documents_in
-        cut = _cut_by(preparation.source)
+        cut = corpus_card.cut_by(preparation.source)
         hint = f"; data.documents={cut} cuts the text so" if cut else ""
         raise UnusableTextError(
             f"too little text: {kept} of {read} documents remain (removed: {removed or 'none'}), none of them for"
             f" {split}; at least 2 are needed, one of them for validation (by data.validation_fraction and data.seed)"
             f"{hint}"
         )
-
-
-def _cut_by(source: Source) -> str | None:
-    """`data.documents` where there is plain text that it cuts."""
-    return source.config.documents if isinstance(source, TextSource) and source.in_parts else None
 
 
 def _report(preparation: Preparation, manifest: Manifest) -> None:
@@ -339,7 +336,7 @@ def _report(preparation: Preparation, manifest: Manifest) -> None:
         say(f"no order files for {', '.join(missing)}: ready-made ids have no text to measure")
     if remark := manifest.statistics.get("remark"):
         say(remark)
-    for line in corpus_card.advice(manifest, preparation.data, _cut_by(preparation.source)):
+    for line in corpus_card.advice(manifest, preparation):
         say(line)
 
 

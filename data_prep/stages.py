@@ -29,10 +29,13 @@ from data_prep.parts import PartWriter, label_of
 from data_prep.readers.source import ESCAPED_BYTE, DataConfig, Document, Task
 from data_prep.stats import Example, Stage, excerpt, matches, measured, text_bytes
 from data_prep.tokenizer.encode import TextEncoder, text_encoder
+from data_prep.tokenizer.load import stripped_characters, strips_accents
+from data_prep.tokenizer.train import code_point_counts
 
 GROUP_DOCUMENTS = 512
 GROUP_SIZE = 1 << 20  # characters that pass a stage together
 BROKEN = "broken_characters"  # the filter that reads the text before and after normalisation
+STRIPPED = "without their accents"  # characters by script, in the notes of the stage `tokens`
 _VISIBLE = {
     code: f"\\x{code:02x}" for code in (*range(9), *range(0xB, 0x20), *range(0x7F, 0xA0))
 }  # control characters
@@ -82,6 +85,7 @@ class Stages:
             part.add_matches(texts_found)
             if self.signer and passed:
                 part.add_signatures(*self.signer([piece.text for piece in passed]))
+            self.count_stripped(passed, part.stats["tokens"])
             self.write_tokens(passed, texts_found, part)
             part.flush()
         part.finish(task.name, task.relative)
@@ -167,6 +171,14 @@ class Stages:
         if self.decontaminator is None:
             return []
         return self.decontaminator.texts_in([piece.text for piece in pieces])
+
+    def count_stripped(self, pieces: list[Piece], stage: Stage) -> None:
+        """Count the characters that the tokenizer makes the same as others by taking their accents."""
+        if not strips_accents(self.tokenizer):
+            return
+        counts = code_point_counts(piece.text for piece in pieces if not piece.text.isascii())
+        stripped = stripped_characters(self.tokenizer, counts)
+        stage.merge(Stage(notes={STRIPPED: stripped}))
 
     def write_tokens(
         self, pieces: list[Piece], texts_found: list[np.ndarray], part: PartWriter

@@ -7,12 +7,13 @@ text that spells a special token: pretraining reads `[MASK]` as text (data_prep/
 
 import json
 import unicodedata
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from cramming.config import Count, Positive, Section, UserError, file_sha256
@@ -38,9 +39,18 @@ class TokenizerConfig(Section):
     kind: Literal["wordpiece", "bpe", "unigram"] = "wordpiece"
     vocab_size: Annotated[int, Field(ge=6, le=1 << 20)] = 32768  # an upper limit
     lowercase: bool = True
+    strip_accents: bool | None = None  # of WordPiece; None: as lowercase
     min_frequency: Count = 2  # of a new entry; Unigram has a rule of its own
     sample_mb: Positive = 100.0  # trained on an even random sample of the text, at most this large
     path: str | None = None  # an existing tokenizer.json
+
+    @model_validator(mode="after")
+    def _strips_by_bert(self) -> Self:
+        if self.strip_accents and self.kind != "wordpiece":
+            raise ValueError(
+                f"strip_accents=true: kind={self.kind} keeps accents. Set it to null, or use tokenizer=wordpiece."
+            )
+        return self
 
 
 def load(path: Path) -> Tokenizer:
@@ -96,6 +106,31 @@ def add_template(tokenizer: Tokenizer, special: dict[str, str]) -> None:
         pair=pair,
         special_tokens=[(token, tokenizer.token_to_id(token)) for token in (cls, sep)],
     )
+
+
+def stripped_characters(tokenizer: Tokenizer, counts: np.ndarray) -> dict[str, int]:
+    """Return how many characters lose accents, voicing marks or vowel signs in the normaliser, by script.
+
+    `counts` [0x110000] says how often each code point occurs. Case is not looked at.
+    """
+    stripped = Counter[str]()
+    for code in np.flatnonzero(counts[0x80:]).tolist():
+        character = chr(0x80 + code)
+        if _has_mark(character) and not _has_mark(tokenizer.normalizer.normalize_str(character)):
+            script = unicodedata.name(character, "other").split()[0].capitalize()
+            stripped[script] += int(counts[0x80 + code])
+    return dict(sorted(stripped.items()))
+
+
+def strips_accents(tokenizer: Tokenizer) -> bool:
+    """Return whether the normaliser makes é an e."""
+    normalizer = tokenizer.normalizer
+    return normalizer is not None and normalizer.normalize_str("é") == "e"
+
+
+def _has_mark(text: str) -> bool:
+    decomposed = unicodedata.normalize("NFD", text)
+    return any(unicodedata.category(character) == "Mn" for character in decomposed)
 
 
 def characters_by_entry(tokenizer: Tokenizer) -> np.ndarray | None:

@@ -30,8 +30,9 @@ from data_prep.tokenizer.encode import split_at_whitespace
 from data_prep.tokenizer.load import SPECIAL_TOKENS, TokenizerConfig, add_template
 
 SPECIAL = list(SPECIAL_TOKENS.values())
-LARGEST_ALPHABET = 1000
+LARGEST_ALPHABET = 1000  # of scripts that have few characters
 SMALLEST_ALPHABET = 64
+COVERAGE = 0.9995  # of the characters
 SAMPLE_CHARACTERS = 20_000  # long documents enter the sample in parts of this length
 LEAST_SAMPLE_CHARACTERS = 1000
 LARGEST_NUMBER = 2**64 - 1
@@ -102,15 +103,19 @@ def train(sample: list[str], config: TokenizerConfig) -> Tokenizer:
 
 def _train_wordpiece(sample: list[str], config: TokenizerConfig) -> Tokenizer:
     """WordPiece with BERT's normaliser and word splitting (Devlin et al. 2019)."""
-    normalizer, unk = normalizers.BertNormalizer(lowercase=config.lowercase), SPECIAL_TOKENS["unk"]
-    alphabet = most_frequent_characters(sample, normalizer, _largest_alphabet(config))
-    _require_vocabulary(config, 2 * len(alphabet), "each character of the text at two places")
+    normalizer, unk = (
+        normalizers.BertNormalizer(lowercase=config.lowercase, strip_accents=config.strip_accents),
+        SPECIAL_TOKENS["unk"],
+    )
+    alphabet = _alphabet(character_counts(sample, normalizer), config.vocab_size, normalizer)
+    entries = [entry for character in alphabet for entry in _entries_of(character, normalizer)]
+    _require_vocabulary(config, len(entries), "each character of the text at two places")
     draft = Tokenizer(models.WordPiece(unk_token=unk))
     draft.normalizer, draft.pre_tokenizer = normalizer, pre_tokenizers.BertPreTokenizer()
     trainer = trainers.WordPieceTrainer(
         vocab_size=config.vocab_size,
         min_frequency=config.min_frequency,
-        special_tokens=SPECIAL + [f"##{character}" for character in alphabet],
+        special_tokens=SPECIAL + [entry for entry in entries if entry not in alphabet],
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
         show_progress=False,
@@ -150,7 +155,7 @@ def _train_unigram(sample: list[str], config: TokenizerConfig) -> Tokenizer:
     normalizer = normalizers.Sequence(
         [normalizers.NFKC(), *[normalizers.Lowercase()] * config.lowercase]
     )
-    alphabet = most_frequent_characters(sample, normalizer, _largest_alphabet(config))
+    alphabet = _alphabet(character_counts(sample, normalizer), config.vocab_size, normalizer)
     _require_vocabulary(config, 1 + len(alphabet), "each character of the text")
     lines = (normalizer.normalize_str(line) for text in sample for line in text.splitlines())
     vocabulary = [(token, 0.0) for token in SPECIAL] + _unigram_pieces(
@@ -208,10 +213,6 @@ TRAINERS: dict[str, Callable[[list[str], TokenizerConfig], Tokenizer]] = {
 }
 
 
-def _largest_alphabet(config: TokenizerConfig) -> int:
-    return min(LARGEST_ALPHABET, max(SMALLEST_ALPHABET, config.vocab_size // 8))
-
-
 def _require_vocabulary(config: TokenizerConfig, entries: int, what: str) -> None:
     needed = len(SPECIAL) + entries
     if config.vocab_size < needed:
@@ -220,17 +221,45 @@ def _require_vocabulary(config: TokenizerConfig, entries: int, what: str) -> Non
         )
 
 
-def most_frequent_characters(sample: list[str], normalizer: Any, limit: int) -> list[str]:
-    """The `limit` most frequent characters of the normalised sample, ties by code point, in order of code points."""
-    counts = np.zeros(0x110000, dtype=np.int64)
-    for text in sample:
-        found = np.bincount(np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32))
-        counts[: len(found)] += found
+def character_counts(sample: list[str], normalizer: Any) -> Counter[str]:
+    """Return how often each character but white space occurs in the normalised sample."""
+    counts = code_point_counts(sample)
     normalised = Counter[str]()
     for code in np.flatnonzero(counts).tolist():
         for character in normalizer.normalize_str(chr(code)):
             if not character.isspace():
                 normalised[character] += int(counts[code])
-    return sorted(
-        sorted(normalised, key=lambda character: (-normalised[character], character))[:limit]
-    )
+    return normalised
+
+
+def code_point_counts(texts: Iterable[str]) -> np.ndarray:
+    """Return how often each code point occurs: int64 [0x110000]."""
+    counts = np.zeros(0x110000, dtype=np.int64)
+    for text in texts:
+        in_text = np.bincount(np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32))
+        counts[: len(in_text)] += in_text
+    return counts
+
+
+def _alphabet(counts: Counter[str], vocab_size: int, normalizer: Any) -> list[str]:
+    """Return the most frequent characters, ties by code point, in order of code points.
+
+    At least 1,000, or an eighth of the vocabulary; of scripts with more of them as many as cover 99.95 % of the text
+    (as in sentencepiece, Kudo and Richardson 2018), at most in three quarters of the vocabulary.
+    """
+    limit = min(LARGEST_ALPHABET, max(SMALLEST_ALPHABET, vocab_size // 8))
+    room, missing = vocab_size * 3 // 4, (1 - COVERAGE) * counts.total()
+    ranked = sorted(counts, key=lambda character: (-counts[character], character))
+    uncovered = counts.total()
+    for rank, character in enumerate(ranked):
+        room -= len(_entries_of(character, normalizer))
+        if rank >= limit and (room < 0 or uncovered <= missing):
+            return sorted(ranked[:rank])
+        uncovered -= counts[character]
+    return sorted(ranked)
+
+
+def _entries_of(character: str, normalizer: Any) -> list[str]:
+    """Return a character's entries in WordPiece: at the start of a word, and inside one if it does not stand alone."""
+    stands_alone = normalizer.normalize_str(character).startswith(" ")  # as Han does in BERT
+    return [character] if stands_alone else [character, f"##{character}"]

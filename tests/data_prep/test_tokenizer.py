@@ -170,11 +170,27 @@ def test_cased_tokenizer_keeps_case_and_accents(made_up: MadeUp) -> None:
     assert uncased.encode("Éa").ids == uncased.encode("ea").ids
 
 
+@pytest.mark.parametrize(("vocab_size", "least"), [(32768, 0.9995), (2048, 0.85)])
+def test_the_alphabet_covers_scripts_of_many_characters(vocab_size: int, least: float) -> None:
+    """Han characters, which stand alone, have one entry each; a small vocabulary has room for the frequent ones."""
+    draw = random.Random(0)
+    han = [chr(0x4E00 + number) for number in range(4000)]
+    weights = [1 / (1 + number) for number in range(4000)]
+    text = "".join(draw.choices(han, weights, k=200_000))
+    tokenizer = train([text], TokenizerConfig(vocab_size=vocab_size))
+    tokens = tokenizer.encode(text, add_special_tokens=False).tokens
+    assert len(tokens) == len(text) and 1 - tokens.count("[UNK]") / len(tokens) >= least
+    assert not any(entry.startswith("##") for entry in tokenizer.get_vocab())
+
+
 @pytest.mark.parametrize("kind", TRAINERS)
 def test_what_cannot_be_trained_is_refused(kind: Any, made_up: MadeUp) -> None:
     require(kind)
     with pytest.raises(UserError, match=r"tokenizer.vocab_size=12 is too small: .* alone need \d+"):
         train(made_up(100), TokenizerConfig(kind=kind, vocab_size=12))
+    if kind != "wordpiece":
+        with pytest.raises(UserError, match=rf"tokenizer.strip_accents=true: kind={kind} keeps"):
+            build(TokenizerConfig, {"kind": kind, "strip_accents": True}, "tokenizer")
     with pytest.raises(UserError, match="too little text"):
         train(["a few words"], TokenizerConfig(kind=kind))
     with pytest.raises(UserError, match=r"tokenizer.vocab_size=1000000000: "):
