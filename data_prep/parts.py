@@ -30,7 +30,6 @@ ROW = np.dtype(
         ("sentences", "<u4"),
         ("tokens", "<u4"),
         ("source", "<u2"),
-        ("too_many_tokens", "?"),
     ]
 )
 PLACE = np.dtype(
@@ -80,11 +79,10 @@ class PartWriter:
         tokens: np.ndarray,
     ) -> None:
         """Add a document. `place` and `row` are as in `PLACE` and `ROW`, without the names and the tokens."""
-        *fields, too_many = row
         of_origin = self._origins.setdefault(origin, len(self._origins))
         of_source = self._sources.setdefault(source, len(self._sources))
         self._places.append((of_origin, *place))
-        self._rows.append((*fields, len(tokens), of_source, too_many))
+        self._rows.append((*row, len(tokens), of_source))
         self._shown.append(shown)
         self._tokens.append(tokens)
 

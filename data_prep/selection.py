@@ -20,12 +20,13 @@ from data_prep.dedup.near import (
     find_near_duplicates,
     memory_bytes,
 )
-from data_prep.filters.quality import too_many_tokens
+from data_prep.filters.quality import tokens_limit
+from data_prep.filters.text import Violation
 from data_prep.parts import Part
 from data_prep.readers.source import DataConfig
 from data_prep.stats import EXAMPLES, Example, StageStats
 
-TOO_MANY_TOKENS = too_many_tokens.__name__
+TOO_MANY_TOKENS = "too_many_tokens"
 MAX_SOURCES = (
     32  # counted by name; from a corpus of a thousand files the first are, the rest together
 )
@@ -106,7 +107,7 @@ class Selector:
         self.drop_near_duplicates(config.near_duplicates)
         self.drop_contaminated(search)
         held_out_N = self.hold_out(config.validation_fraction)
-        self._drop("tokens", TOO_MANY_TOKENS, self.rows.rows_N["too_many_tokens"])
+        self.drop_badly_compressed(config.filters.max_tokens_per_character)
         return Selection(self.rows, self._left_N, held_out_N)
 
     def drop_duplicates(self, enabled: bool) -> None:
@@ -163,6 +164,21 @@ class Selector:
         self.stats.pass_on("hold-out")
         return held_out_N
 
+    def drop_badly_compressed(self, limit: float | None) -> None:
+        """Drop the documents of which the tokenizer makes many more tokens than of the others."""
+        rows_N = self.rows.rows_N
+        rate_N = (rows_N["tokens"] - 2.0) / np.maximum(1, rows_N["characters"])
+        if limit is not None and len(rate_N):
+            limit = tokens_limit(limit, float(np.median(rate_N)))
+            self.stats["tokens"].notes["limit of tokens per character"] = round(limit, 4)
+        marked_N = rate_N > (np.inf if limit is None else limit)
+        examples: list[Example] = []
+        for row in self._smallest_of(marked_N & self._left_N):
+            example, violation = self.rows.example(row), Violation(float(rate_N[row]), limit)
+            shown = violation.explain(example.shown, "max_tokens_per_character")
+            examples.append(example._replace(shown=shown))
+        self._drop("tokens", TOO_MANY_TOKENS, marked_N, examples)
+
     def _drop(
         self, name: str, reason: str, marked_N: np.ndarray, examples: list[Example] | None = None
     ) -> None:
@@ -172,13 +188,17 @@ class Selector:
         self._left_N &= ~dropped_N
         stage.count_out(int(self._left_N.sum()), int(self._bytes_N[self._left_N].sum()))
         if dropped_N.any():
-            shown = self._examples(dropped_N) if examples is None else examples
+            shown = examples
+            if shown is None:
+                shown = [self.rows.example(row) for row in self._smallest_of(dropped_N)]
             size = int(self._bytes_N[dropped_N].sum())
             stage.drop(reason, int(dropped_N.sum()), size, shown)
 
-    def _examples(self, dropped_N: np.ndarray) -> list[Example]:
+    def _smallest_of(self, dropped_N: np.ndarray) -> np.ndarray:
+        """Return the rows of the dropped documents that are shown."""
         dropped = np.flatnonzero(dropped_N)
-        return [self.rows.example(row) for row in dropped[_smallest(self._key_N[dropped])]]
+        rows: np.ndarray = dropped[_smallest(self._key_N[dropped])]
+        return rows
 
 
 def _smallest(keys: np.ndarray) -> np.ndarray:

@@ -184,24 +184,19 @@ class Stages:
         self, pieces: list[Piece], texts_found: list[np.ndarray], part: PartWriter
     ) -> None:
         """Write the pieces as tokens, with [CLS] and [SEP] around each."""
-        limit = self.data.filters.max_tokens_per_character
         encoded = self._encode(piece.text for piece in pieces if piece.document.ids is None)
         for number, piece in enumerate(pieces):
-            document, text, violation = piece.document, piece.text, None
+            document, text = piece.document, piece.text
             ids = document.ids
             if ids is None:
                 ids = next(encoded)
-                violation = quality.too_many_tokens(len(text), len(ids), limit)
             tokens = np.empty(len(ids) + 2, dtype=self.dtype)
             tokens[0], tokens[1:-1], tokens[-1] = self.special_ids.cls, ids, self.special_ids.sep
             shown = excerpt(text)
             if self.decontaminator and len(texts_found[number]):
                 shown = self.decontaminator.explain(text)
-            elif violation:
-                shown = violation.explain(text, "max_tokens_per_character")
             place = (document.number, document.part, piece.piece, piece.pieces)
-            measures = (piece.key, piece.split_number, piece.size_bytes, *measured(text))
-            row = (*measures, violation is not None)
+            row = (piece.key, piece.split_number, piece.size_bytes, *measured(text))
             part.add_document(document.origin, document.source, place, row, shown, tokens)
 
     @cached_property
