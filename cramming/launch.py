@@ -12,7 +12,7 @@ from typing import Any
 
 from cramming.budget import BudgetClock, BudgetConfig
 from cramming.config import build
-from cramming.data.manifest import corpus_folder
+from cramming.data.manifest import corpus_folder, planned_vocabulary
 from cramming.files import clear, explain_os_error
 from cramming.invocation import Invocation
 from cramming.progress import say
@@ -84,8 +84,7 @@ def check(recipe: dict[str, Any], invocation: Invocation) -> Iterator[str]:
     _require_trackers(invocation)
     corpus = corpus_folder(recipe, invocation.corpora)
     config = pretrain.check(Config.of(recipe), corpus, invocation.device)
-    vocab_size = recipe["tokenizer"]["vocab_size"]
-    lines = preview.training_lines(config, corpus, vocab_size, invocation.device)
+    lines = preview.training_lines(config, corpus, planned_vocabulary(recipe), invocation.device)
     return chain([f"run: {invocation.run_folder}"], lines)
 
 

@@ -29,7 +29,7 @@ def training_lines(
         else ", not prepared yet, so what it holds was not checked"
     )
     yield f"corpus: {corpus}{state}"
-    vocabulary = config.model.vocab_size or (vocab_size + 63) // 64 * 64
+    vocabulary = config.model.vocab_size or vocab_size
     config = config.replace(model=replace(config.model, vocab_size=vocabulary))
     tokens = config.train.batch_size * config.train.sequence_length
     parameters = config.parameters.total

@@ -20,6 +20,7 @@ FORMAT_VERSION = 2
 TEXT_VERSION = 5  # raised when `prepare` writes other bytes for the same text and settings
 # raised when one filter alone removes other documents at the same limit
 FILTER_VERSIONS = {"max_duplicate_lines": 2}
+LARGEST_VOCABULARY = 32768  # of tokenizer.vocab_size=auto
 INDEX_DTYPE = np.dtype("<u8")  # type of the offsets at which documents begin
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
@@ -199,6 +200,13 @@ def corpus_hash(config: Mapping[str, Any]) -> str:
     active |= {f"{name} version": FILTER_VERSIONS[name] for name in active.keys() & FILTER_VERSIONS}
     data = {**settings["data"], "filters": active}
     return settings_hash(FORMAT_VERSION, TEXT_VERSION, {**settings, "data": data})
+
+
+def planned_vocabulary(recipe: Mapping[str, Any]) -> int:
+    """Return the largest size of a vocabulary that is not trained yet, in whole tiles of 64."""
+    size = recipe["tokenizer"]["vocab_size"]
+    limit: int = LARGEST_VOCABULARY if size == "auto" else size
+    return (limit + 63) // 64 * 64
 
 
 def corpus_folder(recipe: Mapping[str, Any], corpora: Path) -> Path:

@@ -15,6 +15,7 @@ import torch
 
 from cramming import device as devices
 from cramming.config import UserError, require
+from cramming.data.manifest import planned_vocabulary
 from cramming.parallel.apply import MemoryConfig
 from cramming.plan import cards
 from cramming.plan.memory import (
@@ -77,7 +78,7 @@ class Option:
 def planned_config(settings: dict[str, Any]) -> Config:
     """Return the configuration of `pretrain`; an open vocabulary has the tokenizer's largest size."""
     config = Config.of(settings)
-    vocabulary = config.model.vocab_size or (settings["tokenizer"]["vocab_size"] + 63) // 64 * 64
+    vocabulary = config.model.vocab_size or planned_vocabulary(settings)
     return config.replace(model=replace(config.model, vocab_size=vocabulary))
 
 

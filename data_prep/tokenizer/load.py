@@ -37,7 +37,8 @@ class TokenizerConfig(Section):
     """Section `tokenizer`. With `path` nothing is trained and the other fields do not matter."""
 
     kind: Literal["wordpiece", "bpe", "unigram"] = "wordpiece"
-    vocab_size: Annotated[int, Field(ge=6, le=1 << 20)] = 32768  # an upper limit
+    # An upper limit, or as many entries as the text has occurrences for.
+    vocab_size: Annotated[int, Field(ge=6, le=1 << 20)] | Literal["auto"] = "auto"
     lowercase: bool = True
     strip_accents: bool | None = None  # of WordPiece; None: as lowercase
     min_frequency: Count = 2  # of a new entry; Unigram has a rule of its own

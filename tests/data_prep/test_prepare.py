@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import random
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -213,7 +214,9 @@ def test_no_tokenizer_is_trained_on_what_is_left_out_as_damaged(
     samples: list[list[str]] = []
     train = training.train
     monkeypatch.setattr(
-        training, "train", lambda sample, config: (samples.append(sample), train(sample, config))[1]
+        training,
+        "train",
+        lambda sample, *rest: (samples.append(sample), train(sample, *rest))[1],
     )
     main(text_config(tmp_path / "a.txt", damaged="drop", max_documents=limit))
     assert samples == [made_up(50, 1)]
@@ -292,6 +295,18 @@ def test_what_may_not_be_meant_is_said_at_the_end(
     run(text_config(tmp_path / "*.txt", **settings))
     last = capsys.readouterr().out.splitlines()[-1]
     assert re.search(said, last) if said else "documents; vocabulary" in last, last
+
+
+@pytest.mark.parametrize("gap", ["", " "])
+def test_unigram_on_text_without_spaces_is_said_to_be_slow(
+    tmp_path: Path, text_config: Config, run: Run, capsys: Captured, gap: str
+) -> None:
+    pytest.importorskip("sentencepiece")
+    syllables = ["ka", "lo", "mi", "ren", "tas"]
+    texts = [gap.join(random.Random(number).choices(syllables, k=60)) for number in range(60)]
+    (tmp_path / "a.txt").write_text("\n\n".join(texts))
+    run(text_config(tmp_path / "a.txt", tokenizer={"kind": "unigram", "vocab_size": 40}))
+    assert ("takes long to train" in capsys.readouterr().out) == (gap == "")
 
 
 def test_no_advice_on_plain_text_where_there_is_none(

@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tokenizers import Tokenizer, models
 from cramming.config import UserError, build
 from cramming.data.manifest import SpecialIds
 from data_prep import prepare
+from data_prep.tokenizer import train as training
 from data_prep.tokenizer.load import (
     SPECIAL_TOKENS,
     TOKENIZER_CONFIG,
@@ -168,6 +170,34 @@ def test_cased_tokenizer_keeps_case_and_accents(made_up: MadeUp) -> None:
     assert cased.encode("Éa").ids != cased.encode("ea").ids
     uncased = train(sample, TokenizerConfig(vocab_size=400))
     assert uncased.encode("Éa").ids == uncased.encode("ea").ids
+
+
+@pytest.mark.parametrize("kind", TRAINERS)
+def test_a_vocabulary_by_frequency_is_that_of_its_size(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`auto` is a size like any other: the largest at which 95 % of the merges of a BPE are frequent enough."""
+    require(kind)
+    monkeypatch.setattr(training, "SMALLEST_VOCABULARY", 320)
+    monkeypatch.setattr(training, "OCCURRENCES", 20)
+    draw = random.Random(0)
+    lexicon = ["".join(draw.choices("aeioubcdfgk", k=draw.randint(2, 9))) for _ in range(5000)]
+    sample = [" ".join(draw.choices(lexicon, k=400)) for _ in range(60)]
+    config = TokenizerConfig(kind=kind, lowercase=False)
+    size = training.supported_vocabulary(sample, config, 1.0)
+    assert size % 64 == 0 and 320 < size < training.supported_vocabulary(sample, config, 0.2)
+    chosen, typed = train(sample, config), train(sample, config.replace(vocab_size=size))
+    assert chosen.to_str() == typed.to_str()
+    for larger, is_frequent in ((size, True), (size + 64, False)):
+        draft = train(sample, TokenizerConfig(kind="bpe", lowercase=False, vocab_size=larger))
+        words = Counter(word for text in sample for word in text.split())
+        uses = Counter[int]()
+        for word, count in words.items():
+            for entry in draft.encode(f" {word}", add_special_tokens=False).ids:
+                uses[entry] += count
+        merges = range(261, draft.get_vocab_size())
+        frequent = sum(uses[entry] >= 20 for entry in merges) / len(merges)
+        assert (frequent >= 0.95) == is_frequent
 
 
 @pytest.mark.parametrize(("vocab_size", "least"), [(32768, 0.9995), (2048, 0.85)])
