@@ -176,7 +176,7 @@ class Stages:
         """Count the characters that the tokenizer makes the same as others by taking their accents."""
         if not strips_accents(self.tokenizer):
             return
-        counts = code_point_counts(piece.text for piece in pieces if not piece.text.isascii())
+        counts = code_point_counts(["".join(piece.text for piece in pieces)])
         stripped = stripped_characters(self.tokenizer, counts)
         stage.merge(Stage(notes={STRIPPED: stripped}))
 

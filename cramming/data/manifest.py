@@ -17,9 +17,9 @@ import numpy as np
 from cramming.config import UserError, build, expand_home, plain_numbers, settings_hash
 
 FORMAT_VERSION = 2
-TEXT_VERSION = 5  # raised when `prepare` writes other bytes for the same text and settings
+TEXT_VERSION = 6  # raised when `prepare` writes other bytes for the same text and settings
 # raised when one filter alone removes other documents at the same limit
-FILTER_VERSIONS = {"max_duplicate_lines": 2}
+FILTER_VERSIONS = {"max_duplicate_lines": 2, "max_tokens_per_character": 2}
 LARGEST_VOCABULARY = 32768  # of tokenizer.vocab_size=auto
 INDEX_DTYPE = np.dtype("<u8")  # type of the offsets at which documents begin
 MANIFEST = "manifest.json"

@@ -27,7 +27,6 @@ from cramming.model.config import ModelConfig
 from cramming.model.encoder import Encoder
 from cramming.model.heads import MaskedLM
 from cramming.model.stock import Names, families, from_stock, stock_family, to_stock
-from cramming.tokenizer_config import tokenizer_config
 
 # transformers' name of a special token -> its entry in the tokenizers of this suite
 SPECIAL_TOKENS = {
@@ -78,6 +77,8 @@ def save_pretrained(
     ("pad_token") to the tokenizer's entries. Raises UserError if the tokenizer does not fit the model or `folder`
     holds something other than a model.
     """
+    from cramming.tokenizer_config import tokenizer_config  # not read before the first step
+
     is_model_folder = (folder / "config.json").is_file()
     if folder.exists() and not is_model_folder and any(folder.iterdir()):
         raise UserError(f"{folder}: exists and is not a model folder. Choose another name.")
