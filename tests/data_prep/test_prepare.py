@@ -277,6 +277,11 @@ ADVICE: dict[str, tuple[dict[str, Any], str]] = {
         r"\d\d% of the tokens are held out .*data\.validation_fraction=0\.05.* there are 8 \(data\.documents=file",
     ),
     "nothing": ({"documents": "block"}, ""),
+    # 300 entries make more tokens than that of every document
+    "nothing of the tokenizer": (
+        {"documents": "block", "filters": {"max_tokens_per_character": 0.3}},
+        "",
+    ),
 }
 
 
@@ -292,8 +297,10 @@ def test_what_may_not_be_meant_is_said_at_the_end(
             for words in texts
         ]
         (tmp_path / f"{number}.txt").write_text("\n\n".join(blocks))
-    run(text_config(tmp_path / "*.txt", **settings))
+    corpus = run(text_config(tmp_path / "*.txt", **settings))
     last = capsys.readouterr().out.splitlines()[-1]
+    card = (corpus.folder / "corpus_card.md").read_text()
+    assert ("## Warnings" in card) == bool(said) and (not said or f"- {last}" in card)
     assert re.search(said, last) if said else "documents; vocabulary" in last, last
 
 
