@@ -12,7 +12,7 @@ from typing import Any
 
 from cramming.budget import BudgetClock, BudgetConfig
 from cramming.config import build
-from cramming.data.manifest import corpus_folder, planned_vocabulary
+from cramming.data.manifest import corpus_folder
 from cramming.files import clear, explain_os_error
 from cramming.invocation import Invocation
 from cramming.progress import say
@@ -79,12 +79,14 @@ def check(recipe: dict[str, Any], invocation: Invocation) -> Iterator[str]:
     The lines are made as they are read: a sweep that reads none measures no speed, which would take memory of a GPU.
     """
     from cramming import pretrain, preview
+    from cramming.plan.search import planned_vocabulary
     from cramming.recipe import Config
 
     _require_trackers(invocation)
     corpus = corpus_folder(recipe, invocation.corpora)
     config = pretrain.check(Config.of(recipe), corpus, invocation.device)
-    lines = preview.training_lines(config, corpus, planned_vocabulary(recipe), invocation.device)
+    vocab_size = planned_vocabulary(recipe)
+    lines = preview.training_lines(config, corpus, vocab_size, invocation.device)
     return chain([f"run: {invocation.run_folder}"], lines)
 
 

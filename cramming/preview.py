@@ -20,7 +20,7 @@ def training_lines(
 ) -> Iterator[str]:
     """Yield the corpus, the sizes of model and step, the budget and the disk that checkpoints take.
 
-    `vocab_size` of the tokenizer counts where the corpus is not prepared yet. A budget of hours on a GPU has a
+    `vocab_size`, in whole tiles of 64, counts where the corpus is not prepared yet. A budget of hours on a GPU has a
     prediction, for which its speed is measured in half a second.
     """
     state = (

@@ -202,13 +202,6 @@ def corpus_hash(config: Mapping[str, Any]) -> str:
     return settings_hash(FORMAT_VERSION, TEXT_VERSION, {**settings, "data": data})
 
 
-def planned_vocabulary(recipe: Mapping[str, Any]) -> int:
-    """Return the largest size of a vocabulary that is not trained yet, in whole tiles of 64."""
-    size = recipe["tokenizer"]["vocab_size"]
-    limit: int = LARGEST_VOCABULARY if size == "auto" else size
-    return (limit + 63) // 64 * 64
-
-
 def corpus_folder(recipe: Mapping[str, Any], corpora: Path) -> Path:
     """Return the corpus folder of a recipe: `data.corpus`, or `<corpora>/<data>-<tokenizer>-<vocab>-<hash>`."""
     corpus = recipe["data"].get("corpus")
