@@ -79,12 +79,13 @@ def check(recipe: dict[str, Any], invocation: Invocation) -> Iterator[str]:
     The lines are made as they are read: a sweep that reads none measures no speed, which would take memory of a GPU.
     """
     from cramming import pretrain, preview
+    from cramming.plan.search import planned_vocabulary
     from cramming.recipe import Config
 
     _require_trackers(invocation)
     corpus = corpus_folder(recipe, invocation.corpora)
     config = pretrain.check(Config.of(recipe), corpus, invocation.device)
-    vocab_size = recipe["tokenizer"]["vocab_size"]
+    vocab_size = planned_vocabulary(recipe)
     lines = preview.training_lines(config, corpus, vocab_size, invocation.device)
     return chain([f"run: {invocation.run_folder}"], lines)
 

@@ -20,7 +20,7 @@ def training_lines(
 ) -> Iterator[str]:
     """Yield the corpus, the sizes of model and step, the budget and the disk that checkpoints take.
 
-    `vocab_size` of the tokenizer counts where the corpus is not prepared yet. A budget of hours on a GPU has a
+    `vocab_size`, in whole tiles of 64, counts where the corpus is not prepared yet. A budget of hours on a GPU has a
     prediction, for which its speed is measured in half a second.
     """
     state = (
@@ -29,7 +29,7 @@ def training_lines(
         else ", not prepared yet, so what it holds was not checked"
     )
     yield f"corpus: {corpus}{state}"
-    vocabulary = config.model.vocab_size or (vocab_size + 63) // 64 * 64
+    vocabulary = config.model.vocab_size or vocab_size
     config = config.replace(model=replace(config.model, vocab_size=vocabulary))
     tokens = config.train.batch_size * config.train.sequence_length
     parameters = config.parameters.total

@@ -18,6 +18,7 @@ from cramming.config import file_sha256
 from cramming.data.corpus import TASKS, TokenStream
 from cramming.data.manifest import (
     FORMAT_VERSION,
+    TOKENIZER,
     Manifest,
     Shard,
     Split,
@@ -29,7 +30,7 @@ from data_prep.prepare_config import Preparation
 from data_prep.readers.files import TextSource
 from data_prep.readers.source import Source
 from data_prep.selection import OTHERS, SENTENCES_CUT, TOO_MANY_TOKENS, Selection
-from data_prep.stages import TEMPLATES_LOST
+from data_prep.stages import STRIPPED, TEMPLATES_LOST
 from data_prep.stats import StageStats, write_orders
 from data_prep.task_grid import CARD, DROPPED
 from data_prep.tokenizer.load import (
@@ -38,12 +39,13 @@ from data_prep.tokenizer.load import (
     describe_for_transformers,
 )
 
-MUCH = 0.2  # of the text's bytes, taken by filters
+MUCH = 0.05  # of the text's bytes, taken by one filter
 FEW_WORDS = 20  # of a tiny document, on average, and 6 characters for each: scripts without spaces have few words
 MUCH_UNKNOWN = 0.005  # of the tokens, or of the characters
 LONGEST_MARKER = 40  # characters
 SHOWN_TEMPLATES = 20  # of Wikipedia's without text, by name
 FEW_CONTAMINATED = 5  # documents: of fewer nothing is said
+MUCH_STRIPPED = 0.002  # of the characters; 0.0004 in English Wikipedia
 LARGE_HOLD_OUT = 0.1  # of the tokens
 _FILTERS = {rule.reason: f"data.filters.{setting}" for setting, rule in quality.RULES.items()}
 # Stage -> reason -> the setting that governs it; none can be switched off without one.
@@ -135,7 +137,8 @@ def complete(
         .decode()
     )
     write_atomically(folder / CARD, card)
-    write_atomically(folder / TOKENIZER_CONFIG, describe_for_transformers(info.special))
+    transformers_settings = describe_for_transformers(info, folder / TOKENIZER)
+    write_atomically(folder / TOKENIZER_CONFIG, transformers_settings)
     files = [folder / name for name in (CARD, TOKENIZER_CONFIG, *orders.values())]
     files += [folder / DROPPED] if data.list_dropped else []
     files += [path for path in (folder / TASKS).rglob("*") if path.is_file()]
@@ -155,6 +158,8 @@ def _statistics(
         written = characters - words + len(rows_D)
         lost = round(max(0.0, 1 - int(use_V @ characters_V) / written), 6)
     remark = preparation.source.remark()
+    stripped = sum(result.stats["tokens"].notes.get(STRIPPED, {}).values())
+    read = int(result.selection.rows.rows_N["characters"].sum())
     return {
         "tokens": tokens,
         "bytes": size,
@@ -164,6 +169,7 @@ def _statistics(
         "tokens_per_word": round(tokens / words, 6) if words else None,
         "unknown_rate": round(int(use_V[info.special_ids["unk"]]) / tokens, 8),
         "characters_lost": lost,
+        "characters_stripped": round(stripped / read, 6) if read else None,
         "by_source": _by_source(rows_D, result.selection.rows.sources),
         "median_length": float(np.median(rows_D["tokens"])),
         "repeated_lines": result.repeated_lines,
@@ -268,7 +274,7 @@ def advice(manifest: Manifest, preparation: Preparation) -> Iterator[str]:
     yield from _repeated_lines(manifest, documents)
     yield from _shared_passages(manifest, preparation.data.near_duplicates.threshold)
     yield from _short_matches(manifest)
-    yield from _characters_lost(manifest)
+    yield from _characters_lost(manifest, preparation)
     train, validation = (
         sum(shard.tokens for shard in manifest.splits[split]) for split in ("train", "validation")
     )
@@ -286,23 +292,46 @@ def cut_by(source: Source) -> str | None:
 
 
 def _text_taken(manifest: Manifest, hint: str) -> Iterator[str]:
-    """Yield the filter that took most, if they took much of the text; else that documents are tiny."""
+    """Yield the filters that took much of the text; without one, that documents are tiny."""
     stages = {stage.name: stage for stage in manifest.stages}
     dropped = stages["filters"].dropped | stages["tokens"].dropped
     all_bytes = max(1, stages["normalise"].bytes_out)
-    taken = {reason: entry.bytes / all_bytes for reason, entry in dropped.items()}
-    found, count = manifest.statistics, max(1, manifest.counts["documents"])
-    words, characters = found["words"] / count, found["characters"] / count
-    if sum(taken.values()) > MUCH:
-        reason, share = max(taken.items(), key=lambda item: item[1])
-        governing = (SETTINGS["filters"] | SETTINGS["tokens"]).get(reason)
-        setting = f" ({governing})" if governing else ""
-        yield (
-            f"the filters took {sum(taken.values()):.0%} of the text, {share:.0%} by {reason}{setting}; corpus_card.md"
-            f" has examples{hint}"
+    much = {reason: entry.bytes / all_bytes for reason, entry in dropped.items()}
+    much = {reason: share for reason, share in much.items() if share > MUCH}
+    for reason, share in much.items():
+        setting = (SETTINGS["filters"] | SETTINGS["tokens"]).get(reason)
+        cure = (
+            f" Set a milder {setting}, or null, if that is text to learn from." if setting else ""
         )
-    elif 0 < words < FEW_WORDS and characters < 6 * FEW_WORDS:
+        yield f"{reason} took {share:.0%} of the text; corpus_card.md has examples{hint}.{cure}"
+    count, found = max(1, manifest.counts["documents"]), manifest.statistics
+    words, characters = found["words"] / count, found["characters"] / count
+    if not much and 0 < words < FEW_WORDS and characters < 6 * FEW_WORDS:
         yield f"documents are tiny: {words:.0f} words on average{hint}"
+
+
+def _characters_lost(manifest: Manifest, preparation: Preparation) -> Iterator[str]:
+    """Yield how much text the tokenizer does not know, and how much it makes the same as other text."""
+    found = manifest.statistics
+    rate, lost, stripped = (
+        found[name] or 0.0 for name in ("unknown_rate", "characters_lost", "characters_stripped")
+    )
+    if max(rate, lost) > MUCH_UNKNOWN:
+        cause = "the tokenizer is for other text. tokenizer=bpe"
+        if not preparation.tokenizer_path:
+            size = f"tokenizer.vocab_size={preparation.tokenizer.vocab_size}"
+            cause = f"too many different ones for {size}, or runs of over 100 without a space. tokenizer=bpe"
+        yield (
+            f"{rate:.1%} of the tokens are unknown, and no token stands for {lost:.1%} of the characters: {cause}"
+            " knows every character"
+        )
+    if stripped > MUCH_STRIPPED:
+        notes = next(stage.notes for stage in manifest.stages if stage.name == "tokens")
+        scripts = ", ".join(f"{count:,} {script}" for script, count in notes[STRIPPED].items())
+        yield (
+            f"the tokenizer takes accents, voicing marks or vowel signs from {stripped:.1%} of the characters"
+            f" ({scripts}). tokenizer.strip_accents=false, tokenizer.lowercase=false or tokenizer=bpe keeps them"
+        )
 
 
 def _repeated_lines(manifest: Manifest, documents: str | None) -> Iterator[str]:
@@ -341,13 +370,3 @@ def _short_matches(manifest: Manifest) -> Iterator[str]:
             f" together) have no longer match than {shortest[0]}; data.decontaminate.action=cut takes out the sentence,"
             " not the document"
         )
-
-
-def _characters_lost(manifest: Manifest) -> Iterator[str]:
-    """Yield how much text the tokenizer does not know."""
-    rate, lost = manifest.statistics["unknown_rate"], manifest.statistics["characters_lost"]
-    if max(rate, lost or 0) > MUCH_UNKNOWN:
-        characters = ""
-        if lost is not None:
-            characters = f", and no token stands for {lost:.1%} of the characters"
-        yield f"{rate:.1%} of the tokens are unknown{characters}; tokenizer=bpe knows every character"

@@ -6,7 +6,7 @@ signatures.bin   MinHash signatures, where near-duplicates are searched for
 excerpts.jsonl   what an example shows of each
 dropped.jsonl    what the stages below dropped, where that is to be listed
 lines.json       a sample of the lines, to know those that repeat
-stats.json       the name of the task, and the counts of the stages that are finished with it
+stats.json       the name of the task, and the counts of the stages
 """
 
 import json
@@ -34,7 +34,6 @@ ROW = np.dtype(
         ("sentences", "<u4"),
         ("tokens", "<u4"),
         ("source", "<u2"),
-        ("too_many_tokens", "?"),
         ("match_words", "u1"),  # of the longest match of decontamination, 0 without one
         ("cut_bytes", "<u4"),  # that decontamination cut out
     ]
@@ -50,7 +49,7 @@ PLACE = np.dtype(
 )
 LINES = "lines.json"
 _STREAMS = ("tokens.bin", "signatures.bin", "excerpts.jsonl", DROPPED)
-TASK_STAGES = ("source", "normalise", "filters")
+TASK_STAGES = ("source", "normalise", "filters", "tokens")
 
 
 class PartWriter:
@@ -87,7 +86,7 @@ class PartWriter:
         source: str,
         place: tuple[int, int, int, int],
         measures: tuple[int, ...],
-        marks: tuple[bool, int, int],
+        marks: tuple[int, int],
         shown: str,
         tokens: np.ndarray,
     ) -> None:

@@ -12,6 +12,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,6 +22,7 @@ from tokenizers import Tokenizer
 from cramming.config import UserError
 from cramming.data.corpus import SPLITS, TASKS, Corpus
 from cramming.data.manifest import (
+    LARGEST_VOCABULARY,
     MANIFEST,
     TOKENIZER,
     Manifest,
@@ -48,10 +50,11 @@ from data_prep.stages import Stages
 from data_prep.stats import StageStats, text_bytes
 from data_prep.task_grid import TaskGrid, UnusableTextError, finish, map_tasks, open_grid
 from data_prep.tokenizer import train as training
-from data_prep.tokenizer.load import describe, load
+from data_prep.tokenizer.load import TokenizerConfig, describe, load
 from data_prep.tokenizer.train import Sample, Sampled
 
-TRAINED_HERE = 2_000_000  # characters: about a second
+TRAINED_HERE = 2_000_000  # characters: seconds
+LONG_WORD = 20  # characters for each word, on average: a script without spaces
 TRAINER_DIED = (
     "the process that trains the tokenizer died (out of memory?). Set a smaller tokenizer.sample_mb and run the command"
     " again."
@@ -159,35 +162,66 @@ def _tokenizer(preparation: Preparation) -> str:
 
 def _trained_tokenizer(preparation: Preparation) -> Tokenizer:
     config, damage = preparation.tokenizer, Counter[str]()
-    sample = sample_texts(preparation, damage)
+    sample, share = sample_texts(preparation, damage)
     characters = sum(map(len, sample))
     say(f"training a {config.kind} tokenizer on {characters:,} characters")
-    if characters < TRAINED_HERE:
-        try:
-            model = training.train(sample, config)
-        except UserError as error:
-            if not damage:
-                raise
-            left_out = ", ".join(f"{count} {reason}" for reason, count in sorted(damage.items()))
-            raise UserError(f"{error}; left out as damaged: {left_out}") from None
-    else:  # in a process of its own: the libraries answer no Ctrl-C, and abort for want of memory
-        with process_pool(1, TRAINER_DIED) as submit:
-            model = submit(training.train, sample, config).result()
+    if config.kind == "unigram" and _has_few_spaces(sample):
+        say(
+            "tokenizer=unigram: text with few spaces takes long to train on, 2 MB took 3 minutes."
+            " A smaller tokenizer.sample_mb or tokenizer=bpe is faster"
+        )
+    try:
+        model = _train(sample, config, share)
+    except UserError as error:
+        if not damage:
+            raise
+        left_out = ", ".join(f"{count} {reason}" for reason, count in sorted(damage.items()))
+        raise UserError(f"{error}; left out as damaged: {left_out}") from None
     entries = model.get_vocab_size()
-    if entries < config.vocab_size:
-        say(f"the text supports {entries} vocabulary entries of the {config.vocab_size} set")
+    if config.vocab_size == "auto":
+        rule = f"95% of them occur {training.OCCURRENCES} times in the text"
+        bounds = f"at least {training.SMALLEST_VOCABULARY:,}, at most {LARGEST_VOCABULARY:,}"
+        say(f"tokenizer.vocab_size=auto: {entries:,} entries. The rule: {rule}, {bounds}")
+    elif entries < config.vocab_size:
+        limit = f"tokenizer.min_frequency={config.min_frequency}"
+        say(
+            f"tokenizer.vocab_size={config.vocab_size}: {entries} entries, no more pairs reach {limit}"
+        )
     return model
 
 
-def sample_texts(preparation: Preparation, damage: Counter[str]) -> list[str]:
-    """Return the texts to train the tokenizer on; what is left out as damaged is counted in `damage` by its reason.
+def _train(sample: list[str], config: TokenizerConfig, share: float) -> Tokenizer:
+    """Train, long work in a process of its own: the libraries answer no Ctrl-C, and abort for want of memory."""
+    if config.kind != "unigram" and sum(map(len, sample)) < TRAINED_HERE:
+        return training.train(sample, config, share)
+    started = time.monotonic()
+    with (
+        process_pool(1, TRAINER_DIED) as submit,
+        Progress("train the tokenizer", None, "s") as bar,
+    ):
+        trained = submit(training.train, sample, config, share)
+        while not wait([trained], timeout=1.0).done:
+            bar.update(time.monotonic() - started)
+        model: Tokenizer = trained.result()
+    return model
 
-    Of a source that is costly to read, no more is read than the sample needs.
+
+def _has_few_spaces(sample: list[str]) -> bool:
+    words = sum(len(text.split()) for text in sample)
+    return sum(map(len, sample)) > LONG_WORD * words
+
+
+def sample_texts(preparation: Preparation, damage: Counter[str]) -> tuple[list[str], float]:
+    """Return the texts to train the tokenizer on, and which share of the whole text they are.
+
+    What is left out as damaged is counted in `damage` by its reason. Of a source that is costly to read, no more is
+    read than the sample needs: its share is then 0, which stands for an unknown small one.
     """
     data, source, config = preparation.data, preparation.source, preparation.tokenizer
     sample = Sample(config.sample_mb, data.seed)
     clean = partial(normalize, config=data.clean)
     title = "read a sample for the tokenizer"
+    is_cut = False
     if source.costly:
         wanted = config.sample_mb * 1e6  # characters
         with _progress(title, source) as update:
@@ -198,7 +232,8 @@ def sample_texts(preparation: Preparation, damage: Counter[str]) -> list[str]:
                     continue
                 sample.add(document.text, 0, clean)
                 wanted -= len(document.text)
-                if wanted <= 0:
+                is_cut = wanted <= 0
+                if is_cut:
                     break
     else:
         work = _SampleTask(config.sample_mb, data.seed, data.clean)
@@ -210,7 +245,8 @@ def sample_texts(preparation: Preparation, damage: Counter[str]) -> list[str]:
                     sample.take(sampled)
                 damage.update(found.damage)
                 update(task.position, found.size)
-    return [sampled.data.decode() for sampled in sample.sampled()]
+    share = 0.0 if is_cut else sample.threshold / training.LARGEST_NUMBER
+    return [sampled.data.decode() for sampled in sample.sampled()], share
 
 
 @dataclass(frozen=True)
@@ -289,8 +325,8 @@ def _make_parts(
 def _require_fit(unknown: int, tokens: int) -> None:
     if unknown > MAX_UNKNOWN_SHARE * tokens:
         raise UnusableTextError(
-            f"the tokenizer does not fit this text: {100 * unknown / tokens:.0f} % of the tokens are unknown; train one"
-            " (tokenizer.path=null), for scripts without spaces with tokenizer=bpe, or name another"
+            f"the tokenizer does not fit this text: {100 * unknown / tokens:.0f} % of the tokens are unknown. Train one"
+            " (tokenizer.path=null), with more entries (tokenizer.vocab_size) or with tokenizer=bpe, or name another"
         )
 
 

@@ -23,12 +23,13 @@ from data_prep.dedup.near import (
     memory_bytes,
 )
 from data_prep.dedup.shared_passages import SharedPassages
-from data_prep.filters.quality import too_many_tokens
+from data_prep.filters.quality import tokens_limit
+from data_prep.filters.text import Violation
 from data_prep.parts import Part
 from data_prep.readers.source import DataConfig
 from data_prep.stats import EXAMPLES, Example, StageStats, one_line
 
-TOO_MANY_TOKENS = too_many_tokens.__name__
+TOO_MANY_TOKENS = "too_many_tokens"
 MAX_SOURCES = (
     32  # counted by name; from a corpus of a thousand files the first are, the rest together
 )
@@ -136,7 +137,7 @@ class Selector:
         self.drop_near_duplicates(config.near_duplicates)
         self.drop_contaminated(search)
         held_out_N = self.hold_out(config.validation_fraction)
-        self._drop("tokens", TOO_MANY_TOKENS, self.rows.rows_N["too_many_tokens"])
+        self.drop_badly_compressed(config.filters.max_tokens_per_character)
         return Selection(self.rows, self._left_N, held_out_N, self._dropped)
 
     def drop_duplicates(self, enabled: bool, lists_dropped: bool) -> None:
@@ -224,6 +225,21 @@ class Selector:
         self.stats.pass_on("hold-out")
         return held_out_N
 
+    def drop_badly_compressed(self, limit: float | None) -> None:
+        """Drop the documents of which the tokenizer makes many more tokens than of the others."""
+        rows_N = self.rows.rows_N
+        rate_N = (rows_N["tokens"] - 2.0) / np.maximum(1, rows_N["characters"])
+        if limit is not None and len(rate_N):
+            limit = tokens_limit(limit, float(np.median(rate_N)))
+            self.stats["tokens"].notes["limit of tokens per character"] = round(limit, 4)
+        marked_N = rate_N > (np.inf if limit is None else limit)
+        examples: list[Example] = []
+        for row in self._smallest_of(marked_N & self._left_N):
+            example, violation = self.rows.example(row), Violation(float(rate_N[row]), limit)
+            shown = violation.explain(example.shown, "max_tokens_per_character")
+            examples.append(example._replace(shown=shown))
+        self._drop("tokens", TOO_MANY_TOKENS, marked_N, examples)
+
     def _drop(
         self,
         name: str,
@@ -246,8 +262,13 @@ class Selector:
             stage.drop(reason, int(dropped_N.sum()), size, shown)
 
     def _examples(self, dropped_N: np.ndarray) -> list[Example]:
+        return [self.rows.example(row) for row in self._smallest_of(dropped_N)]
+
+    def _smallest_of(self, dropped_N: np.ndarray) -> np.ndarray:
+        """Return the rows of the dropped documents that are shown."""
         dropped = np.flatnonzero(dropped_N)
-        return [self.rows.example(row) for row in dropped[_smallest(self._key_N[dropped])]]
+        rows: np.ndarray = dropped[_smallest(self._key_N[dropped])]
+        return rows
 
 
 def _documents_by_task(matches_M2: np.ndarray, search: Decontaminator) -> dict[str, int]:

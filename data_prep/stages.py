@@ -29,11 +29,14 @@ from data_prep.parts import PartWriter, label_of
 from data_prep.readers.source import ESCAPED_BYTE, DataConfig, Document, Task
 from data_prep.stats import Example, Stage, excerpt, matches, measured, text_bytes
 from data_prep.tokenizer.encode import TextEncoder, text_encoder
+from data_prep.tokenizer.load import stripped_characters, strips_accents
+from data_prep.tokenizer.train import code_point_counts
 
 GROUP_DOCUMENTS = 512
 GROUP_SIZE = 1 << 20  # characters that pass a stage together
 TEMPLATES_LOST = "templates_without_text"  # a note of the stage `source`
 BROKEN = "broken_characters"  # the filter that reads the text before and after normalisation
+STRIPPED = "without their accents"  # characters by script, in the notes of the stage `tokens`
 _VISIBLE = {
     code: f"\\x{code:02x}" for code in (*range(9), *range(0xB, 0x20), *range(0x7F, 0xA0))
 }  # control characters
@@ -85,6 +88,7 @@ class Stages:
             passed = self.decontaminated(passed, part)
             if self.signer and passed:
                 part.add_signatures(*self.signer([piece.text for piece in passed]))
+            self.count_stripped(passed, part.stats["tokens"])
             self.write_tokens(passed, part)
             part.lines.add([piece.key for piece in passed], [piece.text for piece in passed])
             part.flush()
@@ -198,26 +202,30 @@ class Stages:
             return piece
         return cut
 
+    def count_stripped(self, pieces: list[Piece], stage: Stage) -> None:
+        """Count the characters that the tokenizer makes the same as others by taking their accents."""
+        if not strips_accents(self.tokenizer):
+            return
+        counts = code_point_counts(["".join(piece.text for piece in pieces)])
+        stripped = stripped_characters(self.tokenizer, counts)
+        stage.merge(Stage(notes={STRIPPED: stripped}))
+
     def write_tokens(self, pieces: list[Piece], part: PartWriter) -> None:
         """Write the pieces as tokens, with [CLS] and [SEP] around each."""
-        limit = self.data.filters.max_tokens_per_character
         encoded = self._encode(piece.text for piece in pieces if piece.document.ids is None)
         for piece in pieces:
-            document, text, violation = piece.document, piece.text, None
+            document, text = piece.document, piece.text
             ids = document.ids
             if ids is None:
                 ids = next(encoded)
-                violation = quality.too_many_tokens(len(text), len(ids), limit)
             tokens = np.empty(len(ids) + 2, dtype=self.dtype)
             tokens[0], tokens[1:-1], tokens[-1] = self.special_ids.cls, ids, self.special_ids.sep
             shown = excerpt(text)
             if piece.match:
                 shown = piece.match
-            elif violation:
-                shown = violation.explain(text, "max_tokens_per_character")
             place = (document.number, document.part, piece.piece, piece.pieces)
             measures = (piece.key, piece.split_number, piece.size_bytes, *measured(text))
-            marks = (violation is not None, piece.match_words, piece.cut_bytes)
+            marks = (piece.match_words, piece.cut_bytes)
             part.add_document(
                 document.origin, document.source, place, measures, marks, shown, tokens
             )

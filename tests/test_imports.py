@@ -22,7 +22,7 @@ TORCH_FREE = """
     cramming.config cramming.files cramming.record cramming.record_schema cramming.environment
     cramming.plan.cards cramming.budget cramming.runlog cramming.scores cramming.resume
     cramming.launch cramming.schedule
-    cramming.hub cramming.progress
+    cramming.hub cramming.progress cramming.tokenizer_config
     cramming.process_pool cramming.overrides cramming.cli cramming.data.manifest cramming.data.corpus
     cramming.data.task_files cramming.data.inspect cramming.objectives eval.rules.table eval.report.main
     cramming.verbs

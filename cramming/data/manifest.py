@@ -19,7 +19,8 @@ from cramming.config import UserError, build, expand_home, plain_numbers, settin
 FORMAT_VERSION = 2
 TEXT_VERSION = 6  # raised when `prepare` writes other bytes for the same text and settings
 # raised when one filter alone removes other documents at the same limit
-FILTER_VERSIONS = {"max_duplicate_lines": 2}
+FILTER_VERSIONS = {"max_duplicate_lines": 2, "max_tokens_per_character": 2}
+LARGEST_VOCABULARY = 32768  # of tokenizer.vocab_size=auto
 INDEX_DTYPE = np.dtype("<u8")  # type of the offsets at which documents begin
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"

@@ -77,6 +77,8 @@ def save_pretrained(
     ("pad_token") to the tokenizer's entries. Raises UserError if the tokenizer does not fit the model or `folder`
     holds something other than a model.
     """
+    from cramming.tokenizer_config import tokenizer_config  # not read before the first step
+
     is_model_folder = (folder / "config.json").is_file()
     if folder.exists() and not is_model_folder and any(folder.iterdir()):
         raise UserError(f"{folder}: exists and is not a model folder. Choose another name.")
@@ -86,8 +88,9 @@ def save_pretrained(
     if config.token_types > 1:  # the forward pass of ModernBERT has no argument token_type_ids
         inputs.insert(1, "token_type_ids")
     tokenizer = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
+        **tokenizer_config(tokenizer_file, special_tokens),
         "model_max_length": config.max_length,
+        "model_input_names": inputs,
     }
     files = {
         "config.json": {
@@ -96,7 +99,7 @@ def save_pretrained(
             **ids,
         },
         "special_tokens_map.json": dict(special_tokens),
-        "tokenizer_config.json": {**tokenizer, "model_input_names": inputs, **special_tokens},
+        "tokenizer_config.json": tokenizer,
     }
 
     def write(temporary: Path) -> None:

@@ -5,7 +5,7 @@ a useful size fits. Offloading and low-bit optimizer states are planned where th
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -15,6 +15,7 @@ import torch
 
 from cramming import device as devices
 from cramming.config import UserError, require
+from cramming.data.manifest import LARGEST_VOCABULARY
 from cramming.parallel.apply import MemoryConfig
 from cramming.plan import cards
 from cramming.plan.memory import (
@@ -77,8 +78,15 @@ class Option:
 def planned_config(settings: dict[str, Any]) -> Config:
     """Return the configuration of `pretrain`; an open vocabulary has the tokenizer's largest size."""
     config = Config.of(settings)
-    vocabulary = config.model.vocab_size or (settings["tokenizer"]["vocab_size"] + 63) // 64 * 64
+    vocabulary = config.model.vocab_size or planned_vocabulary(settings)
     return config.replace(model=replace(config.model, vocab_size=vocabulary))
+
+
+def planned_vocabulary(recipe: Mapping[str, Any]) -> int:
+    """Return the largest size of a vocabulary that is not trained yet, in whole tiles of 64."""
+    size = recipe["tokenizer"]["vocab_size"]
+    limit: int = LARGEST_VOCABULARY if size == "auto" else size
+    return (limit + 63) // 64 * 64
 
 
 def find_target(config: Config, device: str, memory_gb: float | None = None) -> Target:

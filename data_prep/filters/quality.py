@@ -27,6 +27,7 @@ from data_prep.filters.repetition import (
 from data_prep.filters.text import SPACES, Text, Violation, Where
 from data_prep.stats import Span
 
+ORDINARY_RATE = 0.22  # tokens per character: Wikipedia with a WordPiece of 32,768 entries has 0.212
 LONG_WORD_BYTES = 100
 LANGUAGE_CHARACTERS = (
     1000  # judged by the language model; from the middle: titles and names stand at the beginning
@@ -287,7 +288,9 @@ class FilterConfig(Section):
     max_words: Count | None = (
         None  # a longer document is no worse, so it is cut into parts (normalise.py)
     )
-    max_tokens_per_character: Limit = None  # judged when the text is tokenized: too_many_tokens
+    max_tokens_per_character: Limit = (
+        None  # too_many_tokens, when the text is tokenized: `tokens_limit`
+    )
 
 
 RULES: dict[str, Rule] = {
@@ -344,8 +347,10 @@ def is_broken(text: str, config: FilterConfig) -> bool:
     return config.max_broken is not None and _broken(Text(text)) > config.max_broken
 
 
-def too_many_tokens(characters: int, tokens: int, limit: float | None) -> Violation | None:
-    """Cramming: text that its own tokenizer compresses badly goes, above 0.3 tokens per character (without [CLS] and
-    [SEP]). It needs the tokenizer, so it comes after the other filters (data_prep/stages.py)."""
-    rate = tokens / max(1, characters)
-    return Violation(rate, limit) if limit is not None and rate > limit else None
+def tokens_limit(limit: float, median_rate: float) -> float:
+    """Return the limit of tokens per character for a tokenizer with this median over the documents.
+
+    Cramming: text that its own tokenizer compresses badly goes, above 0.3 tokens per character (without [CLS] and
+    [SEP]). That is with 32,768 entries; a smaller vocabulary makes more tokens of any text.
+    """
+    return limit * max(1.0, median_rate / ORDINARY_RATE)

@@ -7,21 +7,28 @@ text that spells a special token: pretraining reads `[MASK]` as text (data_prep/
 
 import json
 import unicodedata
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from cramming.config import Count, Positive, Section, UserError, file_sha256
 from cramming.data.manifest import TokenizerInfo
+from cramming.tokenizer_config import tokenizer_config
 
 SPECIAL_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
-ROBERTA = {"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"}
-# Spellings accepted in an existing tokenizer: BERT's, those of the cramming paper's own corpus, and RoBERTa's.
-SPELLINGS = (SPECIAL_TOKENS, {name: f"<{name}>" for name in SPECIAL_TOKENS}, ROBERTA)
+# Spellings accepted in an existing tokenizer, those of BERT first; others are RoBERTa's, XLNet's and ESM's.
+SPELLINGS = {
+    "pad": ("[PAD]", "<pad>"),
+    "unk": ("[UNK]", "<unk>"),
+    "cls": ("[CLS]", "<cls>", "<s>"),
+    "sep": ("[SEP]", "<sep>", "<eos>", "</s>"),
+    "mask": ("[MASK]", "<mask>"),
+}
 
 TOKENIZER_CONFIG = "tokenizer_config.json"  # beside tokenizer.json, for transformers
 
@@ -30,11 +37,21 @@ class TokenizerConfig(Section):
     """Section `tokenizer`. With `path` nothing is trained and the other fields do not matter."""
 
     kind: Literal["wordpiece", "bpe", "unigram"] = "wordpiece"
-    vocab_size: Annotated[int, Field(ge=6, le=1 << 20)] = 32768  # an upper limit
+    # An upper limit, or as many entries as the text has occurrences for.
+    vocab_size: Annotated[int, Field(ge=6, le=1 << 20)] | Literal["auto"] = "auto"
     lowercase: bool = True
+    strip_accents: bool | None = None  # of WordPiece; None: as lowercase
     min_frequency: Count = 2  # of a new entry; Unigram has a rule of its own
     sample_mb: Positive = 100.0  # trained on an even random sample of the text, at most this large
     path: str | None = None  # an existing tokenizer.json
+
+    @model_validator(mode="after")
+    def _strips_by_bert(self) -> Self:
+        if self.strip_accents and self.kind != "wordpiece":
+            raise ValueError(
+                f"strip_accents=true: kind={self.kind} keeps accents. Set it to null, or use tokenizer=wordpiece."
+            )
+        return self
 
 
 def load(path: Path) -> Tokenizer:
@@ -59,28 +76,62 @@ def load(path: Path) -> Tokenizer:
 
 
 def special_tokens(tokenizer: Tokenizer, place: object = "tokenizer") -> dict[str, str]:
-    """The spelling of pad, unk, cls, sep and mask in this tokenizer."""
-    for spelling in SPELLINGS:
-        if all(tokenizer.token_to_id(token) is not None for token in spelling.values()):
-            return spelling
-    missing = [token for token in SPECIAL_TOKENS.values() if tokenizer.token_to_id(token) is None]
+    """Return the spelling of pad, unk, cls, sep and mask in this tokenizer; UserError if it lacks one."""
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    special, missing = dict[str, str](), list[str]()
+    for role, spellings in SPELLINGS.items():
+        present = [spelling for spelling in spellings if spelling in vocabulary]
+        if present:
+            special[role] = present[0]
+        else:
+            missing.append(f"{role} ({' or '.join(spellings)})")
+    if not missing:
+        return special
+    added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
+    has = sorted({*special.values(), *added[:10]})
     raise UserError(
-        f"tokenizer.path: {place} lacks the special tokens {' '.join(missing)}; a masked model needs them"
+        f"tokenizer.path={place}: no special token for {', '.join(missing)}, which a masked model needs; the file has"
+        f" {' '.join(has) or 'none'}. Add them to the file, or train a tokenizer (tokenizer.path=null)."
     )
 
 
 def add_template(tokenizer: Tokenizer, special: dict[str, str]) -> None:
-    """Set BERT's layout, `[CLS] a [SEP]` or `[CLS] a [SEP] b [SEP]`, with these spellings; RoBERTa has two of [SEP]
-    between the texts, and one token type."""
+    """Set BERT's layout, `[CLS] a [SEP]` or `[CLS] a [SEP] b [SEP]`, with these spellings; tokenizers with `<s>` have
+    two of [SEP] between the texts, and one token type (RoBERTa, XLM-R)."""
     cls, sep = special["cls"], special["sep"]
     pair = f"{cls} $A {sep} $B:1 {sep}:1"
-    if special == ROBERTA:
+    if cls == "<s>":
         pair = f"{cls} $A {sep} {sep} $B {sep}"
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{cls} $A {sep}",
         pair=pair,
         special_tokens=[(token, tokenizer.token_to_id(token)) for token in (cls, sep)],
     )
+
+
+def stripped_characters(tokenizer: Tokenizer, counts: np.ndarray) -> dict[str, int]:
+    """Return how many characters lose accents, voicing marks or vowel signs in the normaliser, by script.
+
+    `counts` [0x110000] says how often each code point occurs. Case is not looked at.
+    """
+    stripped = Counter[str]()
+    for code in np.flatnonzero(counts[0x80:]).tolist():
+        character = chr(0x80 + code)
+        if _has_mark(character) and not _has_mark(tokenizer.normalizer.normalize_str(character)):
+            script = unicodedata.name(character, "other").split()[0].capitalize()
+            stripped[script] += int(counts[0x80 + code])
+    return dict(sorted(stripped.items()))
+
+
+def strips_accents(tokenizer: Tokenizer) -> bool:
+    """Return whether the normaliser makes é an e."""
+    normalizer = tokenizer.normalizer
+    return normalizer is not None and normalizer.normalize_str("é") == "e"
+
+
+def _has_mark(text: str) -> bool:
+    decomposed = unicodedata.normalize("NFD", text)
+    return any(unicodedata.category(character) == "Mn" for character in decomposed)
 
 
 def characters_by_entry(tokenizer: Tokenizer) -> np.ndarray | None:
@@ -121,12 +172,10 @@ def _characters(tokenizer: Tokenizer) -> Callable[[str], int] | None:
     return None
 
 
-def describe_for_transformers(special: dict[str, str]) -> str:
-    """The text of `TOKENIZER_CONFIG`, with these spellings: without it `AutoTokenizer` knows no special tokens."""
-    node = {"tokenizer_class": "PreTrainedTokenizerFast"} | {
-        f"{name}_token": token for name, token in special.items()
-    }
-    return json.dumps(node, indent=1) + "\n"
+def describe_for_transformers(info: TokenizerInfo, path: Path) -> str:
+    """Return the text of `TOKENIZER_CONFIG` for the tokenizer that was saved at `path`."""
+    special = {f"{role}_token": token for role, token in info.special.items()}
+    return json.dumps(tokenizer_config(path, special), indent=1) + "\n"
 
 
 def describe(tokenizer: Tokenizer, path: Path) -> TokenizerInfo:

@@ -21,7 +21,7 @@ from data_prep.filters.quality import (
     active_filters,
     always_on,
     is_broken,
-    too_many_tokens,
+    tokens_limit,
 )
 from data_prep.readers.source import DataConfig, Document
 from data_prep.stages import Stages
@@ -248,16 +248,16 @@ def test_rules_on_shares_of_lines_do_not_judge_one_or_two(text: str) -> None:
     assert reason("\n".join([text] * 3), config)
 
 
-def test_filters_that_are_always_on_and_those_on_tokens() -> None:
+def test_filters_that_are_always_on() -> None:
     filters = always_on(CleanConfig())
     assert reason_by("short", filters) == "too_short"
     assert reason_by("1234567890 1234567890 !!", filters) == "no_letters"
     assert reason_by("Ein ganz gewöhnlicher Satz.", filters) is None
-    assert (
-        too_many_tokens(100, 31, 0.3)
-        and not too_many_tokens(100, 30, 0.3)
-        and not too_many_tokens(100, 99, None)
-    )
+
+
+@pytest.mark.parametrize(("rate", "limit"), [(0.15, 0.3), (0.22, 0.3), (0.33, 0.45)])
+def test_the_limit_of_tokens_goes_by_the_tokenizer(rate: float, limit: float) -> None:
+    assert tokens_limit(0.3, rate) == pytest.approx(limit)
 
 
 @pytest.mark.parametrize(

@@ -115,8 +115,8 @@ def test_a_tokenizer_sample_does_not_read_a_whole_hub_part(
     config = mixed([1, 3, 1], tokenizer={"sample_mb": 0.04})
     hub = {"weight": 3, "source": "hub", "dataset": str(folder)}
     config["data"]["parts"] = [*config["data"]["parts"][:1], hub]
-    sample = sample_texts(parse(config), Counter())
-    assert 38_000 < sum(map(len, sample)) <= 40_000
+    sample, share = sample_texts(parse(config), Counter())
+    assert share == 0 and 38_000 < sum(map(len, sample)) <= 40_000
     in_set = [
         json.loads(line)["text"] for line in (folder / "train.jsonl").read_text().splitlines()
     ]
@@ -126,7 +126,7 @@ def test_a_tokenizer_sample_does_not_read_a_whole_hub_part(
     config["data"]["parts"][1]["max_documents"] = 150  # then it is small enough to be read twice
     config["tokenizer"]["sample_mb"] = 1
     whole = [document.text for document in parse(config).source.documents()]
-    assert sample_texts(parse(config), Counter()) == whole and sum(map(len, whole)) > 50_000
+    assert sample_texts(parse(config), Counter())[0] == whole and sum(map(len, whole)) > 50_000
 
 
 def test_mistakes_in_parts_name_the_part(mixed: Config, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import random
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -213,7 +214,9 @@ def test_no_tokenizer_is_trained_on_what_is_left_out_as_damaged(
     samples: list[list[str]] = []
     train = training.train
     monkeypatch.setattr(
-        training, "train", lambda sample, config: (samples.append(sample), train(sample, config))[1]
+        training,
+        "train",
+        lambda sample, *rest: (samples.append(sample), train(sample, *rest))[1],
     )
     main(text_config(tmp_path / "a.txt", damaged="drop", max_documents=limit))
     assert samples == [made_up(50, 1)]
@@ -263,7 +266,7 @@ def test_a_file_may_have_a_name_that_is_no_text(
 ADVICE: dict[str, tuple[dict[str, Any], str]] = {
     "filters": (
         {"documents": "block", "filters": {"min_words": 60}},
-        r"the filters took \d\d% of the text, \d\d% by too_few_words \(data\.filters\.min_words\).*documents=block",
+        r"too_few_words took \d\d% of the text; .*documents=block .*milder data\.filters\.min_words",
     ),
     "tiny documents": (
         {"documents": "line"},
@@ -274,6 +277,11 @@ ADVICE: dict[str, tuple[dict[str, Any], str]] = {
         r"\d\d% of the tokens are held out .*data\.validation_fraction=0\.05.* there are 8 \(data\.documents=file",
     ),
     "nothing": ({"documents": "block"}, ""),
+    # 300 entries make more tokens than that of every document
+    "nothing of the tokenizer": (
+        {"documents": "block", "filters": {"max_tokens_per_character": 0.3}},
+        "",
+    ),
 }
 
 
@@ -289,9 +297,23 @@ def test_what_may_not_be_meant_is_said_at_the_end(
             for words in texts
         ]
         (tmp_path / f"{number}.txt").write_text("\n\n".join(blocks))
-    run(text_config(tmp_path / "*.txt", **settings))
+    corpus = run(text_config(tmp_path / "*.txt", **settings))
     last = capsys.readouterr().out.splitlines()[-1]
+    card = (corpus.folder / "corpus_card.md").read_text()
+    assert ("## Warnings" in card) == bool(said) and (not said or f"- {last}" in card)
     assert re.search(said, last) if said else "documents; vocabulary" in last, last
+
+
+@pytest.mark.parametrize("gap", ["", " "])
+def test_unigram_on_text_without_spaces_is_said_to_be_slow(
+    tmp_path: Path, text_config: Config, run: Run, capsys: Captured, gap: str
+) -> None:
+    pytest.importorskip("sentencepiece")
+    syllables = ["ka", "lo", "mi", "ren", "tas"]
+    texts = [gap.join(random.Random(number).choices(syllables, k=60)) for number in range(60)]
+    (tmp_path / "a.txt").write_text("\n\n".join(texts))
+    run(text_config(tmp_path / "a.txt", tokenizer={"kind": "unigram", "vocab_size": 40}))
+    assert ("takes long to train" in capsys.readouterr().out) == (gap == "")
 
 
 def test_no_advice_on_plain_text_where_there_is_none(
@@ -314,10 +336,41 @@ def test_text_that_becomes_unknown_tokens_is_said_at_the_end(
     corpus = run(text_config(tmp_path / "a.txt"))
     found = corpus.manifest.statistics
     lost, spaces = found["characters_lost"], found["words"] - corpus.manifest.counts["documents"]
-    stops = 60  # the rarest sign, for which the alphabet has no room
-    assert round(lost * (found["characters"] - spaces)) == 150 * len(set(thai)) + stops
-    said = rf"[\d.]+% of the tokens are unknown, and no token stands for {100 * lost:.1f}% .*tokenizer=bpe"
+    assert round(lost * (found["characters"] - spaces)) == 150 * len(set(thai))
+    said = rf"[\d.]+% of the tokens are unknown, and no token stands for {100 * lost:.1f}% .*100 without .*=bpe"
     assert re.search(said, capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("words", "stripped"),
+    [
+        ("ガード カード どあ とあ", {"Hiragana": 1, "Katakana": 3}),
+        ("мой мои край края", {"Cyrillic": 2}),
+        ("कु को पु पानी", {"Devanagari": 2}),
+        ("é e Kalo", {"Latin": 1}),
+        ("Kalo kalo", {}),
+    ],
+)
+def test_characters_that_lose_their_accents_are_counted_by_script(
+    tmp_path: Path,
+    text_config: Config,
+    run: Run,
+    capsys: Captured,
+    words: str,
+    stripped: dict[str, int],
+) -> None:
+    (tmp_path / "a.txt").write_text("\n\n".join(f"{n} {words} rentas" * 3 for n in range(100)))
+    scripts = {script: 300 * count for script, count in stripped.items()}
+    for settings, counts in (({}, scripts), ({"strip_accents": False}, {})):
+        tokenizer = {"vocab_size": 400, "lowercase": True, **settings}
+        corpus = run(text_config(tmp_path / "a.txt", tokenizer=tokenizer))
+        notes = next(line.notes for line in corpus.manifest.stages if line.name == "tokens")
+        assert notes.get(stages.STRIPPED, {}) == counts
+        card = (corpus.folder / "corpus_card.md").read_text()
+        for shown in (card, capsys.readouterr().out):
+            warned = re.search(r"takes accents.*\((.*)\)\. .*strip_accents=false", shown)
+            expected = ", ".join(f"{count:,} {script}" for script, count in counts.items())
+            assert (warned[1] if warned else "") == expected
 
 
 @pytest.mark.parametrize(

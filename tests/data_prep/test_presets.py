@@ -31,7 +31,7 @@ def test_data_preset_builds(name: str, compose: Callable[..., dict[str, Any]]) -
     section = settings["data"]
     config = build(SOURCES[section["source"]].config_class, section, "data")
     assert config.name == name and config.clean.min_characters > 0
-    assert corpus_folder(settings).name.startswith(f"{name}-wordpiece-32768-")
+    assert corpus_folder(settings).name.startswith(f"{name}-wordpiece-auto-")
 
 
 @pytest.mark.parametrize("name", FILTERS)
@@ -47,7 +47,7 @@ def test_filter_preset_builds_with_every_source(
 def test_tokenizer_preset_builds(name: str, compose: Callable[..., dict[str, Any]]) -> None:
     config = build(TokenizerConfig, compose(f"tokenizer={name}")["tokenizer"], "tokenizer")
     assert (config.kind, config.lowercase) == (name, name == "wordpiece")
-    assert config.vocab_size == 32768
+    assert config.vocab_size == "auto"
 
 
 def test_cased_and_uncased_corpora_have_folders_of_their_own(

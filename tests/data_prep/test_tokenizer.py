@@ -5,16 +5,19 @@ import os
 import random
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from tokenizers import Tokenizer, models
 
 from cramming.config import UserError, build
 from cramming.data.manifest import SpecialIds
 from data_prep import prepare
+from data_prep.tokenizer import train as training
 from data_prep.tokenizer.load import (
     SPECIAL_TOKENS,
     TOKENIZER_CONFIG,
@@ -35,6 +38,22 @@ from data_prep.tokenizer.train import train
 sample = json.load(sys.stdin)
 print(train(sample, TokenizerConfig(kind=sys.argv[1], vocab_size=400)).to_str())
 """
+
+
+def write_words(path: Path, *special: str) -> None:
+    """Write a tokenizer.json that knows the word `a` and these special tokens."""
+    vocabulary = {word: number for number, word in enumerate(("a", *special))}
+    unk = next(token for token in special if "unk" in token.lower())
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=unk))
+    tokenizer.add_special_tokens(list(special))
+    tokenizer.save(str(path))
+
+
+def write_config(folder: Path, tokenizer: Tokenizer) -> None:
+    """Write tokenizer_config.json beside the tokenizer."""
+    info = describe(tokenizer, folder / "tokenizer.json")
+    text = describe_for_transformers(info, folder / "tokenizer.json")
+    (folder / TOKENIZER_CONFIG).write_text(text)
 
 
 def require(kind: str) -> None:
@@ -69,12 +88,10 @@ def test_training_is_the_same_in_every_process(kind: str, made_up: MadeUp) -> No
 def test_loads_in_stock_transformers_and_encodes_pairs(
     tmp_path: Path, kind: Any, made_up: MadeUp
 ) -> None:
-    from transformers import PreTrainedTokenizerFast
-
     require(kind)
     tokenizer = train(made_up(100), TokenizerConfig(kind=kind, vocab_size=400))
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    fast = PreTrainedTokenizerFast(
+    fast = transformers.PreTrainedTokenizerFast(
         tokenizer_file=str(tmp_path / "tokenizer.json"),
         **{f"{n}_token": t for n, t in SPECIAL_TOKENS.items()},
     )
@@ -101,17 +118,28 @@ def test_loads_in_stock_transformers_and_encodes_pairs(
 @pytest.mark.parametrize("kind", TRAINERS)
 def test_a_masked_word_takes_its_space_with_it(tmp_path: Path, kind: Any, made_up: MadeUp) -> None:
     """In `kalo [MASK] mi` the mask stands for a word as in pretraining, for byte-level BPE with the space before it."""
-    from transformers import AutoTokenizer
-
     require(kind)
     tokenizer = train(made_up(100), TokenizerConfig(kind=kind, vocab_size=400))
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / TOKENIZER_CONFIG).write_text(describe_for_transformers(SPECIAL_TOKENS))
+    write_config(tmp_path, tokenizer)
     masked = tokenizer.encode("Kalo", add_special_tokens=False).ids + [4]
     masked += tokenizer.encode(" rentas", add_special_tokens=False).ids
     assert tokenizer.encode("Kalo [MASK] rentas", add_special_tokens=False).ids == masked
-    fast = AutoTokenizer.from_pretrained(tmp_path)
+    fast = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert fast("Kalo [MASK] rentas", add_special_tokens=False)["input_ids"] == masked
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+@pytest.mark.parametrize("name", ["AutoTokenizer", "BertTokenizerFast"])
+def test_classes_of_transformers_keep_case_and_accents_as_trained(
+    tmp_path: Path, name: str, lowercase: bool
+) -> None:
+    text = "Éa in Ärger, ガ カ Й и 東京 UND Überfall"
+    tokenizer = train([text] * 60, TokenizerConfig(vocab_size=300, lowercase=lowercase))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    write_config(tmp_path, tokenizer)
+    loaded = getattr(transformers, name).from_pretrained(tmp_path)
+    assert loaded(text)["input_ids"] == tokenizer.encode(text).ids
 
 
 @pytest.mark.parametrize("lacks", ["", "é", "Ω"])
@@ -145,10 +173,54 @@ def test_cased_tokenizer_keeps_case_and_accents(made_up: MadeUp) -> None:
 
 
 @pytest.mark.parametrize("kind", TRAINERS)
+def test_a_vocabulary_by_frequency_is_that_of_its_size(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`auto` is a size like any other: the largest at which 95 % of the merges of a BPE are frequent enough."""
+    require(kind)
+    monkeypatch.setattr(training, "SMALLEST_VOCABULARY", 320)
+    monkeypatch.setattr(training, "OCCURRENCES", 20)
+    draw = random.Random(0)
+    lexicon = ["".join(draw.choices("aeioubcdfgk", k=draw.randint(2, 9))) for _ in range(5000)]
+    sample = [" ".join(draw.choices(lexicon, k=400)) for _ in range(60)]
+    config = TokenizerConfig(kind=kind, lowercase=False)
+    size = training.supported_vocabulary(sample, config, 1.0)
+    assert size % 64 == 0 and 320 < size < training.supported_vocabulary(sample, config, 0.2)
+    chosen, typed = train(sample, config), train(sample, config.replace(vocab_size=size))
+    assert chosen.to_str() == typed.to_str()
+    for larger, is_frequent in ((size, True), (size + 64, False)):
+        draft = train(sample, TokenizerConfig(kind="bpe", lowercase=False, vocab_size=larger))
+        words = Counter(word for text in sample for word in text.split())
+        uses = Counter[int]()
+        for word, count in words.items():
+            for entry in draft.encode(f" {word}", add_special_tokens=False).ids:
+                uses[entry] += count
+        merges = range(261, draft.get_vocab_size())
+        frequent = sum(uses[entry] >= 20 for entry in merges) / len(merges)
+        assert (frequent >= 0.95) == is_frequent
+
+
+@pytest.mark.parametrize(("vocab_size", "least"), [(32768, 0.9995), (2048, 0.85)])
+def test_the_alphabet_covers_scripts_of_many_characters(vocab_size: int, least: float) -> None:
+    """Han characters, which stand alone, have one entry each; a small vocabulary has room for the frequent ones."""
+    draw = random.Random(0)
+    han = [chr(0x4E00 + number) for number in range(4000)]
+    weights = [1 / (1 + number) for number in range(4000)]
+    text = "".join(draw.choices(han, weights, k=200_000))
+    tokenizer = train([text], TokenizerConfig(vocab_size=vocab_size))
+    tokens = tokenizer.encode(text, add_special_tokens=False).tokens
+    assert len(tokens) == len(text) and 1 - tokens.count("[UNK]") / len(tokens) >= least
+    assert not any(entry.startswith("##") for entry in tokenizer.get_vocab())
+
+
+@pytest.mark.parametrize("kind", TRAINERS)
 def test_what_cannot_be_trained_is_refused(kind: Any, made_up: MadeUp) -> None:
     require(kind)
     with pytest.raises(UserError, match=r"tokenizer.vocab_size=12 is too small: .* alone need \d+"):
         train(made_up(100), TokenizerConfig(kind=kind, vocab_size=12))
+    if kind != "wordpiece":
+        with pytest.raises(UserError, match=rf"tokenizer.strip_accents=true: kind={kind} keeps"):
+            build(TokenizerConfig, {"kind": kind, "strip_accents": True}, "tokenizer")
     with pytest.raises(UserError, match="too little text"):
         train(["a few words"], TokenizerConfig(kind=kind))
     with pytest.raises(UserError, match=r"tokenizer.vocab_size=1000000000: "):
@@ -161,11 +233,32 @@ def test_bad_tokenizer_files(tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text("{}")
     with pytest.raises(UserError, match=r"is not a tokenizer\.json"):
         load(tmp_path / "t.json")
-    Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1, "[PAD]": 2}, unk_token="[UNK]")).save(
-        str(tmp_path / "t.json")
+    write_words(tmp_path / "t.json", "[UNK]", "[PAD]", "</s>", "<bos>")
+    lacks = (
+        r"for cls \(\[CLS\] or <cls> or <s>\), mask \(.*the file has </s> <bos> \[PAD\] \[UNK\]\."
     )
-    with pytest.raises(UserError, match=r"lacks the special tokens \[CLS\] \[SEP\] \[MASK\]"):
+    with pytest.raises(UserError, match=lacks):
         load(tmp_path / "t.json")
+
+
+@pytest.mark.parametrize(
+    "special",
+    [
+        "<pad> <unk> <s> </s> <mask>",  # RoBERTa, XLM-R, CamemBERT
+        "<pad> <unk> <cls> <eos> <mask>",  # ESM
+        "<pad> <unk> <cls> <sep> <mask>",  # XLNet
+        "<pad> <unk> [CLS] [SEP] [MASK]",  # ALBERT
+    ],
+)
+def test_special_tokens_of_known_families_are_mapped(tmp_path: Path, special: str) -> None:
+    pad, unk, cls, sep, mask = special.split()
+    others = [token for token in ("<s>", "</s>") if cls != "<s>"]  # of XLNet and BigBird, not used
+    write_words(tmp_path / "t.json", *others, mask, sep, cls, unk, pad)
+    tokenizer = load(tmp_path / "t.json")
+    info = describe(tokenizer, tmp_path / "t.json")
+    assert info.special == {"pad": pad, "unk": unk, "cls": cls, "sep": sep, "mask": mask}
+    between = [sep, sep] if cls == "<s>" else [sep]
+    assert tokenizer.encode("a", "a").tokens == [cls, "a", *between, "a", sep]
 
 
 def test_sample_is_bounded_even_in_order_and_the_same_for_any_tasks() -> None:
