@@ -261,16 +261,29 @@ class Sweep(Section):
     points: list[Json]
 
 
+class Spent(Section):
+    """Work and cost of a run up to a checkpoint; `progress` is the share of its budget."""
+
+    step: int | None = None
+    progress: float | None = None
+    seconds: float | None = None
+    tokens: int | None = None
+    energy_kwh: float | None = None
+
+
 class Scores(Section):
     """Scores of one initialisation, or of a baseline without an encoder.
 
-    `predictions`: SHA-256 of the file of each fine-tuning, by `<task>-seed<k>`.
+    `predictions`: SHA-256 of the file of each fine-tuning, by `<task>-seed<k>`. `checkpoint` and `spent`: SHA-256 and
+    cost of the checkpoint whose weights were scored, where that is not the final model.
     """
 
     init: str
     model: str
     model_sha256: str | None = None
     model_files: dict[str, str] | None = None
+    checkpoint: str | None = None
+    spent: Spent = Spent()
     environment: Environment | None = None
     suite: str
     split: str
@@ -319,7 +332,18 @@ class FineTuning(Section):
     model_sha256: str | None = None
     predictions_sha256: str
     key: str
+    checkpoint: str | None = None
     git: Git | None = None
+
+    @property
+    def competes(self) -> bool:
+        """True if the result is one of the final model's scores: of no checkpoint, and no frozen probe."""
+        return self.checkpoint is None and not self.is_probe
+
+    @property
+    def is_probe(self) -> bool:
+        """True if the encoder was frozen."""
+        return bool(self.hyperparameters.get("freeze"))
 
 
 class FilesPresent(Section):
@@ -370,6 +394,8 @@ class Record(Section):
     floor: Scores | None = None
     constant: Scores | None = None
     superglue: dict[str, Scores] = {}
+    checkpoints: dict[str, Scores] = {}
+    probe: dict[str, Scores] = {}
     minimal_pairs: MinimalPairs = MinimalPairs()
     history: list[FineTuning] = []
     unfinished: list[str] = []

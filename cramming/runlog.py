@@ -270,8 +270,9 @@ class Scoring(Event):
 
     `section` is the part of the record. `entries` are the labelled sets by name. `keys` maps `<task>-seed<k>` to the
     hash of everything that the result depends on, `conditions` a task to the part of it without hyperparameters and
-    seed. `sweep` lists the initialisations that share the choice of the sweep that this is a point of. A scoring is
-    complete once each key has a `finetuned` event, stored ones included.
+    seed. `sweep` lists the initialisations that share the choice of the sweep that this is a point of. `checkpoint` is
+    the SHA-256 of the kept checkpoint whose weights are scored, None for the final model. A scoring is complete once
+    each key has a `finetuned` event, stored ones included.
     """
 
     event: Literal["scoring"] = "scoring"
@@ -283,6 +284,7 @@ class Scoring(Event):
     model: str
     model_sha256: Sha256 | None = None
     model_files: dict[str, Sha256] | None = None
+    checkpoint: Sha256 | None = None
     precision: str | None = None
     threads_per_run: int | None = None
     selection: str

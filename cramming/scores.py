@@ -17,19 +17,27 @@ from cramming.data.suites import SUITES, Average
 from cramming.runlog import (
     RESTORE,
     RUN_LOG,
+    Checkpoint,
+    Counted,
     Entry,
     Event,
     Finetuned,
     LabelledSet,
     MinimalPairs,
     Scoring,
+    Start,
+    Steps,
 )
 
-SectionKey = tuple[str, str]  # section of the record, and initialisation or baseline
+SectionKey = tuple[
+    str, str
+]  # section of the record; initialisation, baseline or SHA-256 of a checkpoint
 
 # Baselines without an encoder, which no rule checks: section of the record -> initialisation in its row
 WITHOUT_ENCODER = {"floor": "bag of words", "constant": "constant class"}
 RANKED_INITS = ("pretrained", "random")
+CHECKPOINTS, PROBE = "checkpoints", "probe"
+BESIDE = (CHECKPOINTS, PROBE)  # sections that replace no score of the fine-tuned final model
 # Points of a sweep are compared only if these are equal.
 _SAME_POINT = ("suite", "seeds", "conditions")
 
@@ -90,8 +98,9 @@ class Scores:
 
     @property
     def unfinished(self) -> list[str]:
-        """Descriptions of the scorings that lack results."""
-        return [self._describe_unfinished(scoring) for scoring in self._open.values()]
+        """Descriptions of the scorings of the final model that lack results."""
+        lacking = [scoring for (name, _), scoring in self._open.items() if name not in BESIDE]
+        return [self._describe_unfinished(scoring) for scoring in lacking]
 
     def add(self, event: Event) -> None:
         """Update by one event; events that are not about scores change nothing."""
@@ -133,7 +142,7 @@ class Scores:
 
     def is_current(self, scoring: Scoring) -> bool:
         """Return whether a section is computed from this scoring, whatever its time, machine and code."""
-        key = (scoring.section, scoring.init)
+        key = section_key(scoring)
         return any(_same(scoring, source) for source in self.sources.get(key, []))
 
     def _describe_unfinished(self, scoring: Scoring) -> str:
@@ -142,7 +151,7 @@ class Scores:
 
     def _update(self, scoring: Scoring) -> None:
         """Compute the section of a complete scoring, or store an incomplete one."""
-        key = (scoring.section, scoring.init)
+        key = section_key(scoring)
         if self.missing(scoring):
             self._open[key] = scoring
             return
@@ -155,7 +164,7 @@ class Scores:
         name = settings_hash(scoring.hyperparameters)
         points.pop(name, None)
         points[name] = Point(scoring, section)  # after `pop`, so that the latest is the last
-        self._choose_point(scoring.section, scoring.sweep)
+        self._choose_point(key[0], scoring.sweep)
 
     def _set(self, key: SectionKey, section: dict[str, Any], sources: list[Scoring]) -> None:
         """Set a section, and drop those of another suite: a record holds GLUE or the embedded tasks, not both."""
@@ -197,6 +206,15 @@ class Scores:
             self._set((section, init), chosen, [points[name].scoring for name in names])
 
 
+def section_key(scoring: Scoring) -> SectionKey:
+    """Return the place of a scoring in the record: checkpoints and frozen probes have sections of their own."""
+    if scoring.checkpoint is not None:
+        return CHECKPOINTS, scoring.checkpoint
+    if scoring.hyperparameters.get("freeze"):
+        return PROBE, scoring.init
+    return scoring.section, scoring.init
+
+
 def scores_of(entries: Sequence[Entry]) -> Scores:
     """Return the scores in the events of a log; raise UserError for an event that cannot follow the ones before it."""
     scores = Scores()
@@ -206,6 +224,28 @@ def scores_of(entries: Sequence[Entry]) -> Scores:
             raise UserError(f"{RUN_LOG}:{entry.line}: {problem}. {RESTORE}.")
         scores.add(entry.event)
     return scores
+
+
+def spent_until(entries: Sequence[Entry], sha256: str) -> dict[str, Any]:
+    """Return what a run had spent when it saved a checkpoint: steps, share of the budget, seconds, tokens, energy.
+
+    Energy is None if that of a process is unknown. Returns {} for a checkpoint that the log does not have.
+    """
+    joules: list[float | None] = []
+    row: dict[str, Any] = {"step": 0, "progress": 0.0, "seconds": 0.0, "tokens": 0}
+    for entry in entries:
+        event = entry.event
+        if isinstance(event, Start):
+            joules.append(None)
+        elif isinstance(event, Counted) and event.joules is not None:
+            joules[-1] = event.joules
+        elif isinstance(event, Steps):
+            row = event.model_dump(include=set(row))
+        elif isinstance(event, Checkpoint) and event.sha256 == sha256:
+            known = [value for value in joules if value is not None]
+            is_complete = len(known) == len(joules)
+            return {**row, "energy_kwh": sum(known) / 3.6e6 if is_complete else None}
+    return {}
 
 
 def run_name(task: str, seed: int) -> str:
@@ -240,6 +280,7 @@ def _history_row(scoring: Scoring, event: Finetuned) -> dict[str, Any]:
         "subset": is_subset(scoring, event.task),
         "hyperparameters": scoring.hyperparameters,
         "selection": scoring.selection,
+        "checkpoint": scoring.checkpoint,
         "precision": scoring.precision,
         "threads_per_run": scoring.threads_per_run,
         "scores": scores,

@@ -102,11 +102,15 @@ def names_of(sources: Sequence[Source]) -> str:
 
 
 def fine_tuned(record: Record, init: str) -> list[FineTuning]:
-    """Return all fine-tunings of an initialisation on the record's suite, including those of unfinished scorings."""
+    """Return all fine-tunings of an initialisation on the record's suite, including those of unfinished scorings.
+
+    Frozen probes and checkpoints are left out: neither can become the score of the final model.
+    """
     section = record.glue.get(init)
     if section is None:
         return []
-    return [line for line in record.history if line.init == init and line.suite == section.suite]
+    lines = [line for line in record.history if line.init == init and line.suite == section.suite]
+    return [line for line in lines if line.competes]
 
 
 def made_with(scored: Scores | FineTuning) -> dict[str, Any]:
