@@ -173,12 +173,7 @@ def _score_sections(entries: Sequence[Entry]) -> dict[str, Any]:
     """Return the sections of scorings: glue, superglue, baselines, checkpoints, minimal pairs and the history."""
     if all(entry.event.event in TRAINING_EVENTS for entry in entries):
         return {}
-    from cramming.scores import (  # imported late: loads SciPy
-        CHECKPOINTS,
-        WITHOUT_ENCODER,
-        scores_of,
-        spent_until,
-    )
+    from cramming.scores import WITHOUT_ENCODER, scores_of  # imported late: loads SciPy
 
     scores = scores_of(entries)
     sections: dict[str, Any] = {}
@@ -187,8 +182,6 @@ def _score_sections(entries: Sequence[Entry]) -> dict[str, Any]:
             sections[init] = section
         else:
             sections.setdefault(name, {})[init] = section
-    for sha256, section in sections.get(CHECKPOINTS, {}).items():
-        section["spent"] = spent_until(entries, sha256)
     if scores.minimal_pairs is not None:
         sections["minimal_pairs"] = scores.minimal_pairs.model_dump(exclude={"event"})
     if scores.history:

@@ -261,21 +261,11 @@ class Sweep(Section):
     points: list[Json]
 
 
-class Spent(Section):
-    """Work and cost of a run up to a checkpoint; `progress` is the share of its budget."""
-
-    step: int | None = None
-    progress: float | None = None
-    seconds: float | None = None
-    tokens: int | None = None
-    energy_kwh: float | None = None
-
-
 class Scores(Section):
     """Scores of one initialisation, or of a baseline without an encoder.
 
-    `predictions`: SHA-256 of the file of each fine-tuning, by `<task>-seed<k>`. `checkpoint` and `spent`: SHA-256 and
-    cost of the checkpoint whose weights were scored, where that is not the final model.
+    `predictions`: SHA-256 of the file of each fine-tuning, by `<task>-seed<k>`. `checkpoint`: SHA-256 of the
+    checkpoint whose weights were scored, where that is not the final model.
     """
 
     init: str
@@ -283,7 +273,6 @@ class Scores(Section):
     model_sha256: str | None = None
     model_files: dict[str, str] | None = None
     checkpoint: str | None = None
-    spent: Spent = Spent()
     environment: Environment | None = None
     suite: str
     split: str
@@ -334,11 +323,6 @@ class FineTuning(Section):
     key: str
     checkpoint: str | None = None
     git: Git | None = None
-
-    @property
-    def competes(self) -> bool:
-        """True if the result is one of the final model's scores: of no checkpoint, and no frozen probe."""
-        return self.checkpoint is None and not self.is_probe
 
     @property
     def is_probe(self) -> bool:

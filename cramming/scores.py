@@ -17,16 +17,12 @@ from cramming.data.suites import SUITES, Average
 from cramming.runlog import (
     RESTORE,
     RUN_LOG,
-    Checkpoint,
-    Counted,
     Entry,
     Event,
     Finetuned,
     LabelledSet,
     MinimalPairs,
     Scoring,
-    Start,
-    Steps,
 )
 
 SectionKey = tuple[
@@ -224,28 +220,6 @@ def scores_of(entries: Sequence[Entry]) -> Scores:
             raise UserError(f"{RUN_LOG}:{entry.line}: {problem}. {RESTORE}.")
         scores.add(entry.event)
     return scores
-
-
-def spent_until(entries: Sequence[Entry], sha256: str) -> dict[str, Any]:
-    """Return what a run had spent when it saved a checkpoint: steps, share of the budget, seconds, tokens, energy.
-
-    Energy is None if that of a process is unknown. Returns {} for a checkpoint that the log does not have.
-    """
-    joules: list[float | None] = []
-    row: dict[str, Any] = {"step": 0, "progress": 0.0, "seconds": 0.0, "tokens": 0}
-    for entry in entries:
-        event = entry.event
-        if isinstance(event, Start):
-            joules.append(None)
-        elif isinstance(event, Counted) and event.joules is not None:
-            joules[-1] = event.joules
-        elif isinstance(event, Steps):
-            row = event.model_dump(include=set(row))
-        elif isinstance(event, Checkpoint) and event.sha256 == sha256:
-            known = [value for value in joules if value is not None]
-            is_complete = len(known) == len(joules)
-            return {**row, "energy_kwh": sum(known) / 3.6e6 if is_complete else None}
-    return {}
 
 
 def run_name(task: str, seed: int) -> str:

@@ -12,7 +12,8 @@ import numpy as np
 
 from cramming.data.task_files import ENTRIES
 from cramming.record_schema import FineTuning, Record, Scores, Source, TaskScore
-from cramming.runlog import Entry, Resume, Start, Timed, Training
+from cramming.runlog import Checkpoint, Entry, Resume, Start, Steps, Timed, Training
+from cramming.runlog import Counted as TimedCounters
 from eval.rules.recipe_facts import RecipeFacts
 
 Outcome = tuple[bool, str]  # whether the rule holds, and the evidence
@@ -75,6 +76,27 @@ class Evidence:
             counters.append(Counted(entry.line, event, seconds, **values))
         return counters
 
+    def spent_until(self, sha256: str) -> dict[str, Any]:
+        """Return what the run had spent at a checkpoint: its step, share of the budget, seconds, tokens, energy.
+
+        Energy is None if that of a process is unknown. Returns {} for a checkpoint that the log does not have.
+        """
+        joules: list[float | None] = []
+        row: dict[str, Any] = {"step": 0, "progress": 0.0, "seconds": 0.0, "tokens": 0}
+        for entry in self.entries:
+            event = entry.event
+            if isinstance(event, Start):
+                joules.append(None)
+            elif isinstance(event, TimedCounters) and event.joules is not None:
+                joules[-1] = event.joules
+            elif isinstance(event, Steps):
+                row = event.model_dump(include=set(row))
+            elif isinstance(event, Checkpoint) and event.sha256 == sha256:
+                known = [value for value in joules if value is not None]
+                is_complete = len(known) == len(joules)
+                return {**row, "energy_kwh": sum(known) / 3.6e6 if is_complete else None}
+        return {}
+
 
 def counters_of(event: Timed) -> dict[str, Any]:
     """Return the counters of an event; the log leaves out those that have not changed."""
@@ -110,7 +132,12 @@ def fine_tuned(record: Record, init: str) -> list[FineTuning]:
     if section is None:
         return []
     lines = [line for line in record.history if line.init == init and line.suite == section.suite]
-    return [line for line in lines if line.competes]
+    return [line for line in lines if competes(line)]
+
+
+def competes(line: FineTuning) -> bool:
+    """Return whether a result is one of the final model's scores: of no checkpoint, and no frozen probe."""
+    return line.checkpoint is None and not line.is_probe
 
 
 def made_with(scored: Scores | FineTuning) -> dict[str, Any]:

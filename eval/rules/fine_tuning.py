@@ -14,6 +14,7 @@ from eval.rules.evidence import (
     Outcome,
     abbreviated,
     all_or,
+    competes,
     fine_tuned,
     made_with,
     other_sizes,
@@ -102,7 +103,7 @@ def _tried_elsewhere(record: Record, section: Scores) -> list[FineTuning]:
         lines += [
             line for line in other.lines if line.suite == section.suite and line.time <= began
         ]
-    return [line for line in lines if line.competes]
+    return [line for line in lines if competes(line)]
 
 
 def _other_outcomes(lines: Sequence[FineTuning]) -> str:

@@ -106,10 +106,11 @@ def test_a_checkpoint_has_a_section_of_its_own_with_what_was_spent(tmp_path: Pat
         section["averages"]["avg9"]["value"]
         < record["glue"]["pretrained"]["averages"]["avg9"]["value"]
     )
-    assert section["spent"]["step"] == 40 and section["spent"]["tokens"] == 4000
-    assert section["spent"]["seconds"] == pytest.approx(18.5)
-    assert section["spent"]["energy_kwh"] is None
-    assert load_run(run).verdict.division == "closed"
+    loaded = load_run(run)
+    assert loaded.verdict.division == "closed"
+    spent = loaded.spent[sha256]
+    assert spent["step"] == 40 and spent["tokens"] == 4000 and spent["energy_kwh"] is None
+    assert spent["seconds"] == pytest.approx(18.5)
 
 
 @pytest.mark.parametrize(
