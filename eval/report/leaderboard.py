@@ -39,6 +39,7 @@ from eval.report.table import (
     GAIN,
     SCORED_MEAN,
     Row,
+    along_the_way,
     distinct,
     main_average,
     score_columns,
@@ -54,15 +55,6 @@ UNFINISHED = "Not ranked: not finished"
 INVALID = "Not ranked: invalid (a rule for both divisions is broken)"
 UNTRAINED = "Baselines: without pretraining, not ranked"
 PUBLISHED = f"Published results, same protocol ({PROTOCOL})"
-TITLES = {
-    "place": "#",
-    "model": "Model",
-    SCORED_MEAN: f"task mean{PARTIAL}",
-    GAIN: "over baseline",
-    "hours": "Hours",
-    "hardware": "Hardware",
-    "division": "Division",
-}
 HOW_TO_READ = Path(__file__).with_name("notes.txt").read_text(encoding="utf-8").splitlines()
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of a cell that spreadsheets run
 NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
@@ -124,7 +116,7 @@ class Board:
             return ""
         best = min(trained, key=lambda row: not row.competes)  # the first of the ranked ones
         column = SCORED_MEAN if best.main is None else main_average(self.suite)
-        score = f"{column_title(column)} {best.cell(column)}"
+        score = f"{title_of(column)} {best.cell(column)}"
         return f"{best.run.label}: {join_words(score, best.gain, describe_run(best.run.record))}."
 
     @property
@@ -169,11 +161,6 @@ def board_of(
             if track in entries:
                 tables.append((f"{title}{where}", rank_entries(entries[track], verdicts)))
     return Board(rows[0].suite, rows, tables)
-
-
-def column_title(name: str) -> str:
-    """Return the title of a column."""
-    return TITLES.get(name) or title_of(name)
 
 
 def _group_of(row: Row) -> str | None:
@@ -233,7 +220,10 @@ def to_csv(rows: Sequence[Row], ranked: Sequence[RankedEntry]) -> str:
         places |= dict.fromkeys(each.entry.rows, _csv_place(each))
     runs = {row.run.label: row.run for row in rows}
     facts = [{"run": label, **facts_of(run.record)} for label, run in runs.items()]
-    scores = pd.DataFrame([_csv_line(row) | places.get(row, {}) for row in rows])
+    lines = [_csv_line(row) | places.get(row, {}) for row in rows]
+    for row in rows:
+        lines += map(_csv_checkpoint, along_the_way(row))
+    scores = pd.DataFrame(lines)
     measured = scores.merge(pd.DataFrame(facts), on="run")
     published = pd.DataFrame([_csv_reference(reference) for reference in REFERENCES])
     table = pd.concat([measured, published]).map(_csv_cell)
@@ -257,6 +247,12 @@ def _csv_line(row: Row) -> dict[str, Any]:
         "subset": row.subset,
         **_csv_scores(row.cell),
     }
+
+
+def _csv_checkpoint(row: Row) -> dict[str, Any]:
+    """Return the line of a checkpoint, with what the run had spent by then."""
+    spent = {f"reached_{name}": value for name, value in row.spent.items()}
+    return _csv_line(row) | {"kind": "checkpoint"} | spent
 
 
 def _csv_reference(reference: Reference) -> dict[str, Any]:
@@ -317,7 +313,7 @@ def in_words(frame: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     for title, group in frame.groupby("group", sort=False):
         parts.append(pd.DataFrame({"model": [title]}))
         parts.append(group[columns].map(_one_line))
-    return pd.concat(parts).fillna("")[columns].rename(columns=column_title)
+    return pd.concat(parts).fillna("")[columns].rename(columns=title_of)
 
 
 def summary_table(board: Board) -> Table:

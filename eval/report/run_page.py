@@ -1,7 +1,7 @@
 """Report of one run: scores first, then its division, and facts and rules behind folded parts."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -10,6 +10,7 @@ import numpy as np
 
 from cramming.data.suites import AVERAGES
 from cramming.data.task_files import ENTRIES
+from cramming.progress import duration
 from cramming.record import RECORD
 from cramming.record_schema import Record, TaskScore
 from cramming.runlog import RUN_LOG
@@ -19,13 +20,15 @@ from eval.report.format import (
     DASH,
     SUBSET,
     Score,
+    compact,
     describe_run,
     join_words,
+    or_dash,
     pairs,
     title_of,
     titles_of,
 )
-from eval.report.table import BASELINES, SCORED_MEAN, Row
+from eval.report.table import BASELINES, SCORED_MEAN, Row, along_the_way, score_columns
 from eval.rules.load import Run
 from eval.rules.table import RULES, Kind
 
@@ -82,6 +85,9 @@ def _score_blocks(run: Run, rows: Sequence[Row]) -> Iterator[Block]:
     first, *others = sorted(rows, key=lambda row: order.index(row.init))
     yield Text(join_words(first.gain, describe_run(run.record), separator=". ") + ".")
     yield scores_table(first, [row for row in others if row.suite == first.suite])
+    if along_the_way(first):
+        yield Text("Scores along the way, of checkpoints that the run kept:")
+        yield _along_table(first)
     yield Details("How the scores are made", [Notes(list(_score_notes(first)))])
 
 
@@ -99,6 +105,20 @@ def scores_table(first: Row, beside: Sequence[Row]) -> Table:
         title = title_of(name) if name in ENTRIES else task.title
         lines.append([title, *_compare(name, first, beside), *_task_cells(task)])
     return Table([*titles, "Metric", "Other metrics", "Examples"], lines)
+
+
+def _along_table(row: Row) -> Table:
+    """Return the scores of a run's checkpoints and of its final model, with what was spent until then."""
+    rows = [*along_the_way(row), row]
+    columns = ["Weights after", "Steps", "Time", "Tokens", "Energy (kWh)"]
+    forms: list[Callable[[Any], str]] = [compact, duration, compact, compact]
+    keys = ("step", "seconds", "tokens", "energy_kwh")
+    names = [name for name in score_columns(row.suite) if row.cell(name).value is not None]
+    lines = []
+    for each in rows:
+        spent = [or_dash(each.spent[key], form) for key, form in zip(keys, forms, strict=True)]
+        lines.append([each.place, *spent, *(str(each.cell(name)) for name in names)])
+    return Table([*columns, *map(title_of, names)], lines)
 
 
 def _place(name: str) -> int:

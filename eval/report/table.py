@@ -101,6 +101,26 @@ class Row:
         return self.competes and self.verdict.division == "closed"
 
     @property
+    def spent(self) -> dict[str, Any]:
+        """What the run had spent at the row's checkpoint, or in all: steps, seconds, tokens, energy."""
+        training = self.run.record.training
+        total = {
+            "step": training.steps,
+            "progress": 1.0,
+            "seconds": training.budget.spent_seconds,
+            "tokens": training.tokens,
+            "energy_kwh": training.energy_kwh,
+        }
+        checkpoint = self.section.checkpoint
+        reached = self.run.spent.get(checkpoint, {}) if checkpoint else total
+        return {name: reached.get(name) for name in total}
+
+    @property
+    def place(self) -> str:
+        """Share of the budget after which the scored weights were saved, such as `50 % of the budget`."""
+        return f"{100 * (self.spent['progress'] or 0):.3g} % of the budget"
+
+    @property
     def same_weights(self) -> list[str]:
         """Other runs of the report that scored the weights of this row."""
         return [] if self.is_baseline else [other.run for other in self.run.record.elsewhere]
@@ -173,6 +193,15 @@ def score_columns(suite: str) -> list[str]:
     """Return all columns with scores, the headline first."""
     main, *others = AVERAGES[suite]
     return [main, GAIN, SCORED_MEAN, *others, *columns_of(suite)]
+
+
+def along_the_way(row: Row) -> list[Row]:
+    """Return rows of the scored checkpoints of a row's run on its suite, in their order; none for a baseline."""
+    if row.is_baseline:
+        return []
+    sections = row.run.record.checkpoints.values()
+    rows = [replace(row, section=each) for each in sections if each.suite == row.suite]
+    return sorted(rows, key=lambda each: each.spent["step"] or 0)
 
 
 def trained_row(run: Run) -> Row | None:

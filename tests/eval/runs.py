@@ -177,6 +177,16 @@ def score_run(
     _append(folder, [event for event, _ in events][:until], change)
 
 
+def score_checkpoint(folder: Path, **options: Any) -> str:
+    """Append a scoring of the checkpoint after two fifths of the steps; returns the SHA-256 of its file."""
+    sha256 = _sha256(f"checkpoint of {folder.name}".encode())
+    files = {"model.safetensors": "ab" * 32}
+    score_run(
+        folder, values=0.6, files=files, change={"scoring": {"checkpoint": sha256}}, **options
+    )
+    return sha256
+
+
 def write_external(
     folder: Path, model: str = "models/bert", scores: Mapping[Init, Values] | None = None
 ) -> Path:

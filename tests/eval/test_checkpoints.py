@@ -1,6 +1,6 @@
 """Scores along the way: kept checkpoints as models, their sections of the record, and the rules."""
 
-import hashlib
+import csv
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,11 @@ from cramming.runlog import training_of
 from eval.finetune.checkpoints import nearest_checkpoint, open_checkpoint, written_model
 from eval.finetune.config import EvalConfig
 from eval.glue import settings_of_checkpoint
+from eval.report.main import main
 from eval.rules.load import load_run
-from tests.eval.runs import score_run, write_run
+from tests.eval.runs import score_checkpoint, score_run, write_run
 
+KEPT = {"checkpoint": {"retained": True}}
 AVERAGE = "train.average={start: 0.3, every: 0.1}"
 
 
@@ -82,23 +84,10 @@ def test_settings_of_the_final_model_are_refused(
         settings_of_checkpoint(settings, model)
 
 
-def scored_run(folder: Path, retained: bool = True) -> tuple[Path, str]:
-    """Return a run whose checkpoint after 40 of 100 steps is kept, and its SHA-256."""
-    write_run(folder, change={"checkpoint": {"retained": retained}})
-    return folder, hashlib.sha256(f"checkpoint of {folder.name}".encode()).hexdigest()
-
-
-def score_checkpoint(folder: Path, sha256: str, **options: Any) -> None:
-    files = {"model.safetensors": "ab" * 32}
-    score_run(
-        folder, values=0.6, files=files, change={"scoring": {"checkpoint": sha256}}, **options
-    )
-
-
 def test_a_checkpoint_has_a_section_of_its_own_with_what_was_spent(tmp_path: Path) -> None:
-    run, sha256 = scored_run(tmp_path / "a")
+    run = write_run(tmp_path / "a", change=KEPT)
     before = load_record(run)
-    score_checkpoint(run, sha256)
+    sha256 = score_checkpoint(run)
     record = load_record(run)
     assert record["glue"] == before["glue"] and "unfinished" not in record
     section = record["checkpoints"][sha256]
@@ -114,28 +103,45 @@ def test_a_checkpoint_has_a_section_of_its_own_with_what_was_spent(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("options", "division", "evidence"),
+    ("options", "retained", "division", "evidence"),
     [
-        ({}, "closed", ""),
-        ({"seeds": (0,)}, "closed", ""),
-        ({"fine_tunings": 2}, "closed", ""),
-        ({"hyperparameters": {"learning_rate": 1e-4}}, "open", "one of 2 sets"),
-        ({"retained": False}, "invalid", "a checkpoint that was not kept"),
+        ({}, True, "closed", ""),
+        ({"seeds": (0,)}, True, "closed", ""),
+        ({"fine_tunings": 2}, True, "closed", ""),
+        ({"hyperparameters": {"learning_rate": 1e-4}}, True, "open", "one of 2 sets"),
+        ({}, False, "invalid", "a checkpoint that was not kept"),
     ],
     ids=str,
 )
 def test_rules_accept_scores_of_a_kept_checkpoint_by_the_same_settings(
-    tmp_path: Path, options: dict[str, Any], division: str, evidence: str
+    tmp_path: Path, options: dict[str, Any], retained: bool, division: str, evidence: str
 ) -> None:
-    run, sha256 = scored_run(tmp_path / "a", retained=options.pop("retained", True))
-    score_checkpoint(run, sha256, **options)
+    run = write_run(tmp_path / "a", change={"checkpoint": {"retained": retained}})
+    score_checkpoint(run, **options)
     verdict = load_run(run).verdict
     assert verdict.division == division
     assert all(evidence in finding.evidence for finding in verdict.broken)
 
 
+def test_the_report_has_a_line_and_a_table_of_the_scores_along_the_way(tmp_path: Path) -> None:
+    """The ranked score stays that of the final model."""
+    for name in ("a", "b"):
+        score_checkpoint(write_run(tmp_path / name, change=KEPT))
+    main(runs=tmp_path, out=None, each_run=True, duels=Path("no duels"), repository=None)
+    text = (tmp_path / "a" / "report" / "report.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ") for line in text.splitlines() if " % of the budget |" in line]
+    assert [row[0].strip("| ") for row in rows] == ["30.8 % of the budget", "100 % of the budget"]
+    assert [row[1] for row in rows] == ["40", "100"] and rows[0][2] == "18 s"
+    with (tmp_path / "report" / "leaderboard.csv").open(encoding="utf-8", newline="") as file:
+        lines = [row for row in csv.DictReader(file) if row["run"] == "a"]
+    scores = {row["kind"]: float(row["avg9"]) for row in lines if row["init"] == "pretrained"}
+    assert scores["checkpoint"] < scores["run"]
+    (line,) = [row for row in lines if row["kind"] == "checkpoint"]
+    assert line["reached_step"] == "40" and line["reached_tokens"] == "4000"
+
+
 def test_a_frozen_probe_neither_replaces_nor_excludes_the_scores(tmp_path: Path) -> None:
-    run, _ = scored_run(tmp_path / "a")
+    run = write_run(tmp_path / "a")
     before = load_record(run)["glue"]
     score_run(run, values=0.6, hyperparameters={"freeze": True, "learning_rate": 1e-3})
     record = load_record(run)
