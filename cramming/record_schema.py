@@ -296,9 +296,10 @@ class Scores(Section):
 
 
 class MinimalPairs(Section):
-    """Accuracy in percent on pairs of sentences, by paradigm."""
+    """Accuracy in percent on pairs of sentences, by paradigm; `word_accuracy` with whole words masked."""
 
     accuracy: float | None = None
+    word_accuracy: float | None = None
     paradigms: Json = {}
     definition: str | None = None
 

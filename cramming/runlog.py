@@ -315,7 +315,10 @@ class Finetuned(Event):
 
 
 class MinimalPairs(Event):
-    """Accuracy in percent on pairs of sentences of which one is grammatical, by paradigm."""
+    """Accuracy in percent on pairs of sentences of which one is grammatical, by paradigm.
+
+    `word_accuracy` is that with the later tokens of a token's word masked too.
+    """
 
     event: Literal["minimal_pairs"] = "minimal_pairs"
     model: str
@@ -323,6 +326,7 @@ class MinimalPairs(Event):
     key: str
     definition: str
     accuracy: NonNegativeFloat
+    word_accuracy: NonNegativeFloat | None = None
     paradigms: dict[str, Json]
 
 

@@ -164,13 +164,14 @@ def warn_of_other_corpus(folder: Path, suite: TaskSuite) -> None:
 
 
 def score_minimal_pairs(job: ScoringJob, pairs: Sequence[Pairs]) -> None:
-    """Log the accuracy on minimal pairs, unless the log has it already."""
+    """Log the accuracies on minimal pairs, unless the log has them already."""
     known = job.log.scores.minimal_pairs
     length = job.settings.hyperparameters.max_length
     scores = score_pairs(job.source, pairs, job.device, length, known)
     if scores is not known:
         job.log.append(scores)
-    say(f"minimal pairs: {scores.accuracy:.1f} over {len(pairs)} paradigms")
+    by_word = f", {scores.word_accuracy:.1f} by word"
+    say(f"minimal pairs: {scores.accuracy:.1f}{by_word} over {len(pairs)} paradigms")
 
 
 @contextmanager
