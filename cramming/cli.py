@@ -319,6 +319,19 @@ def diagnose(
 
 
 @app.command(rich_help_panel=OTHERS)
+def measure(
+    context: typer.Context,
+    path: RunPath,
+    corpus: Annotated[
+        Path | None, _option("--corpus", text="The run's corpus, where it lies elsewhere now.")
+    ] = None,
+    device: Device = Invocation.device,
+) -> Call:
+    """Measure a final model: pseudo-perplexity of held-out text, speed and memory at inference."""
+    return _call(context)
+
+
+@app.command(rich_help_panel=OTHERS)
 def plan(
     context: typer.Context,
     overrides: Overrides = None,

@@ -23,6 +23,17 @@ def number(value: Any) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def finite(value: Any) -> Any:
+    """Return the same structure with every NaN and infinity replaced by None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
+
+
 class Section(BaseModel):
     """Part of a record: types are strict, numbers finite, and keys without an attribute are left out."""
 
@@ -304,6 +315,15 @@ class MinimalPairs(Section):
     definition: str | None = None
 
 
+class Measured(Section):
+    """Numbers of the final model that need no fine-tuning; speed and memory are those of the encoder at inference."""
+
+    pseudo_perplexity: float | None = None
+    tokens_per_second: float | None = None
+    memory_bytes: int | None = None
+    model_sha256: str | None = None
+
+
 class FineTuning(Section):
     """One fine-tuning that the log has: a task and a seed, whatever became of its scoring."""
 
@@ -382,6 +402,7 @@ class Record(Section):
     checkpoints: dict[str, Scores] = {}
     probe: dict[str, Scores] = {}
     minimal_pairs: MinimalPairs = MinimalPairs()
+    measured: Measured = Measured()
     history: list[FineTuning] = []
     unfinished: list[str] = []
     files: FilesPresent = Field(default=FilesPresent(), exclude=True)

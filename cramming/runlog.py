@@ -330,6 +330,24 @@ class MinimalPairs(Event):
     paradigms: dict[str, Json]
 
 
+class Measured(Event):
+    """Numbers of the final model that need no fine-tuning: pseudo-perplexity of held-out text, speed and memory.
+
+    `tokens_per_second` is that of the encoder alone on a batch of `batch_tokens`. `memory_bytes` is the peak: allocated
+    on a GPU, or the resident set of the process on a CPU. A model without a masked-LM head has no pseudo-perplexity.
+    """
+
+    event: Literal["measured"] = "measured"
+    time: str
+    model_sha256: Sha256
+    pseudo_perplexity: NonNegativeFloat | None = None
+    tokens_per_second: NonNegativeFloat
+    batch_tokens: NonNegativeInt
+    memory_bytes: NonNegativeInt
+    precision: str
+    environment: Json
+
+
 RunEvent = Annotated[
     Start
     | Setup
@@ -345,7 +363,8 @@ RunEvent = Annotated[
     | ExternalModel
     | Scoring
     | Finetuned
-    | MinimalPairs,
+    | MinimalPairs
+    | Measured,
     Field(discriminator="event"),
 ]
 RUN_EVENTS: TypeAdapter[Any] = TypeAdapter(RunEvent)

@@ -21,6 +21,7 @@ from cramming.runlog import (
     Event,
     Finetuned,
     LabelledSet,
+    Measured,
     MinimalPairs,
     Scoring,
 )
@@ -87,6 +88,7 @@ class Scores:
     sources: dict[SectionKey, list[Scoring]] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
     minimal_pairs: MinimalPairs | None = None
+    measured: Measured | None = None
     results: dict[tuple[str, str], Finetuned] = field(default_factory=dict)
     current: Scoring | None = None
     _open: dict[SectionKey, Scoring] = field(default_factory=dict)
@@ -102,6 +104,8 @@ class Scores:
         """Update by one event; events that are not about scores change nothing."""
         if isinstance(event, MinimalPairs):
             self.minimal_pairs = event
+        elif isinstance(event, Measured):
+            self.measured = event
         elif isinstance(event, Scoring):
             self.current = event
             self._update(event)

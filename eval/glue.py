@@ -25,13 +25,13 @@ from cramming.environment import environment
 from cramming.invocation import Invocation
 from cramming.model.config import ModelConfig
 from cramming.progress import Progress, say
-from cramming.record import WITHOUT_MODEL, is_run, load_record, run_lock, write_record
-from cramming.runlog import RUN_LOG, ExternalModel, LabelledSet
+from cramming.record import load_record, run_lock, write_record
+from cramming.runlog import ExternalModel, LabelledSet
 from eval.extras.minimal_pairs import Pairs, open_masked_lm, read_pairs, score_pairs
 from eval.finetune.baselines import METHODS, score_baseline
-from eval.finetune.checkpoints import nearest_checkpoint, open_checkpoint
 from eval.finetune.config import EvalConfig
-from eval.finetune.models import ModelSource, altered, open_model, position_limit
+from eval.finetune.models import ModelSource, position_limit
+from eval.finetune.run_models import find_model, nearest_checkpoint, open_checkpoint
 from eval.finetune.scoring import ScoringJob, score_model
 from eval.finetune.store import ScoreLog, describe_sets, now
 from eval.tasks.datasets import TaskData, in_one_order
@@ -258,32 +258,6 @@ def check(
     titles = ", ".join(task.title for task in suite.tasks)
     place = settings.data_dir or "the hub"
     return [f"tasks: {titles} of {SUITES[suite.name].title}, in {place}; {times}"]
-
-
-def find_model(invocation: Invocation, model: str | None) -> ModelSource:
-    """Return the model to score; raise UserError if a run has none, or not the one that it trained."""
-    if model:
-        return open_model(model)
-    folder, name = invocation.run_folder, invocation.name
-    final = folder / "final"
-    pretrain = load_record(folder).get("pretrain", {}) if is_run(folder) else {}
-    status = pretrain.get("status")
-    hint = f"Run `cramming pretrain --name {name}` or give --model <folder>."
-    if status in WITHOUT_MODEL:
-        hint = f"The run is {status}. Train under another name, or give --model <folder>."
-    require(final.is_dir(), f"{final}: no trained model. {hint}")
-    require(
-        status == "finished",
-        f"{final}: {folder / RUN_LOG} has no finished pretraining. Finish it with `cramming pretrain"
-        f" --resume`, or score the folder under another name with --model {final}.",
-    )
-    source = open_model(final)
-    wrong = altered(pretrain["final_files"], source.files)
-    require(
-        not wrong,
-        f"{final}/{wrong}. Restore the file, or score the folder under another name with --model {final}.",
-    )
-    return source
 
 
 def refuse_length(settings: EvalConfig, label: str, limit: int | None) -> None:

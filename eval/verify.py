@@ -332,7 +332,7 @@ def _check_checkpoints(folder: Path, evidence: Evidence, result: Verification) -
     sections = evidence.record.checkpoints
     if not sections:
         return
-    from eval.finetune.checkpoints import is_there, written_model
+    from eval.finetune.run_models import is_there, written_model
 
     compared = 0
     for saved in sorted(evidence.training.retained):

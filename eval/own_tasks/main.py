@@ -22,7 +22,6 @@ from cramming.files import lock, overwrite_atomically
 from cramming.invocation import Invocation
 from cramming.precision import resolve
 from cramming.progress import Progress, say
-from eval.finetune.checkpoints import open_checkpoint
 from eval.finetune.config import EvalConfig, Init
 from eval.finetune.encode import (
     EncodedTask,
@@ -33,6 +32,7 @@ from eval.finetune.encode import (
 )
 from eval.finetune.loop import TaskRun
 from eval.finetune.models import ModelSource, open_model, refuse_changed
+from eval.finetune.run_models import open_checkpoint
 from eval.finetune.scoring import conditions, fine_tune, refuse_pair_without_types
 from eval.own_tasks.baselines import BASELINES
 from eval.own_tasks.compare import compare

@@ -64,6 +64,7 @@ FORMS: dict[str, Callable[[Any], str]] = {
     "date": lambda time: time[:10],
     "compact": compact,
     "nats": "{:.3f}".format,
+    "score": "{:.1f}".format,
     "percent": "{:.1%}".format,
     "duration": duration,
     "bytes": lambda value: f"{value / 1e9:.2f} GB",

@@ -16,7 +16,7 @@ import pandas as pd
 
 from cramming.data.suites import AVERAGES, SUITES
 from cramming.data.task_files import ENTRIES
-from eval.report.blocks import Block, Details, Notes, Table, Text
+from eval.report.blocks import Block, Details, Heading, Notes, Table, Text
 from eval.report.entries import Identity, entries_of, sort_tracks, track_of
 from eval.report.facts import FACTS, facts_of, known_facts
 from eval.report.format import (
@@ -55,6 +55,7 @@ UNFINISHED = "Not ranked: not finished"
 INVALID = "Not ranked: invalid (a rule for both divisions is broken)"
 UNTRAINED = "Baselines: without pretraining, not ranked"
 PUBLISHED = f"Published results, same protocol ({PROTOCOL})"
+MEASURES = [fact.title for fact in FACTS.values() if fact.view == "measures"]
 HOW_TO_READ = Path(__file__).with_name("notes.txt").read_text(encoding="utf-8").splitlines()
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of a cell that spreadsheets run
 NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
@@ -99,14 +100,23 @@ class Board:
                 lines.append((words | {"division": "published", "runs": []}, row.cell))
         table = [words | {name: score(name) for name in columns} for words, score in lines]
         named = ("group", "place", "model", "detail", "hours", "hardware")
-        names = [*named, *columns, "division", "runs"]
+        names = [*named, *columns, "division", "runs", *MEASURES]
         return pd.DataFrame(table, columns=names).fillna("")
 
     @property
     def columns(self) -> list[str]:
         """Columns to print: place, model, headline scores, tasks, division."""
-        hidden = ("group", "detail", "hours", "hardware", "runs")
+        hidden = ("group", "detail", "hours", "hardware", "runs", *MEASURES)
         return [name for name in self.frame if name not in hidden]
+
+    @cached_property
+    def measures(self) -> pd.DataFrame:
+        """Second table: averages and measures of the rows that have any; columns without a value are left out."""
+        measured = self.frame[(self.frame[MEASURES] != "").any(axis=1)]
+        averages = [*AVERAGES[self.suite], SCORED_MEAN, GAIN]
+        names = [name for name in ("place", "model", *averages) if name in measured]
+        names += [name for name in MEASURES if (measured[name] != "").any()]
+        return in_words(measured.replace({name: {"": DASH} for name in MEASURES}), names)
 
     @property
     def headline(self) -> str:
@@ -207,6 +217,7 @@ def _words(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
             row.verdict.division, *(finding.rule for finding in row.verdict.broken)
         ),
         "runs": [run_id(each.run) for each in rows],
+        **known_facts(row.run.record, "measures"),
     }
 
 
@@ -298,12 +309,14 @@ def to_latex(boards: Sequence[Board]) -> str:
     """Return the text of leaderboard.tex: a table per suite for the package booktabs."""
     tables = ["% Needs \\usepackage{booktabs} and an engine that reads UTF-8.\n"]
     for board in boards:
-        table = in_words(board.frame, board.columns)
-        alignment = "ll" + "r" * (len(board.columns) - 2)
-        caption = board.title
-        tables.append(
-            table.to_latex(index=False, escape=True, column_format=alignment, caption=caption)
-        )
+        captioned = {board.title: in_words(board.frame, board.columns)}
+        if not board.measures.empty:
+            captioned[f"{board.title}: measures beside the tasks"] = board.measures
+        for caption, table in captioned.items():
+            alignment = "ll" + "r" * (len(table.columns) - 2)
+            tables.append(
+                table.to_latex(index=False, escape=True, column_format=alignment, caption=caption)
+            )
     return "\n".join(tables)
 
 
@@ -337,15 +350,24 @@ def board_blocks(board: Board) -> list[Block]:
         Text(board.headline),
         Table(list(table), table.values.tolist(), 2),
         Details("The rows", [Notes(details)]),
+        *measures_blocks(board),
         board.notes,
     ]
 
 
+def measures_blocks(board: Board) -> list[Block]:
+    """Return the second table of a suite, nothing without a measure."""
+    table = board.measures
+    if table.empty:
+        return []
+    title = Heading(f"{board.title}: measures beside the tasks", 3)
+    return [title, Table(list(table), table.values.tolist(), 2)]
+
+
 def runs_table(runs: Sequence[Run]) -> Table:
     """Return the training and the recipe of each run; a fact that no run has gets no column."""
-    shown = [fact.title for fact in FACTS.values() if fact.view != "origin"]
-    frame = pd.DataFrame([known_facts(run.record) for run in runs])
-    frame = frame[[title for title in shown if title in frame]].fillna(DASH)
+    frame = pd.DataFrame([known_facts(run.record, "training", "recipe") for run in runs])
+    frame = frame[[fact.title for fact in FACTS.values() if fact.title in frame]].fillna(DASH)
     frame.insert(0, "Model", [run.label for run in runs])
     return Table(list(frame), frame.values.tolist())
 

@@ -20,7 +20,7 @@ from cramming.data.task_files import ENTRIES
 from eval.report.blocks import Block, Table, to_data
 from eval.report.facts import FACTS, differences, facts_of
 from eval.report.format import Score, describe_run, run_id, title_of
-from eval.report.leaderboard import Board, reference_blocks, summary_table
+from eval.report.leaderboard import MEASURES, Board, reference_blocks, summary_table
 from eval.report.run_page import status_of
 from eval.report.table import Row, along_the_way, score_columns
 from eval.rules.load import Run
@@ -108,7 +108,7 @@ def _board_data(board: Board) -> dict[str, Any]:
     columns = []
     for name in board.columns:
         columns.append([name, title_of(name), "task" if name in ENTRIES else "headline"])
-    rows = frame.map(_cell_data).to_dict("records")
+    rows = frame.drop(columns=MEASURES).map(_cell_data).to_dict("records")
     return {
         "title": board.title,
         "headline": board.headline,

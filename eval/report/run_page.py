@@ -194,7 +194,8 @@ def _other_scores(record: Record) -> Iterator[str]:
         yield f"SuperGLUE, {init}: {join_words(*scores, *section.absent.values(), separator='; ')}."
     minimal = record.minimal_pairs
     if minimal.accuracy is not None:
-        yield f"Minimal pairs: {minimal.accuracy:.1f} ({minimal.definition})."
+        by_word = or_dash(minimal.word_accuracy, "{:.1f}".format)
+        yield f"Minimal pairs: {minimal.accuracy:.1f}, by word {by_word} ({minimal.definition})."
 
 
 def _rules_details(run: Run) -> Details:

@@ -11,8 +11,8 @@ from cramming.config import UserError, build, file_sha256
 from cramming.overrides import compose
 from cramming.record import load_record, read_run
 from cramming.runlog import training_of
-from eval.finetune.checkpoints import nearest_checkpoint, open_checkpoint, written_model
 from eval.finetune.config import EvalConfig
+from eval.finetune.run_models import nearest_checkpoint, open_checkpoint, written_model
 from eval.glue import settings_of_checkpoint
 from eval.report.main import main
 from eval.rules.load import load_run

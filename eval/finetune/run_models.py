@@ -1,4 +1,4 @@
-"""Checkpoints of a run as models to score (`--checkpoint`): those that `checkpoint.keep_at` kept.
+"""Models of a run to score: its final model, and with `--checkpoint` those that `checkpoint.keep_at` kept.
 
 The share of the budget that a checkpoint stands for is that of the log's row of its last step.
 """
@@ -12,14 +12,41 @@ from tempfile import TemporaryDirectory
 
 from cramming import checkpoint
 from cramming.config import file_sha256, require
+from cramming.invocation import Invocation
 from cramming.model.export import load_exported, save_weights
 from cramming.model.heads import MaskedLM
 from cramming.progress import say
-from cramming.record import read_run
-from cramming.runlog import Saved, training_of
-from eval.finetune.models import ModelSource, open_model
+from cramming.record import WITHOUT_MODEL, is_run, load_record, read_run
+from cramming.runlog import RUN_LOG, Saved, training_of
+from eval.finetune.models import ModelSource, altered, open_model
 
 MAX_DISTANCE = 0.1  # between the share that was asked for and that of the checkpoint
+
+
+def find_model(invocation: Invocation, model: str | None) -> ModelSource:
+    """Return the model to score; raise UserError if a run has none, or not the one that it trained."""
+    if model:
+        return open_model(model)
+    folder, name = invocation.run_folder, invocation.name
+    final = folder / "final"
+    pretrain = load_record(folder).get("pretrain", {}) if is_run(folder) else {}
+    status = pretrain.get("status")
+    hint = f"Run `cramming pretrain --name {name}` or give --model <folder>."
+    if status in WITHOUT_MODEL:
+        hint = f"The run is {status}. Train under another name, or give --model <folder>."
+    require(final.is_dir(), f"{final}: no trained model. {hint}")
+    require(
+        status == "finished",
+        f"{final}: {folder / RUN_LOG} has no finished pretraining. Finish it with `cramming pretrain"
+        f" --resume`, or score the folder under another name with --model {final}.",
+    )
+    source = open_model(final)
+    wrong = altered(pretrain["final_files"], source.files)
+    require(
+        not wrong,
+        f"{final}/{wrong}. Restore the file, or score the folder under another name with --model {final}.",
+    )
+    return source
 
 
 @contextmanager
