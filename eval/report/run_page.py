@@ -86,7 +86,9 @@ def _score_blocks(run: Run, rows: Sequence[Row]) -> Iterator[Block]:
     yield Text(join_words(first.gain, describe_run(run.record), separator=". ") + ".")
     yield scores_table(first, [row for row in others if row.suite == first.suite])
     if along_the_way(first):
-        yield Text("Scores along the way, of checkpoints that the run kept:")
+        yield Text(
+            "Scores along the way, of checkpoints that the run kept, and of the final model:"
+        )
         yield _along_table(first)
     yield Details("How the scores are made", [Notes(list(_score_notes(first)))])
 
@@ -110,7 +112,7 @@ def scores_table(first: Row, beside: Sequence[Row]) -> Table:
 def _along_table(row: Row) -> Table:
     """Return the scores of a run's checkpoints and of its final model, with what was spent until then."""
     rows = [*along_the_way(row), row]
-    columns = ["Weights after", "Steps", "Time", "Tokens", "Energy (kWh)"]
+    columns = ["Budget spent", "Steps", "Time", "Tokens", "Energy (kWh)"]
     forms: list[Callable[[Any], str]] = [compact, duration, compact, compact]
     keys = ("step", "seconds", "tokens", "energy_kwh")
     names = [name for name in score_columns(row.suite) if row.cell(name).value is not None]

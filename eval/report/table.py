@@ -117,8 +117,8 @@ class Row:
 
     @property
     def place(self) -> str:
-        """Share of the budget after which the scored weights were saved, such as `50 % of the budget`."""
-        return f"{100 * (self.spent['progress'] or 0):.3g} % of the budget"
+        """Share of the budget after which the scored weights were saved, such as `50 %`."""
+        return f"{100 * (self.spent['progress'] or 0):.3g} %"
 
     @property
     def same_weights(self) -> list[str]:

@@ -205,7 +205,7 @@ def test_scores_along_the_way_are_a_line_of_the_run(open_page: Open, tmp_path: P
     page.locator(".cost select").nth(1).select_option("parameters")
     assert page.locator(".cost .u-legend", has_text="along the way").count() == 0
     own = open_page(file=tmp_path / "a" / "report" / "report.html")
-    assert "30.8 % of the budget" in own.text_content("main")
+    assert "30.8 %" in _texts(own, "tbody th")
 
 
 def test_the_second_table_has_the_averages_and_the_measures_that_some_run_has(

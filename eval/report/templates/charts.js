@@ -134,7 +134,7 @@ function costPanel(place, board, overview, state, { visible, open, changed }) {
     const dots = trained.filter(visible).map((row) => (
       { x: cost(row, state.cost), y: row[score]?.[0], name: row.model, run: row.runs[0], of: overview.runs[row.runs[0]].division, named: true }));
     const along = board.lines.filter(({ run, name }) => visible({ runs: [run], model: name })).flatMap(({ run, name, points }) => points.map(
-      ({ at, spent, scores }) => ({ x: COSTS[state.cost][1](spent, state.price), y: scores[score], name: `${name}, ${at}`, run, of: `${name}, along the way` })));
+      ({ at, spent, scores }) => ({ x: COSTS[state.cost][1](spent, state.price), y: scores[score], name: `${name}, ${at} of the budget`, run, of: `${name}, along the way` })));
     const points = [...dots, ...along].filter(({ x, y }) => x > 0 && y != null).sort((a, b) => a.x - b.x);
     if (!points.length) return plot.replaceChildren("No run here has both.");
     const xs = points.map(({ x }) => x), of = (name) => points.map((point) => (point.of === name ? point.y : null));
