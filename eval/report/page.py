@@ -121,19 +121,10 @@ def _board_data(board: Board) -> dict[str, Any]:
 
 def _line_data(row: Row) -> dict[str, Any]:
     """Return the scores along the way of a run, and the final one: what was spent, and scores by column."""
-    training = row.run.record.training
-    per_token = (training.exaflops or 0) / (training.tokens or 1)
     points = []
     for each in (*along_the_way(row), row):
-        spent = {
-            "spent_seconds": each.spent["seconds"],
-            "devices": training.devices,
-            "tokens": each.spent["tokens"],
-            "energy_kwh": each.spent["energy_kwh"],
-            "exaflops": per_token * (each.spent["tokens"] or 0),
-        }
         scores = {name: each.cell(name).value for name in score_columns(row.suite)}
-        points.append({"at": each.place, "spent": spent, "scores": scores})
+        points.append({"at": each.place, "spent": each.spent, "scores": scores})
     return {"run": run_id(row.run), "name": row.run.label, "points": points}
 
 

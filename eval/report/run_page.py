@@ -1,7 +1,7 @@
 """Report of one run: scores first, then its division, and facts and rules behind folded parts."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -10,17 +10,16 @@ import numpy as np
 
 from cramming.data.suites import AVERAGES
 from cramming.data.task_files import ENTRIES
-from cramming.progress import duration
 from cramming.record import RECORD
 from cramming.record_schema import Record, TaskScore
 from cramming.runlog import RUN_LOG
 from eval.report.blocks import Block, Details, Links, Notes, Table, Text
-from eval.report.facts import known_facts
+from eval.report.facts import FACTS, known_facts
 from eval.report.format import (
     DASH,
+    FORMS,
     SUBSET,
     Score,
-    compact,
     describe_run,
     join_words,
     or_dash,
@@ -111,16 +110,14 @@ def scores_table(first: Row, beside: Sequence[Row]) -> Table:
 
 def _along_table(row: Row) -> Table:
     """Return the scores of a run's checkpoints and of its final model, with what was spent until then."""
-    rows = [*along_the_way(row), row]
-    columns = ["Budget spent", "Steps", "Time", "Tokens", "Energy (kWh)"]
-    forms: list[Callable[[Any], str]] = [compact, duration, compact, compact]
-    keys = ("step", "seconds", "tokens", "energy_kwh")
+    facts = {name: FACTS[name] for name in ("steps", "spent_seconds", "tokens", "energy_kwh")}
     names = [name for name in score_columns(row.suite) if row.cell(name).value is not None]
     lines = []
-    for each in rows:
-        spent = [or_dash(each.spent[key], form) for key, form in zip(keys, forms, strict=True)]
+    for each in (*along_the_way(row), row):
+        spent = [or_dash(each.spent[name], FORMS[fact.form]) for name, fact in facts.items()]
         lines.append([each.place, *spent, *(str(each.cell(name)) for name in names)])
-    return Table([*columns, *map(title_of, names)], lines)
+    titles = [fact.title for fact in facts.values()]
+    return Table(["Budget", *titles, *map(title_of, names)], lines)
 
 
 def _place(name: str) -> int:

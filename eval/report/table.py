@@ -100,20 +100,22 @@ class Row:
         """True if the row has a rank in the closed division."""
         return self.competes and self.verdict.division == "closed"
 
-    @property
+    @cached_property
     def spent(self) -> dict[str, Any]:
-        """What the run had spent at the row's checkpoint, or in all: steps, seconds, tokens, energy."""
+        """What the run had spent at the row's checkpoint, or in all, by the names of facts."""
         training = self.run.record.training
         total = {
-            "step": training.steps,
             "progress": 1.0,
-            "seconds": training.budget.spent_seconds,
+            "steps": training.steps,
+            "spent_seconds": training.budget.spent_seconds,
             "tokens": training.tokens,
             "energy_kwh": training.energy_kwh,
         }
         checkpoint = self.section.checkpoint
-        reached = self.run.spent.get(checkpoint, {}) if checkpoint else total
-        return {name: reached.get(name) for name in total}
+        reached = self.run.spent.get(checkpoint, dict.fromkeys(total)) if checkpoint else total
+        per_token = (training.exaflops or 0.0) / (training.tokens or 1)
+        exaflops = per_token * (reached["tokens"] or 0)
+        return {**reached, "exaflops": exaflops, "devices": training.devices}
 
     @property
     def place(self) -> str:
@@ -201,7 +203,7 @@ def along_the_way(row: Row) -> list[Row]:
         return []
     sections = row.run.record.checkpoints.values()
     rows = [replace(row, section=each) for each in sections if each.suite == row.suite]
-    return sorted(rows, key=lambda each: each.spent["step"] or 0)
+    return sorted(rows, key=lambda each: each.spent["steps"] or 0)
 
 
 def trained_row(run: Run) -> Row | None:

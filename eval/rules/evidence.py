@@ -77,12 +77,12 @@ class Evidence:
         return counters
 
     def spent_until(self, sha256: str) -> dict[str, Any]:
-        """Return what the run had spent at a checkpoint: its step, share of the budget, seconds, tokens, energy.
+        """Return what the run had spent at a checkpoint, by the names of the report's facts.
 
         Energy is None if that of a process is unknown. Returns {} for a checkpoint that the log does not have.
         """
         joules: list[float | None] = []
-        row: dict[str, Any] = {"step": 0, "progress": 0.0, "seconds": 0.0, "tokens": 0}
+        reached: dict[str, Any] = dict.fromkeys(("progress", "steps", "spent_seconds", "tokens"), 0)
         for entry in self.entries:
             event = entry.event
             if isinstance(event, Start):
@@ -90,11 +90,16 @@ class Evidence:
             elif isinstance(event, TimedCounters) and event.joules is not None:
                 joules[-1] = event.joules
             elif isinstance(event, Steps):
-                row = event.model_dump(include=set(row))
+                reached = {
+                    "progress": event.progress,
+                    "steps": event.step,
+                    "spent_seconds": event.seconds,
+                    "tokens": event.tokens,
+                }
             elif isinstance(event, Checkpoint) and event.sha256 == sha256:
                 known = [value for value in joules if value is not None]
                 is_complete = len(known) == len(joules)
-                return {**row, "energy_kwh": sum(known) / 3.6e6 if is_complete else None}
+                return {**reached, "energy_kwh": sum(known) / 3.6e6 if is_complete else None}
         return {}
 
 

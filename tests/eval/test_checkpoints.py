@@ -98,8 +98,8 @@ def test_a_checkpoint_has_a_section_of_its_own_with_what_was_spent(tmp_path: Pat
     loaded = load_run(run)
     assert loaded.verdict.division == "closed"
     spent = loaded.spent[sha256]
-    assert spent["step"] == 40 and spent["tokens"] == 4000 and spent["energy_kwh"] is None
-    assert spent["seconds"] == pytest.approx(18.5)
+    assert spent["steps"] == 40 and spent["tokens"] == 4000 and spent["energy_kwh"] is None
+    assert spent["spent_seconds"] == pytest.approx(18.5)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_the_report_has_a_line_and_a_table_of_the_scores_along_the_way(tmp_path:
     scores = {row["kind"]: float(row["avg9"]) for row in lines if row["init"] == "pretrained"}
     assert scores["checkpoint"] < scores["run"]
     (line,) = [row for row in lines if row["kind"] == "checkpoint"]
-    assert line["reached_step"] == "40" and line["reached_tokens"] == "4000"
+    assert line["reached_steps"] == "40" and line["reached_tokens"] == "4000"
 
 
 def test_a_frozen_probe_neither_replaces_nor_excludes_the_scores(tmp_path: Path) -> None:
