@@ -110,13 +110,17 @@ class Board:
         return [name for name in self.frame if name not in hidden]
 
     @cached_property
-    def measures(self) -> pd.DataFrame:
-        """Second table: averages and measures of the rows that have any; columns without a value are left out."""
+    def printed(self) -> dict[str, pd.DataFrame]:
+        """Tables in words by their titles: scores, and below the averages the measures of rows that have any."""
         measured = self.frame[(self.frame[MEASURES] != "").any(axis=1)]
         averages = [*AVERAGES[self.suite], SCORED_MEAN, GAIN]
         names = [name for name in ("place", "model", *averages) if name in measured]
         names += [name for name in MEASURES if (measured[name] != "").any()]
-        return in_words(measured.replace({name: {"": DASH} for name in MEASURES}), names)
+        tables = {self.title: in_words(self.frame, self.columns)}
+        if len(measured):
+            known = measured.replace({name: {"": DASH} for name in MEASURES})
+            tables[f"{self.title}: measures beside the tasks"] = in_words(known, names)
+        return tables
 
     @property
     def headline(self) -> str:
@@ -309,10 +313,7 @@ def to_latex(boards: Sequence[Board]) -> str:
     """Return the text of leaderboard.tex: a table per suite for the package booktabs."""
     tables = ["% Needs \\usepackage{booktabs} and an engine that reads UTF-8.\n"]
     for board in boards:
-        captioned = {board.title: in_words(board.frame, board.columns)}
-        if not board.measures.empty:
-            captioned[f"{board.title}: measures beside the tasks"] = board.measures
-        for caption, table in captioned.items():
+        for caption, table in board.printed.items():
             alignment = "ll" + "r" * (len(table.columns) - 2)
             tables.append(
                 table.to_latex(index=False, escape=True, column_format=alignment, caption=caption)
@@ -335,7 +336,7 @@ def summary_table(board: Board) -> Table:
     scores = (main_average(board.suite), SCORED_MEAN, GAIN)
     names = ("place", "model", *scores, "hours", "hardware", "division")
     table = in_words(measured, [name for name in names if name in measured])
-    return Table(list(table), table.values.tolist(), 2)
+    return table_of(table)
 
 
 def _one_line(value: object) -> str:
@@ -343,25 +344,19 @@ def _one_line(value: object) -> str:
 
 
 def board_blocks(board: Board) -> list[Block]:
-    """Return the headline, the table and the notes of a suite."""
-    table = in_words(board.frame, board.columns)
+    """Return the headline, the tables and the notes of a suite."""
+    (_, scores), *others = board.printed.items()
     details = [f"{row.model}: {row.detail}." for row in board.frame.itertuples()]
-    return [
-        Text(board.headline),
-        Table(list(table), table.values.tolist(), 2),
-        Details("The rows", [Notes(details)]),
-        *measures_blocks(board),
-        board.notes,
-    ]
+    blocks: list[Block] = [Text(board.headline), table_of(scores)]
+    blocks.append(Details("The rows", [Notes(details)]))
+    for title, table in others:
+        blocks += [Heading(title, 3), table_of(table)]
+    return [*blocks, board.notes]
 
 
-def measures_blocks(board: Board) -> list[Block]:
-    """Return the second table of a suite, nothing without a measure."""
-    table = board.measures
-    if table.empty:
-        return []
-    title = Heading(f"{board.title}: measures beside the tasks", 3)
-    return [title, Table(list(table), table.values.tolist(), 2)]
+def table_of(frame: pd.DataFrame, left: int = 2) -> Table:
+    """Return a frame as a part of a page."""
+    return Table(list(frame), frame.values.tolist(), left)
 
 
 def runs_table(runs: Sequence[Run]) -> Table:
@@ -369,7 +364,7 @@ def runs_table(runs: Sequence[Run]) -> Table:
     frame = pd.DataFrame([known_facts(run.record, "training", "recipe") for run in runs])
     frame = frame[[fact.title for fact in FACTS.values() if fact.title in frame]].fillna(DASH)
     frame.insert(0, "Model", [run.label for run in runs])
-    return Table(list(frame), frame.values.tolist())
+    return table_of(frame, 1)
 
 
 def reference_blocks() -> list[Block]:

@@ -102,6 +102,14 @@ def test_a_checkpoint_has_a_section_of_its_own_with_what_was_spent(tmp_path: Pat
     assert spent["spent_seconds"] == pytest.approx(18.5)
 
 
+def test_energy_until_a_checkpoint_is_what_the_log_has_by_then(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", change=KEPT | {"heartbeat": {"joules": 3.6e6}})
+    sha256 = score_checkpoint(run)
+    loaded = load_run(run)
+    assert loaded.spent[sha256]["energy_kwh"] == 1.0
+    assert loaded.record.training.energy_kwh == 2.0  # of both processes
+
+
 @pytest.mark.parametrize(
     ("options", "retained", "division", "evidence"),
     [
