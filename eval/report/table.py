@@ -102,7 +102,7 @@ class Row:
 
     @cached_property
     def spent(self) -> dict[str, Any]:
-        """What the run had spent at the row's checkpoint, or in all, by the names of facts."""
+        """Work and cost of the run up to the row's checkpoint, or in all, by the names of facts."""
         training = self.run.record.training
         total = {
             "progress": 1.0,
