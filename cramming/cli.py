@@ -89,6 +89,15 @@ Nonce = Annotated[
 Model = Annotated[
     str | None, _option("--model", text="Hugging Face encoder, a folder or a name of the hub.")
 ]
+CheckpointShare = Annotated[
+    float | None,
+    _option(
+        "--checkpoint",
+        text="Score the run's kept checkpoint at this share of its budget.",
+        min=0,
+        max=1,
+    ),
+]
 Models = Annotated[
     list[str],
     _option("--model", text="Run folder, Hugging Face encoder or hub name. Several are compared."),
@@ -170,6 +179,7 @@ def glue(
     overrides: Overrides = None,
     name: Name = Invocation.name,
     model: Model = None,
+    checkpoint: CheckpointShare = None,
     runs: Runs = Invocation.runs,
     corpora: Corpora = Invocation.corpora,
     device: Device = Invocation.device,
@@ -313,6 +323,19 @@ def diagnose(
     json: Json = False,
 ) -> Call:
     """Name why a model does not learn: evidence, and the override that would change it."""
+    return _call(context)
+
+
+@app.command(rich_help_panel=OTHERS)
+def measure(
+    context: typer.Context,
+    path: RunPath,
+    corpus: Annotated[
+        Path | None, _option("--corpus", text="The run's corpus, where it lies elsewhere now.")
+    ] = None,
+    device: Device = Invocation.device,
+) -> Call:
+    """Measure a final model: pseudo-perplexity of held-out text, speed and memory at inference."""
     return _call(context)
 
 
@@ -483,6 +506,7 @@ def score(
         Path, typer.Argument(metavar="TASKS", help="YAML file that describes your tasks.")
     ],
     model: Models,
+    checkpoint: CheckpointShare = None,
     overrides: Overrides = None,
     device: Device = Invocation.device,
     out: Out = None,

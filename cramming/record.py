@@ -170,7 +170,7 @@ def _training_sections(training: Training) -> dict[str, Any]:
 
 
 def _score_sections(entries: Sequence[Entry]) -> dict[str, Any]:
-    """Return the sections of scorings: glue, superglue, baselines, minimal pairs and the history."""
+    """Return the sections of scorings: glue, superglue, baselines, checkpoints, minimal pairs and the history."""
     if all(entry.event.event in TRAINING_EVENTS for entry in entries):
         return {}
     from cramming.scores import WITHOUT_ENCODER, scores_of  # imported late: loads SciPy
@@ -182,8 +182,10 @@ def _score_sections(entries: Sequence[Entry]) -> dict[str, Any]:
             sections[init] = section
         else:
             sections.setdefault(name, {})[init] = section
-    if scores.minimal_pairs is not None:
-        sections["minimal_pairs"] = scores.minimal_pairs.model_dump(exclude={"event"})
+    for name in ("minimal_pairs", "measured"):
+        event = getattr(scores, name)
+        if event is not None:
+            sections[name] = event.model_dump(exclude={"event"})
     if scores.history:
         sections["history"] = scores.history
     if scores.unfinished:
@@ -353,14 +355,3 @@ def _row(event: Steps | Validation) -> dict[str, Any]:
     if event.replaced_token_loss is None:
         result["validation_loss"] = event.loss
     return result
-
-
-def finite(value: Any) -> Any:
-    """Return the same structure with every NaN and infinity replaced by None."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return value

@@ -23,6 +23,17 @@ def number(value: Any) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def finite(value: Any) -> Any:
+    """Return the same structure with every NaN and infinity replaced by None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
+
+
 class Section(BaseModel):
     """Part of a record: types are strict, numbers finite, and keys without an attribute are left out."""
 
@@ -264,13 +275,15 @@ class Sweep(Section):
 class Scores(Section):
     """Scores of one initialisation, or of a baseline without an encoder.
 
-    `predictions`: SHA-256 of the file of each fine-tuning, by `<task>-seed<k>`.
+    `predictions`: SHA-256 of the file of each fine-tuning, by `<task>-seed<k>`. `checkpoint`: SHA-256 of the
+    checkpoint whose weights were scored, where that is not the final model.
     """
 
     init: str
     model: str
     model_sha256: str | None = None
     model_files: dict[str, str] | None = None
+    checkpoint: str | None = None
     environment: Environment | None = None
     suite: str
     split: str
@@ -294,11 +307,21 @@ class Scores(Section):
 
 
 class MinimalPairs(Section):
-    """Accuracy in percent on pairs of sentences, by paradigm."""
+    """Accuracy in percent on pairs of sentences, by paradigm; `word_accuracy` with whole words masked."""
 
     accuracy: float | None = None
+    word_accuracy: float | None = None
     paradigms: Json = {}
     definition: str | None = None
+
+
+class Measured(Section):
+    """Numbers of the final model that need no fine-tuning; speed and memory are those of the encoder at inference."""
+
+    pseudo_perplexity: float | None = None
+    tokens_per_second: float | None = None
+    memory_bytes: int | None = None
+    model_sha256: str | None = None
 
 
 class FineTuning(Section):
@@ -319,7 +342,13 @@ class FineTuning(Section):
     model_sha256: str | None = None
     predictions_sha256: str
     key: str
+    checkpoint: str | None = None
     git: Git | None = None
+
+    @property
+    def is_probe(self) -> bool:
+        """True if the encoder was frozen."""
+        return bool(self.hyperparameters.get("freeze"))
 
 
 class FilesPresent(Section):
@@ -370,7 +399,10 @@ class Record(Section):
     floor: Scores | None = None
     constant: Scores | None = None
     superglue: dict[str, Scores] = {}
+    checkpoints: dict[str, Scores] = {}
+    probe: dict[str, Scores] = {}
     minimal_pairs: MinimalPairs = MinimalPairs()
+    measured: Measured = Measured()
     history: list[FineTuning] = []
     unfinished: list[str] = []
     files: FilesPresent = Field(default=FilesPresent(), exclude=True)

@@ -46,7 +46,8 @@ from cramming.parallel.mesh import Mesh
 from cramming.pretrain import train
 from cramming.progress import say, show_table, use_stderr
 from cramming.recipe import Config
-from cramming.record import derive, finite, read_run
+from cramming.record import derive, read_run
+from cramming.record_schema import finite
 from cramming.run import SAME_BITS, Run, environment_here, start_engine
 from cramming.runlog import Event, Saved, Steps, Training, Validation, training_of
 from cramming.train_parts import Logger

@@ -270,8 +270,9 @@ class Scoring(Event):
 
     `section` is the part of the record. `entries` are the labelled sets by name. `keys` maps `<task>-seed<k>` to the
     hash of everything that the result depends on, `conditions` a task to the part of it without hyperparameters and
-    seed. `sweep` lists the initialisations that share the choice of the sweep that this is a point of. A scoring is
-    complete once each key has a `finetuned` event, stored ones included.
+    seed. `sweep` lists the initialisations that share the choice of the sweep that this is a point of. `checkpoint` is
+    the SHA-256 of the kept checkpoint whose weights are scored, None for the final model. A scoring is complete once
+    each key has a `finetuned` event, stored ones included.
     """
 
     event: Literal["scoring"] = "scoring"
@@ -283,6 +284,7 @@ class Scoring(Event):
     model: str
     model_sha256: Sha256 | None = None
     model_files: dict[str, Sha256] | None = None
+    checkpoint: Sha256 | None = None
     precision: str | None = None
     threads_per_run: int | None = None
     selection: str
@@ -313,7 +315,10 @@ class Finetuned(Event):
 
 
 class MinimalPairs(Event):
-    """Accuracy in percent on pairs of sentences of which one is grammatical, by paradigm."""
+    """Accuracy in percent on pairs of sentences of which one is grammatical, by paradigm.
+
+    `word_accuracy` is that with the later tokens of a token's word masked too.
+    """
 
     event: Literal["minimal_pairs"] = "minimal_pairs"
     model: str
@@ -321,7 +326,26 @@ class MinimalPairs(Event):
     key: str
     definition: str
     accuracy: NonNegativeFloat
+    word_accuracy: NonNegativeFloat | None = None
     paradigms: dict[str, Json]
+
+
+class Measured(Event):
+    """Numbers of the final model that need no fine-tuning: pseudo-perplexity of held-out text, speed and memory.
+
+    `tokens_per_second` is that of the encoder alone on a batch of `batch_tokens`. `memory_bytes` is the peak: allocated
+    on a GPU, or the resident set of the process on a CPU. A model without a masked-LM head has no pseudo-perplexity.
+    """
+
+    event: Literal["measured"] = "measured"
+    time: str
+    model_sha256: Sha256
+    pseudo_perplexity: NonNegativeFloat | None = None
+    tokens_per_second: NonNegativeFloat
+    batch_tokens: NonNegativeInt
+    memory_bytes: NonNegativeInt
+    precision: str
+    environment: Json
 
 
 RunEvent = Annotated[
@@ -339,7 +363,8 @@ RunEvent = Annotated[
     | ExternalModel
     | Scoring
     | Finetuned
-    | MinimalPairs,
+    | MinimalPairs
+    | Measured,
     Field(discriminator="event"),
 ]
 RUN_EVENTS: TypeAdapter[Any] = TypeAdapter(RunEvent)

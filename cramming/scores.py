@@ -21,15 +21,20 @@ from cramming.runlog import (
     Event,
     Finetuned,
     LabelledSet,
+    Measured,
     MinimalPairs,
     Scoring,
 )
 
-SectionKey = tuple[str, str]  # section of the record, and initialisation or baseline
+SectionKey = tuple[
+    str, str
+]  # section of the record; initialisation, baseline or SHA-256 of a checkpoint
 
 # Baselines without an encoder, which no rule checks: section of the record -> initialisation in its row
 WITHOUT_ENCODER = {"floor": "bag of words", "constant": "constant class"}
 RANKED_INITS = ("pretrained", "random")
+CHECKPOINTS, PROBE = "checkpoints", "probe"
+BESIDE = (CHECKPOINTS, PROBE)  # sections that replace no score of the fine-tuned final model
 # Points of a sweep are compared only if these are equal.
 _SAME_POINT = ("suite", "seeds", "conditions")
 
@@ -83,6 +88,7 @@ class Scores:
     sources: dict[SectionKey, list[Scoring]] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
     minimal_pairs: MinimalPairs | None = None
+    measured: Measured | None = None
     results: dict[tuple[str, str], Finetuned] = field(default_factory=dict)
     current: Scoring | None = None
     _open: dict[SectionKey, Scoring] = field(default_factory=dict)
@@ -90,13 +96,16 @@ class Scores:
 
     @property
     def unfinished(self) -> list[str]:
-        """Descriptions of the scorings that lack results."""
-        return [self._describe_unfinished(scoring) for scoring in self._open.values()]
+        """Descriptions of the scorings of the final model that lack results."""
+        lacking = [scoring for (name, _), scoring in self._open.items() if name not in BESIDE]
+        return [self._describe_unfinished(scoring) for scoring in lacking]
 
     def add(self, event: Event) -> None:
         """Update by one event; events that are not about scores change nothing."""
         if isinstance(event, MinimalPairs):
             self.minimal_pairs = event
+        elif isinstance(event, Measured):
+            self.measured = event
         elif isinstance(event, Scoring):
             self.current = event
             self._update(event)
@@ -133,7 +142,7 @@ class Scores:
 
     def is_current(self, scoring: Scoring) -> bool:
         """Return whether a section is computed from this scoring, whatever its time, machine and code."""
-        key = (scoring.section, scoring.init)
+        key = section_key(scoring)
         return any(_same(scoring, source) for source in self.sources.get(key, []))
 
     def _describe_unfinished(self, scoring: Scoring) -> str:
@@ -142,7 +151,7 @@ class Scores:
 
     def _update(self, scoring: Scoring) -> None:
         """Compute the section of a complete scoring, or store an incomplete one."""
-        key = (scoring.section, scoring.init)
+        key = section_key(scoring)
         if self.missing(scoring):
             self._open[key] = scoring
             return
@@ -155,7 +164,7 @@ class Scores:
         name = settings_hash(scoring.hyperparameters)
         points.pop(name, None)
         points[name] = Point(scoring, section)  # after `pop`, so that the latest is the last
-        self._choose_point(scoring.section, scoring.sweep)
+        self._choose_point(key[0], scoring.sweep)
 
     def _set(self, key: SectionKey, section: dict[str, Any], sources: list[Scoring]) -> None:
         """Set a section, and drop those of another suite: a record holds GLUE or the embedded tasks, not both."""
@@ -195,6 +204,15 @@ class Scores:
             came_after = max(point.section["history_entries"] for point in points.values())
             chosen = {**points[best].section, "history_entries": came_after, "sweep": mark}
             self._set((section, init), chosen, [points[name].scoring for name in names])
+
+
+def section_key(scoring: Scoring) -> SectionKey:
+    """Return the place of a scoring in the record: checkpoints and frozen probes have sections of their own."""
+    if scoring.checkpoint is not None:
+        return CHECKPOINTS, scoring.checkpoint
+    if scoring.hyperparameters.get("freeze"):
+        return PROBE, scoring.init
+    return scoring.section, scoring.init
 
 
 def scores_of(entries: Sequence[Entry]) -> Scores:
@@ -240,6 +258,7 @@ def _history_row(scoring: Scoring, event: Finetuned) -> dict[str, Any]:
         "subset": is_subset(scoring, event.task),
         "hyperparameters": scoring.hyperparameters,
         "selection": scoring.selection,
+        "checkpoint": scoring.checkpoint,
         "precision": scoring.precision,
         "threads_per_run": scoring.threads_per_run,
         "scores": scores,

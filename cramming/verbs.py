@@ -34,6 +34,7 @@ MODULES = {
     "settings": "cramming.settings_reference",
     "inspect": "cramming.data.inspect",
     "diagnose": "eval.diagnose.main",
+    "measure": "eval.measure",
     "plan": "cramming.plan.main",
     "bench": "cramming.bench.main",
     "study": "eval.extras.study",

@@ -1,12 +1,13 @@
 """The verb `cramming glue`: fine-tune a model on every task and seed, and add the scores to the run's record.
 
-The model is `<runs>/<name>/final`, or any Hugging Face encoder by `--model <folder or hub name>`. The tasks are
-GLUE's, from local official files (`eval.data_dir`) or the hub (`eval=hub`), or those of the embedded corpus
-(`eval=embedded`). An interrupted scoring is resumed at the first (task, seed) that has no result.
+The model is `<runs>/<name>/final`, with `--checkpoint <share>` a kept checkpoint of that run, or any Hugging Face
+encoder by `--model <folder or hub name>`. The tasks are GLUE's, from local official files (`eval.data_dir`) or the hub
+(`eval=hub`), or those of the embedded corpus (`eval=embedded`). An interrupted scoring is resumed at the first (task,
+seed) that has no result.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -24,24 +25,61 @@ from cramming.environment import environment
 from cramming.invocation import Invocation
 from cramming.model.config import ModelConfig
 from cramming.progress import Progress, say
-from cramming.record import WITHOUT_MODEL, is_run, load_record, run_lock, write_record
-from cramming.runlog import RUN_LOG, ExternalModel, LabelledSet
+from cramming.record import load_record, run_lock, write_record
+from cramming.runlog import ExternalModel, LabelledSet
 from eval.extras.minimal_pairs import Pairs, open_masked_lm, read_pairs, score_pairs
 from eval.finetune.baselines import METHODS, score_baseline
 from eval.finetune.config import EvalConfig
-from eval.finetune.models import ModelSource, altered, open_model, position_limit
+from eval.finetune.models import ModelSource, position_limit
+from eval.finetune.run_models import find_model, nearest_checkpoint, open_checkpoint
 from eval.finetune.scoring import ScoringJob, score_model
 from eval.finetune.store import ScoreLog, describe_sets, now
 from eval.tasks.datasets import TaskData, in_one_order
 from eval.tasks.locate import TaskSuite, find_suite, find_tasks, tasks_in_folder
 
 
-def main(recipe: dict[str, Any], invocation: Invocation, model: str | None = None) -> None:
-    """Score a run (or `model`) according to section `eval`; raise UserError for missing or wrong inputs."""
+def main(
+    recipe: dict[str, Any],
+    invocation: Invocation,
+    model: str | None = None,
+    checkpoint: float | None = None,
+) -> None:
+    """Score a run (or `model`) according to section `eval`; raise UserError for missing or wrong inputs.
+
+    `checkpoint`: share of the run's budget, to score a kept checkpoint instead of the final model.
+    """
     settings = build(EvalConfig, recipe["eval"], "eval")
+    with ExitStack() as stack:
+        source = find_model(invocation, model)
+        if checkpoint is not None:
+            settings = settings_of_checkpoint(settings, model)
+            source = stack.enter_context(open_checkpoint(invocation.run_folder, checkpoint))
+        score_source(recipe, invocation, settings, source, model)
+
+
+def settings_of_checkpoint(settings: EvalConfig, model: str | None) -> EvalConfig:
+    """Return the settings that score the pretrained weights of a checkpoint alone; raise UserError for others."""
+    require(model is None, f"--model={model}: --checkpoint is of a run. Leave one of them out.")
+    refused = {
+        "sweep": settings.sweep,
+        "minimal_pairs": settings.minimal_pairs,
+        "hyperparameters.freeze": settings.hyperparameters.freeze,
+    }
+    for name, value in refused.items():
+        require(not value, f"eval.{name}={value}: not for a --checkpoint. Leave one of them out.")
+    return settings.replace(init=("pretrained",), baselines=False)
+
+
+def score_source(
+    recipe: dict[str, Any],
+    invocation: Invocation,
+    settings: EvalConfig,
+    source: ModelSource,
+    model: str | None,
+) -> None:
+    """Score a model, and add the scores to the log of its run; `model` is its name if it was not pretrained here."""
     device = select(invocation.device)
     folder = invocation.run_folder
-    source = find_model(invocation, model)
     refuse_length(settings, source.label, source.max_length)
     corpus = corpus_folder(recipe, invocation.corpora)
     suite = find_suite(settings.source, settings.data_dir, settings.tasks, corpus)
@@ -126,13 +164,14 @@ def warn_of_other_corpus(folder: Path, suite: TaskSuite) -> None:
 
 
 def score_minimal_pairs(job: ScoringJob, pairs: Sequence[Pairs]) -> None:
-    """Log the accuracy on minimal pairs, unless the log has it already."""
+    """Log the accuracies on minimal pairs, unless the log has them already."""
     known = job.log.scores.minimal_pairs
     length = job.settings.hyperparameters.max_length
     scores = score_pairs(job.source, pairs, job.device, length, known)
     if scores is not known:
         job.log.append(scores)
-    say(f"minimal pairs: {scores.accuracy:.1f} over {len(pairs)} paradigms")
+    by_word = f", {scores.word_accuracy:.1f} by word"
+    say(f"minimal pairs: {scores.accuracy:.1f}{by_word} over {len(pairs)} paradigms")
 
 
 @contextmanager
@@ -172,7 +211,12 @@ def show_sweep(job: ScoringJob) -> None:
     say(f"sweep: {compared}: {sweep['mean']:.2f}")
 
 
-def check(recipe: dict[str, Any], invocation: Invocation, model: str | None = None) -> list[str]:
+def check(
+    recipe: dict[str, Any],
+    invocation: Invocation,
+    model: str | None = None,
+    checkpoint: float | None = None,
+) -> list[str]:
     """Return the tasks and their sources; raise UserError for problems that are visible before training.
 
     The model is the existing one, or else the one that training will leave. Files of real tasks are read to the last
@@ -180,8 +224,12 @@ def check(recipe: dict[str, Any], invocation: Invocation, model: str | None = No
     """
     settings = build(EvalConfig, recipe["eval"], "eval")
     select(invocation.device)
+    if checkpoint is not None:
+        settings = settings_of_checkpoint(settings, model)
     if model or (invocation.run_folder / "final").is_dir():
         source = find_model(invocation, model)
+        if checkpoint is not None:
+            nearest_checkpoint(invocation.run_folder, checkpoint)
         refuse_length(settings, source.label, source.max_length)
         if settings.minimal_pairs:
             open_masked_lm(source, torch.device("cpu"))
@@ -210,32 +258,6 @@ def check(recipe: dict[str, Any], invocation: Invocation, model: str | None = No
     titles = ", ".join(task.title for task in suite.tasks)
     place = settings.data_dir or "the hub"
     return [f"tasks: {titles} of {SUITES[suite.name].title}, in {place}; {times}"]
-
-
-def find_model(invocation: Invocation, model: str | None) -> ModelSource:
-    """Return the model to score; raise UserError if a run has none, or not the one that it trained."""
-    if model:
-        return open_model(model)
-    folder, name = invocation.run_folder, invocation.name
-    final = folder / "final"
-    pretrain = load_record(folder).get("pretrain", {}) if is_run(folder) else {}
-    status = pretrain.get("status")
-    hint = f"Run `cramming pretrain --name {name}` or give --model <folder>."
-    if status in WITHOUT_MODEL:
-        hint = f"The run is {status}. Train under another name, or give --model <folder>."
-    require(final.is_dir(), f"{final}: no trained model. {hint}")
-    require(
-        status == "finished",
-        f"{final}: {folder / RUN_LOG} has no finished pretraining. Finish it with `cramming pretrain"
-        f" --resume`, or score the folder under another name with --model {final}.",
-    )
-    source = open_model(final)
-    wrong = altered(pretrain["final_files"], source.files)
-    require(
-        not wrong,
-        f"{final}/{wrong}. Restore the file, or score the folder under another name with --model {final}.",
-    )
-    return source
 
 
 def refuse_length(settings: EvalConfig, label: str, limit: int | None) -> None:

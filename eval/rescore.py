@@ -27,8 +27,13 @@ def predictions_file(folder: Path, sha256: str) -> Path:
 
 
 def sections_of(record: Record) -> dict[str, Scores]:
-    """Return all scored sections: those of the rules, and the baselines."""
-    return {**record.glue, **record.baselines}
+    """Return all scored sections: those of the rules, the baselines, checkpoints and frozen probes."""
+    sections = {**record.glue, **record.baselines}
+    for sha256, section in record.checkpoints.items():
+        sections[f"checkpoint {sha256[:12]}"] = section
+    for init, section in record.probe.items():
+        sections[f"probe, {init}"] = section
+    return sections
 
 
 def misfitting_predictions(folder: Path, record: Record) -> Iterator[str]:

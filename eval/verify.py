@@ -116,6 +116,7 @@ def verify_run(folder: Path, inputs: Inputs) -> Verification:
         "scores": lambda: _check_scores(folder, evidence.record, inputs, result),
         "corpus": lambda: _check_corpus(folder, evidence.record, inputs, result),
         "weights": lambda: _check_weights(folder, evidence.record, inputs, result),
+        "checkpoints": lambda: _check_checkpoints(folder, evidence, result),
     }
     for name, check in checks.items():
         with _problem_of(name, result):
@@ -324,6 +325,29 @@ def _check_weights(folder: Path, record: Record, inputs: Inputs, result: Verific
         result.problems.append(f"weights: {outcome.problem}")
     else:
         result.checked.append(f"weights: verified: {outcome.words}")
+
+
+def _check_checkpoints(folder: Path, evidence: Evidence, result: Verification) -> None:
+    """Compare the weights that were scored along the way with those of the checkpoints that the log names."""
+    sections = evidence.record.checkpoints
+    if not sections:
+        return
+    from eval.finetune.run_models import is_there, written_model
+
+    compared = 0
+    for saved in sorted(evidence.training.retained):
+        section = sections.get(saved.sha256)
+        if section is None or not is_there(folder, saved):
+            continue
+        compared += 1
+        with written_model(folder, saved) as model:
+            if file_sha256(model / "model.safetensors") != section.model_sha256:
+                result.problems.append(
+                    f"scores along the way: step {saved.steps} has other weights than were scored"
+                )
+    result.checked.append(
+        f"scores along the way: weights of {compared} of {len(sections)} checkpoints compared"
+    )
 
 
 def main(

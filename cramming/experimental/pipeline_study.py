@@ -28,7 +28,7 @@ from cramming.invocation import Invocation
 from cramming.parallel.mesh import Mesh
 from cramming.progress import say
 from cramming.recipe import Config
-from cramming.record import finite
+from cramming.record_schema import finite
 from cramming.schedule import learning_rate_factor
 
 LOSS_COLUMNS = (

@@ -106,15 +106,20 @@ def save_pretrained(
         temporary.mkdir()
         for name, node in files.items():
             (temporary / name).write_text(json.dumps(node, indent=2, sort_keys=True) + "\n")
-        # not `save_file`, which raises no OSError on a full disk and ignores the umask
-        weights = safetensors.torch.save(_stock_state(model), {"format": "pt"})
-        (temporary / "model.safetensors").write_bytes(weights)
+        save_weights(model, temporary)
         shutil.copyfile(tokenizer_file, temporary / "tokenizer.json")
         if stock_family(config) is None:
             for name in CODE:
                 shutil.copyfile(Path(__file__).with_name(name), temporary / name)
 
     overwrite_atomically(folder, write)
+
+
+def save_weights(model: MaskedLM | Encoder, folder: Path) -> None:
+    """Write the weights of a model to its folder."""
+    # not `save_file`, which raises no OSError on a full disk and ignores the umask
+    weights = safetensors.torch.save(_stock_state(model), {"format": "pt"})
+    (folder / "model.safetensors").write_bytes(weights)
 
 
 def _config_node(config: ModelConfig, has_head: bool) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from cramming.invocation import DeviceKind, Invocation
 from cramming.objectives import OBJECTIVES
 from cramming.overrides import compose, name_of, with_implied
 from cramming.progress import say, show_table, use_stderr
-from cramming.record import finite
+from cramming.record_schema import finite
 from cramming.verbs import OPTIONS, check
 from eval.duel import ladder, sides
 from eval.duel.duel_log import (

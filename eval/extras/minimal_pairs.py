@@ -2,11 +2,16 @@
 
 The files are BLiMP's (Warstadt et al. 2020): JSON lines with `sentence_good` and `sentence_bad`, one paradigm per file.
 A sentence's pseudo-log-likelihood is the sum over its tokens of the log probability of each when it alone is masked
-(Salazar et al. 2020, "Masked Language Model Scoring"). Equal likelihoods count as a miss; chance is 50.
+(Salazar et al. 2020, "Masked Language Model Scoring"), or when the later tokens of its word are masked too (Kauf and
+Ivanova 2023, "A Better Way to Do Masked Language Model Scoring"): a word of several tokens then gives away less of
+itself. Equal likelihoods count as a miss; chance is 50.
 """
 
 import json
+import re
+from bisect import bisect_right
 from collections.abc import Callable, Sequence, Set
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +24,7 @@ from cramming.model.attention import Packing
 from cramming.model.export import load_masked_lm
 from cramming.progress import Progress
 from cramming.runlog import MinimalPairs
-from eval.finetune.encode import load_encoder, mask_and_frame
+from eval.finetune.encode import Offsets, load_word_encoder, mask_and_frame
 from eval.finetune.loop import by_length
 from eval.finetune.models import LOADING_INFO, ModelSource, missing_weights, quiet_transformers
 
@@ -27,8 +32,9 @@ BATCH_TOKENS = {"cpu": 2048, "cuda": 65536}
 FIELDS = ("sentence_good", "sentence_bad")
 DEFINITION = (
     "share of pairs whose grammatical sentence has the higher pseudo-log-likelihood, times 100;"
-    " mean over paradigms"
+    " mean over paradigms; by word: the later tokens of a token's word are masked with it"
 )
+WORD = re.compile(r"\w+|[^\w\s]")
 
 # Masked copies, one [length] tensor each, and the masked place of each -> log probability of `targets` there.
 LogProbabilities = Callable[[list[Tensor], Tensor, Tensor], Tensor]
@@ -74,62 +80,89 @@ def score_pairs(
     max_length: int,
     known: MinimalPairs | None,
 ) -> MinimalPairs:
-    """Return accuracy per paradigm and its mean; `known` itself if it is of this model and these pairs."""
-    key = settings_hash(source.sha256, source.settings, paradigms, max_length)
+    """Return accuracies per paradigm and their means; `known` itself if it is of this model and these pairs."""
+    key = settings_hash(source.sha256, source.settings, paradigms, max_length, DEFINITION)
     if known is not None and known.key == key:
         return known
-    encode = load_encoder(source.folder, source.is_native, max_length, source.vocab_size)
+    encode = load_word_encoder(source.folder, source.is_native, max_length, source.vocab_size)
     mask, frame = mask_and_frame(source.folder, source.is_native)
     model = open_masked_lm(source, device)
     batch_tokens = BATCH_TOKENS[device.type]
     scores = {}
     with Progress("minimal pairs", sum(len(p.good) for p in paradigms), "pairs") as bar:
         for paradigm in paradigms:
-            good, bad = (
-                likelihoods(encode((sentences,))[0], mask, frame, model, batch_tokens)
-                for sentences in (paradigm.good, paradigm.bad)
-            )
-            accuracy = 100 * float((good > bad).mean())
-            scores[paradigm.name] = {"accuracy": accuracy, "pairs": len(good)}
-            bar.advance(len(good))
+            sides = []
+            for texts in (paradigm.good, paradigm.bad):
+                sentences, offsets = encode(texts)
+                ends = [word_ends(*each) for each in zip(texts, offsets, strict=True)]
+                sides.append(likelihoods(sentences, ends, mask, frame, model, batch_tokens))
+            accuracy, word_accuracy = (100 * (sides[0] > sides[1]).mean(axis=1)).tolist()
+            scores[paradigm.name] = {
+                "accuracy": accuracy,
+                "word_accuracy": word_accuracy,
+                "pairs": len(paradigm.good),
+            }
+            bar.advance(len(paradigm.good))
     return MinimalPairs(
         model=source.label,
         model_sha256=source.sha256,
         key=key,
         definition=DEFINITION,
         accuracy=float(np.mean([each["accuracy"] for each in scores.values()])),
+        word_accuracy=float(np.mean([each["word_accuracy"] for each in scores.values()])),
         paradigms=scores,
     )
 
 
+def word_ends(text: str, offsets_L: Sequence[Offsets]) -> list[int]:
+    """Return for each token the position behind the last token of its word; a special token is a word by itself."""
+    starts = [match.start() for match in WORD.finditer(text)]
+    words_L = []
+    for position, (start, end) in enumerate(offsets_L):
+        words_L.append(bisect_right(starts, end - 1) if end > start else -1 - position)
+    ends: list[int] = []
+    for _, tokens in groupby(words_L):
+        size = len(list(tokens))
+        ends += [len(ends) + size] * size
+    return ends
+
+
 def likelihoods(
     sentences: Sequence[Sequence[int]],
+    ends: Sequence[Sequence[int]],
     mask: int,
     frame: Set[int],
     model: LogProbabilities,
     batch_tokens: int,
 ) -> np.ndarray:
-    """Return the pseudo-log-likelihood of each sentence, float64 [N]. Special tokens, `frame`, are not scored.
+    """Return both pseudo-log-likelihoods of each sentence, float64 [2, N]: token by token, and by word.
 
-    Masked copies are batched in order of length, which keeps padding short.
+    `ends`: the position behind the last token of each token's word. Special tokens, `frame`, are not scored. Masked
+    copies are batched in order of length, which keeps padding short.
     """
-    total_N = np.zeros(len(sentences))
-    copies = []  # (index of the sentence, position of its masked token)
+    total_2N = np.zeros((2, len(sentences)))
+    copies = []  # (index of the sentence, position of the scored token, position behind the last masked one)
     for index, ids in enumerate(sentences):
-        copies += [(index, position) for position, token in enumerate(ids) if token not in frame]
+        for position, token in enumerate(ids):
+            if token not in frame:
+                masks = {position + 1, ends[index][position]}
+                copies += [(index, position, end) for end in sorted(masks)]
     if not copies:
-        return total_N
-    lengths = torch.tensor([len(sentences[index]) for index, _ in copies])
+        return total_2N
+    lengths = torch.tensor([len(sentences[index]) for index, *_ in copies])
     for batch_C in by_length(lengths, batch_tokens):
-        owners, positions = zip(*(copies[number] for number in batch_C.tolist()))
+        batch = [copies[number] for number in batch_C.tolist()]
         targets, masked = [], []
-        for owner, position in zip(owners, positions):
+        for owner, position, end in batch:
             ids_L = torch.tensor(sentences[owner])
             targets.append(ids_L[position])
-            masked.append(ids_L.index_fill(0, torch.tensor(position), mask))
-        values = model(masked, torch.tensor(positions), torch.stack(targets))
-        np.add.at(total_N, list(owners), values.double().cpu().numpy())
-    return total_N
+            masked.append(ids_L.index_fill(0, torch.arange(position, end), mask))
+        positions = torch.tensor([position for _, position, _ in batch])
+        values = model(masked, positions, torch.stack(targets)).double().cpu().tolist()
+        for (owner, position, end), value in zip(batch, values, strict=True):
+            total_2N[0, owner] += value * (end == position + 1)
+            total_2N[1, owner] += value * (end == ends[owner][position])
+    return total_2N
 
 
 def open_masked_lm(source: ModelSource, device: torch.device) -> LogProbabilities:

@@ -193,7 +193,7 @@ def load_word_encoder(
     _check_size(folder, stock.get_vocab(), vocab_size)
     require(
         stock.is_fast,
-        f"{folder}: its tokenizer has no offsets of tokens. Labelling words needs a tokenizer.json.",
+        f"{folder}: its tokenizer has no offsets of tokens. Words need a tokenizer.json.",
     )
 
     def encode_stock(texts: list[str]) -> tuple[list[Sequence[int]], list[Sequence[Offsets]]]:

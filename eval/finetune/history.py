@@ -19,7 +19,10 @@ def warn_of_choices(
     history: Sequence[Mapping[str, Any]], scoring: Scoring, todo: Sequence[tuple[str, int]]
 ) -> None:
     """Print the violations of R17 that the fine-tunings `todo`, by task and seed, will cause."""
+    if scoring.hyperparameters.get("freeze"):
+        return
     past = [row for row in history if (row["suite"], row["init"]) == (scoring.suite, scoring.init)]
+    past = [row for row in past if not row["hyperparameters"].get("freeze")]
     other = _other_settings(past, scoring)
     if other:
         say(
@@ -50,8 +53,9 @@ def _other_settings(past: Sequence[Mapping[str, Any]], scoring: Scoring) -> str 
 
 def _is_repeated(past: Sequence[Mapping[str, Any]], scoring: Scoring, task: str, seed: int) -> bool:
     """Return whether a task and seed was fine-tuned with these settings before, both times on all of its data."""
-    if is_subset(scoring, task):
+    if is_subset(scoring, task) or scoring.checkpoint:
         return False
     same = {name: getattr(scoring, name) for name in PROTOCOL}
     same |= {"task": task, "seed": seed, "subset": False, "version": scoring.version}
+    same |= {"checkpoint": None}
     return any(same.items() <= row.items() for row in past)

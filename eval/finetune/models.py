@@ -40,7 +40,8 @@ class ModelSource:
     """Model folder: `label` is the user's name for it, and `is_native` tells whether the suite's encoder can run it.
 
     `sha256` is that of the weight file (of the hashes of several files), `weight_bytes` their size; `files` holds the
-    SHA-256, by name, of the loaded weights and of every file of settings, the tokenizer's included.
+    SHA-256, by name, of the loaded weights and of every file of settings, the tokenizer's included. `checkpoint` is the
+    SHA-256 of the checkpoint that the model was written from, None for a final model.
     """
 
     folder: Path
@@ -51,6 +52,7 @@ class ModelSource:
     sha256: str
     weight_bytes: int
     files: dict[str, str]
+    checkpoint: str | None = None
 
     @property
     def settings(self) -> dict[str, str]:

@@ -175,6 +175,7 @@ class _StoredResults:
             model=job.source.label,
             model_sha256=job.source.sha256 if self.init == "pretrained" else None,
             model_files=job.source.files,
+            checkpoint=job.source.checkpoint,
             selection=SELECTION,
             seeds=list(job.settings.seeds),
             hyperparameters=job.settings.hyperparameters.model_dump(),

@@ -20,7 +20,7 @@ from cramming.config import file_sha256
 from cramming.data.suites import SUITES, SuiteName
 from cramming.data.task_files import texts_sha256
 from cramming.files import overwrite_atomically
-from cramming.record import finite
+from cramming.record_schema import finite
 from cramming.runlog import (
     RUN_EVENTS,
     RUN_LOG,

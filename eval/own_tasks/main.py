@@ -7,6 +7,7 @@ that they depend on, so an interrupted call resumes, and an added model needs on
 
 import io
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from eval.finetune.encode import (
 )
 from eval.finetune.loop import TaskRun
 from eval.finetune.models import ModelSource, open_model, refuse_changed
+from eval.finetune.run_models import open_checkpoint
 from eval.finetune.scoring import conditions, fine_tune, refuse_pair_without_types
 from eval.own_tasks.baselines import BASELINES
 from eval.own_tasks.compare import compare
@@ -67,17 +69,22 @@ def main(
     tasks_file: Path,
     model: list[str],
     out: Path | None,
+    checkpoint: float | None = None,
 ) -> None:
-    """Score models on the tasks of a file, print the table and write `scores.json` and `scores.md`."""
+    """Score models on the tasks of a file, print the table and write `scores.json` and `scores.md`.
+
+    `checkpoint`: share of the budget of runs, whose kept checkpoints are scored instead of the final models.
+    """
     settings = build(EvalConfig, recipe["eval"], "eval")
     _refuse_settings(settings)
     device = select(invocation.device)
     folder = out or Path("scores") / tasks_file.stem
     require(not folder.is_file(), f"--out={folder}: is a file. Give a folder.")
     tasks = read_tasks(tasks_file, settings.tasks)
-    models = open_models(model, settings.hyperparameters.max_length)
     machine = environment(asdict(describe(device)))
-    with lock(folder, "scoring into this folder"):
+    with ExitStack() as stack:
+        models = open_models(model, settings.hyperparameters.max_length, checkpoint, stack)
+        stack.enter_context(lock(folder, "scoring into this folder"))
         scoring = Scoring(tasks, settings, device, folder, machine)
         results = _score_all(scoring, models)
         show(results)
@@ -122,13 +129,25 @@ def _read(path: Path, name: str, task: Any) -> OwnTaskData:
         ) from None
 
 
-def open_models(names: Sequence[str], max_length: int) -> dict[str, ModelSource]:
-    """Return the models by the user's name for them; raise UserError if a model cannot be scored."""
+def open_models(
+    names: Sequence[str], max_length: int, checkpoint: float | None, stack: ExitStack
+) -> dict[str, ModelSource]:
+    """Return the models by the user's name for them; raise UserError if a model cannot be scored.
+
+    Models of checkpoints exist until `stack` is closed.
+    """
     require(len(names) == len(set(names)), "--model: the same model twice. Give each once.")
     models = {}
     for name in names:
         final = Path(name) / "final"  # of a run folder
-        source = open_model(final if final.is_dir() else name)
+        if checkpoint is None:
+            source = open_model(final if final.is_dir() else name)
+        else:
+            require(
+                final.is_dir(),
+                f"--checkpoint={checkpoint}: {name} is no folder of a finished run. Leave one of them out.",
+            )
+            source = stack.enter_context(open_checkpoint(Path(name), checkpoint))
         limit = source.max_length
         require(
             limit is None or max_length <= limit,
@@ -303,7 +322,7 @@ def _describe(
     return {
         "tasks_file": str(tasks_file),
         "models": {
-            name: {"folder": str(source.folder), "sha256": source.sha256}
+            name: {"model": source.label, "sha256": source.sha256}
             for name, source in models.items()
         },
         "seeds": list(settings.seeds),

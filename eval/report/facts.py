@@ -38,14 +38,14 @@ def facts_of(record: Record) -> dict[str, Any]:
     return facts
 
 
-def known_facts(record: Record) -> dict[str, str]:
-    """Return the facts that are known, in words by their titles."""
+def known_facts(record: Record, *views: str) -> dict[str, str]:
+    """Return the facts that are known, in words by their titles; only those of some views, or all."""
     values = facts_of(record)
-    return {
-        fact.title: FORMS[fact.form](values[key])
-        for key, fact in FACTS.items()
-        if values[key] not in (None, "")
-    }
+    known = {}
+    for key, fact in FACTS.items():
+        if values[key] not in (None, "") and (not views or fact.view in views):
+            known[fact.title] = FORMS[fact.form](values[key])
+    return known
 
 
 def flat(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -108,6 +108,13 @@ def _recipe(record: Record) -> str | None:
     return recipe and recipe.settings
 
 
+def _frozen_probe(record: Record) -> float | None:
+    """Return the average of the probe with a frozen encoder, by which its suite is ranked."""
+    probe = record.probe.get("pretrained")
+    averages = probe.averages.values() if probe else ()
+    return next((average.value for average in averages), None)
+
+
 def _track(record: Record) -> str | None:
     track = track_of(record)
     return track and track.title
@@ -118,6 +125,7 @@ COMPUTED: dict[str, Callable[[Record], Any]] = {
     "device": lambda record: record.environment.device.name or record.environment.device.kind,
     "train_loss": _train_loss,
     "data": _data,
+    "frozen_probe": _frozen_probe,
     "recipe": _recipe,
     "sources": lambda record: names_of(record.corpus.sources),
     "licences": _licences,

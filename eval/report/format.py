@@ -11,7 +11,18 @@ from eval.rules.load import Run
 DASH = "–"
 SUBSET = "†"  # of a score on another number of examples than the official one
 PARTIAL = "‡"  # of a mean over some of the tasks
-TITLES = {"avg9": "avg-9", "avg8": "avg-8", "embedded": "average"}
+TITLES = {
+    "avg9": "avg-9",
+    "avg8": "avg-8",
+    "embedded": "average",
+    "place": "#",
+    "model": "Model",
+    "scored_mean": f"task mean{PARTIAL}",
+    "gain": "over baseline",
+    "hours": "Hours",
+    "hardware": "Hardware",
+    "division": "Division",
+}
 
 
 class Score(NamedTuple):
@@ -53,6 +64,7 @@ FORMS: dict[str, Callable[[Any], str]] = {
     "date": lambda time: time[:10],
     "compact": compact,
     "nats": "{:.3f}".format,
+    "score": "{:.1f}".format,
     "percent": "{:.1%}".format,
     "duration": duration,
     "bytes": lambda value: f"{value / 1e9:.2f} GB",
@@ -73,7 +85,7 @@ def pairs(values: Any) -> str:
 
 
 def title_of(name: str) -> str:
-    """Return the title of an average, an entry or a task; another name as it is."""
+    """Return the title of a column, an average, an entry or a task; another name as it is."""
     if name in ENTRIES:
         return ENTRIES[name][1].title
     return GLUE[name].title if name in GLUE else TITLES.get(name, name)

@@ -16,7 +16,7 @@ import pandas as pd
 
 from cramming.data.suites import AVERAGES, SUITES
 from cramming.data.task_files import ENTRIES
-from eval.report.blocks import Block, Details, Notes, Table, Text
+from eval.report.blocks import Block, Details, Heading, Notes, Table, Text
 from eval.report.entries import Identity, entries_of, sort_tracks, track_of
 from eval.report.facts import FACTS, facts_of, known_facts
 from eval.report.format import (
@@ -39,6 +39,7 @@ from eval.report.table import (
     GAIN,
     SCORED_MEAN,
     Row,
+    along_the_way,
     distinct,
     main_average,
     score_columns,
@@ -54,15 +55,7 @@ UNFINISHED = "Not ranked: not finished"
 INVALID = "Not ranked: invalid (a rule for both divisions is broken)"
 UNTRAINED = "Baselines: without pretraining, not ranked"
 PUBLISHED = f"Published results, same protocol ({PROTOCOL})"
-TITLES = {
-    "place": "#",
-    "model": "Model",
-    SCORED_MEAN: f"task mean{PARTIAL}",
-    GAIN: "over baseline",
-    "hours": "Hours",
-    "hardware": "Hardware",
-    "division": "Division",
-}
+MEASURES = [fact.title for fact in FACTS.values() if fact.view == "measures"]
 HOW_TO_READ = Path(__file__).with_name("notes.txt").read_text(encoding="utf-8").splitlines()
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of a cell that spreadsheets run
 NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
@@ -107,14 +100,27 @@ class Board:
                 lines.append((words | {"division": "published", "runs": []}, row.cell))
         table = [words | {name: score(name) for name in columns} for words, score in lines]
         named = ("group", "place", "model", "detail", "hours", "hardware")
-        names = [*named, *columns, "division", "runs"]
+        names = [*named, *columns, "division", "runs", *MEASURES]
         return pd.DataFrame(table, columns=names).fillna("")
 
     @property
     def columns(self) -> list[str]:
         """Columns to print: place, model, headline scores, tasks, division."""
-        hidden = ("group", "detail", "hours", "hardware", "runs")
+        hidden = ("group", "detail", "hours", "hardware", "runs", *MEASURES)
         return [name for name in self.frame if name not in hidden]
+
+    @cached_property
+    def printed(self) -> dict[str, pd.DataFrame]:
+        """Tables in words by their titles: scores, and below the averages the measures of rows that have any."""
+        measured = self.frame[(self.frame[MEASURES] != "").any(axis=1)]
+        averages = [*AVERAGES[self.suite], SCORED_MEAN, GAIN]
+        names = [name for name in ("place", "model", *averages) if name in measured]
+        names += [name for name in MEASURES if (measured[name] != "").any()]
+        tables = {self.title: in_words(self.frame, self.columns)}
+        if len(measured):
+            known = measured.replace({name: {"": DASH} for name in MEASURES})
+            tables[f"{self.title}: measures beside the tasks"] = in_words(known, names)
+        return tables
 
     @property
     def headline(self) -> str:
@@ -124,7 +130,7 @@ class Board:
             return ""
         best = min(trained, key=lambda row: not row.competes)  # the first of the ranked ones
         column = SCORED_MEAN if best.main is None else main_average(self.suite)
-        score = f"{column_title(column)} {best.cell(column)}"
+        score = f"{title_of(column)} {best.cell(column)}"
         return f"{best.run.label}: {join_words(score, best.gain, describe_run(best.run.record))}."
 
     @property
@@ -171,11 +177,6 @@ def board_of(
     return Board(rows[0].suite, rows, tables)
 
 
-def column_title(name: str) -> str:
-    """Return the title of a column."""
-    return TITLES.get(name) or title_of(name)
-
-
 def _group_of(row: Row) -> str | None:
     """Return the group heading of an unranked row, or None for a ranked row."""
     if row.competes:
@@ -220,6 +221,7 @@ def _words(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
             row.verdict.division, *(finding.rule for finding in row.verdict.broken)
         ),
         "runs": [run_id(each.run) for each in rows],
+        **known_facts(row.run.record, "measures"),
     }
 
 
@@ -233,7 +235,10 @@ def to_csv(rows: Sequence[Row], ranked: Sequence[RankedEntry]) -> str:
         places |= dict.fromkeys(each.entry.rows, _csv_place(each))
     runs = {row.run.label: row.run for row in rows}
     facts = [{"run": label, **facts_of(run.record)} for label, run in runs.items()]
-    scores = pd.DataFrame([_csv_line(row) | places.get(row, {}) for row in rows])
+    lines = [_csv_line(row) | places.get(row, {}) for row in rows]
+    for row in rows:
+        lines += map(_csv_checkpoint, along_the_way(row))
+    scores = pd.DataFrame(lines)
     measured = scores.merge(pd.DataFrame(facts), on="run")
     published = pd.DataFrame([_csv_reference(reference) for reference in REFERENCES])
     table = pd.concat([measured, published]).map(_csv_cell)
@@ -257,6 +262,12 @@ def _csv_line(row: Row) -> dict[str, Any]:
         "subset": row.subset,
         **_csv_scores(row.cell),
     }
+
+
+def _csv_checkpoint(row: Row) -> dict[str, Any]:
+    """Return the line of a checkpoint, with what the run had spent by then."""
+    spent = {f"reached_{name}": value for name, value in row.spent.items()}
+    return _csv_line(row) | {"kind": "checkpoint"} | spent
 
 
 def _csv_reference(reference: Reference) -> dict[str, Any]:
@@ -302,12 +313,11 @@ def to_latex(boards: Sequence[Board]) -> str:
     """Return the text of leaderboard.tex: a table per suite for the package booktabs."""
     tables = ["% Needs \\usepackage{booktabs} and an engine that reads UTF-8.\n"]
     for board in boards:
-        table = in_words(board.frame, board.columns)
-        alignment = "ll" + "r" * (len(board.columns) - 2)
-        caption = board.title
-        tables.append(
-            table.to_latex(index=False, escape=True, column_format=alignment, caption=caption)
-        )
+        for caption, table in board.printed.items():
+            alignment = "ll" + "r" * (len(table.columns) - 2)
+            tables.append(
+                table.to_latex(index=False, escape=True, column_format=alignment, caption=caption)
+            )
     return "\n".join(tables)
 
 
@@ -317,7 +327,7 @@ def in_words(frame: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     for title, group in frame.groupby("group", sort=False):
         parts.append(pd.DataFrame({"model": [title]}))
         parts.append(group[columns].map(_one_line))
-    return pd.concat(parts).fillna("")[columns].rename(columns=column_title)
+    return pd.concat(parts).fillna("")[columns].rename(columns=title_of)
 
 
 def summary_table(board: Board) -> Table:
@@ -326,7 +336,7 @@ def summary_table(board: Board) -> Table:
     scores = (main_average(board.suite), SCORED_MEAN, GAIN)
     names = ("place", "model", *scores, "hours", "hardware", "division")
     table = in_words(measured, [name for name in names if name in measured])
-    return Table(list(table), table.values.tolist(), 2)
+    return table_of(table)
 
 
 def _one_line(value: object) -> str:
@@ -334,24 +344,27 @@ def _one_line(value: object) -> str:
 
 
 def board_blocks(board: Board) -> list[Block]:
-    """Return the headline, the table and the notes of a suite."""
-    table = in_words(board.frame, board.columns)
+    """Return the headline, the tables and the notes of a suite."""
+    (_, scores), *others = board.printed.items()
     details = [f"{row.model}: {row.detail}." for row in board.frame.itertuples()]
-    return [
-        Text(board.headline),
-        Table(list(table), table.values.tolist(), 2),
-        Details("The rows", [Notes(details)]),
-        board.notes,
-    ]
+    blocks: list[Block] = [Text(board.headline), table_of(scores)]
+    blocks.append(Details("The rows", [Notes(details)]))
+    for title, table in others:
+        blocks += [Heading(title, 3), table_of(table)]
+    return [*blocks, board.notes]
+
+
+def table_of(frame: pd.DataFrame, left: int = 2) -> Table:
+    """Return a frame as a part of a page."""
+    return Table(list(frame), frame.values.tolist(), left)
 
 
 def runs_table(runs: Sequence[Run]) -> Table:
     """Return the training and the recipe of each run; a fact that no run has gets no column."""
-    shown = [fact.title for fact in FACTS.values() if fact.view != "origin"]
-    frame = pd.DataFrame([known_facts(run.record) for run in runs])
-    frame = frame[[title for title in shown if title in frame]].fillna(DASH)
+    frame = pd.DataFrame([known_facts(run.record, "training", "recipe") for run in runs])
+    frame = frame[[fact.title for fact in FACTS.values() if fact.title in frame]].fillna(DASH)
     frame.insert(0, "Model", [run.label for run in runs])
-    return Table(list(frame), frame.values.tolist())
+    return table_of(frame, 1)
 
 
 def reference_blocks() -> list[Block]:

@@ -19,10 +19,10 @@ from markupsafe import Markup
 from cramming.data.task_files import ENTRIES
 from eval.report.blocks import Block, Table, to_data
 from eval.report.facts import FACTS, differences, facts_of
-from eval.report.format import Score, describe_run, run_id
-from eval.report.leaderboard import Board, column_title, reference_blocks, summary_table
+from eval.report.format import Score, describe_run, run_id, title_of
+from eval.report.leaderboard import MEASURES, Board, reference_blocks, summary_table
 from eval.report.run_page import status_of
-from eval.report.table import Row
+from eval.report.table import Row, along_the_way, score_columns
 from eval.rules.load import Run
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -107,15 +107,25 @@ def _board_data(board: Board) -> dict[str, Any]:
     frame = board.frame
     columns = []
     for name in board.columns:
-        columns.append([name, column_title(name), "task" if name in ENTRIES else "headline"])
-    rows = frame.map(_cell_data).to_dict("records")
+        columns.append([name, title_of(name), "task" if name in ENTRIES else "headline"])
+    rows = frame.drop(columns=MEASURES).map(_cell_data).to_dict("records")
     return {
         "title": board.title,
         "headline": board.headline,
         "columns": columns,
         "rows": rows,
+        "lines": [_line_data(row) for row in board.rows if along_the_way(row)],
         "notes": to_data([board.notes]),
     }
+
+
+def _line_data(row: Row) -> dict[str, Any]:
+    """Return the scores along the way of a run, and the final one: what was spent, and scores by column."""
+    points = []
+    for each in (*along_the_way(row), row):
+        scores = {name: each.cell(name).value for name in score_columns(row.suite)}
+        points.append({"at": each.place, "spent": each.spent, "scores": scores})
+    return {"run": run_id(row.run), "name": row.run.label, "points": points}
 
 
 def _cell_data(value: Any) -> Any:

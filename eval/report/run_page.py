@@ -14,18 +14,20 @@ from cramming.record import RECORD
 from cramming.record_schema import Record, TaskScore
 from cramming.runlog import RUN_LOG
 from eval.report.blocks import Block, Details, Links, Notes, Table, Text
-from eval.report.facts import known_facts
+from eval.report.facts import FACTS, known_facts
 from eval.report.format import (
     DASH,
+    FORMS,
     SUBSET,
     Score,
     describe_run,
     join_words,
+    or_dash,
     pairs,
     title_of,
     titles_of,
 )
-from eval.report.table import BASELINES, SCORED_MEAN, Row
+from eval.report.table import BASELINES, SCORED_MEAN, Row, along_the_way, score_columns
 from eval.rules.load import Run
 from eval.rules.table import RULES, Kind
 
@@ -82,6 +84,11 @@ def _score_blocks(run: Run, rows: Sequence[Row]) -> Iterator[Block]:
     first, *others = sorted(rows, key=lambda row: order.index(row.init))
     yield Text(join_words(first.gain, describe_run(run.record), separator=". ") + ".")
     yield scores_table(first, [row for row in others if row.suite == first.suite])
+    if along_the_way(first):
+        yield Text(
+            "Scores along the way, of checkpoints that the run kept, and of the final model:"
+        )
+        yield _along_table(first)
     yield Details("How the scores are made", [Notes(list(_score_notes(first)))])
 
 
@@ -99,6 +106,18 @@ def scores_table(first: Row, beside: Sequence[Row]) -> Table:
         title = title_of(name) if name in ENTRIES else task.title
         lines.append([title, *_compare(name, first, beside), *_task_cells(task)])
     return Table([*titles, "Metric", "Other metrics", "Examples"], lines)
+
+
+def _along_table(row: Row) -> Table:
+    """Return the scores of a run's checkpoints and of its final model, with what was spent until then."""
+    facts = {name: FACTS[name] for name in ("steps", "spent_seconds", "tokens", "energy_kwh")}
+    names = [name for name in score_columns(row.suite) if row.cell(name).value is not None]
+    lines = []
+    for each in (*along_the_way(row), row):
+        spent = [or_dash(each.spent[name], FORMS[fact.form]) for name, fact in facts.items()]
+        lines.append([each.place, *spent, *(str(each.cell(name)) for name in names)])
+    titles = [fact.title for fact in facts.values()]
+    return Table(["Budget", *titles, *map(title_of, names)], lines)
 
 
 def _place(name: str) -> int:
@@ -174,7 +193,8 @@ def _other_scores(record: Record) -> Iterator[str]:
         yield f"SuperGLUE, {init}: {join_words(*scores, *section.absent.values(), separator='; ')}."
     minimal = record.minimal_pairs
     if minimal.accuracy is not None:
-        yield f"Minimal pairs: {minimal.accuracy:.1f} ({minimal.definition})."
+        by_word = or_dash(minimal.word_accuracy, "{:.1f}".format)
+        yield f"Minimal pairs: {minimal.accuracy:.1f}, by word {by_word} ({minimal.definition})."
 
 
 def _rules_details(run: Run) -> Details:

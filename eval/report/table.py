@@ -100,6 +100,28 @@ class Row:
         """True if the row has a rank in the closed division."""
         return self.competes and self.verdict.division == "closed"
 
+    @cached_property
+    def spent(self) -> dict[str, Any]:
+        """Work and cost of the run up to the row's checkpoint, or in all, by the names of facts."""
+        training = self.run.record.training
+        total = {
+            "progress": 1.0,
+            "steps": training.steps,
+            "spent_seconds": training.budget.spent_seconds,
+            "tokens": training.tokens,
+            "energy_kwh": training.energy_kwh,
+        }
+        checkpoint = self.section.checkpoint
+        reached = self.run.spent.get(checkpoint, dict.fromkeys(total)) if checkpoint else total
+        per_token = (training.exaflops or 0.0) / (training.tokens or 1)
+        exaflops = per_token * (reached["tokens"] or 0)
+        return {**reached, "exaflops": exaflops, "devices": training.devices}
+
+    @property
+    def place(self) -> str:
+        """Share of the budget after which the scored weights were saved, such as `50 %`."""
+        return f"{100 * (self.spent['progress'] or 0):.3g} %"
+
     @property
     def same_weights(self) -> list[str]:
         """Other runs of the report that scored the weights of this row."""
@@ -173,6 +195,15 @@ def score_columns(suite: str) -> list[str]:
     """Return all columns with scores, the headline first."""
     main, *others = AVERAGES[suite]
     return [main, GAIN, SCORED_MEAN, *others, *columns_of(suite)]
+
+
+def along_the_way(row: Row) -> list[Row]:
+    """Return rows of the scored checkpoints of a row's run on its suite, in their order; none for a baseline."""
+    if row.is_baseline:
+        return []
+    sections = row.run.record.checkpoints.values()
+    rows = [replace(row, section=each) for each in sections if each.suite == row.suite]
+    return sorted(rows, key=lambda each: each.spent["steps"] or 0)
 
 
 def trained_row(run: Run) -> Row | None:

@@ -12,7 +12,8 @@ import numpy as np
 
 from cramming.data.task_files import ENTRIES
 from cramming.record_schema import FineTuning, Record, Scores, Source, TaskScore
-from cramming.runlog import Entry, Resume, Start, Timed, Training
+from cramming.runlog import Checkpoint, Entry, Resume, Start, Steps, Timed, Training
+from cramming.runlog import Counted as TimedCounters
 from eval.rules.recipe_facts import RecipeFacts
 
 Outcome = tuple[bool, str]  # whether the rule holds, and the evidence
@@ -75,6 +76,32 @@ class Evidence:
             counters.append(Counted(entry.line, event, seconds, **values))
         return counters
 
+    def spent_until(self, sha256: str) -> dict[str, Any]:
+        """Return what the run had spent at a checkpoint, by the names of the report's facts.
+
+        Energy is None if that of a process is unknown. Returns {} for a checkpoint that the log does not have.
+        """
+        joules: list[float | None] = []
+        reached: dict[str, Any] = dict.fromkeys(("progress", "steps", "spent_seconds", "tokens"), 0)
+        for entry in self.entries:
+            event = entry.event
+            if isinstance(event, Start):
+                joules.append(None)
+            elif isinstance(event, TimedCounters) and event.joules is not None:
+                joules[-1] = event.joules
+            elif isinstance(event, Steps):
+                reached = {
+                    "progress": event.progress,
+                    "steps": event.step,
+                    "spent_seconds": event.seconds,
+                    "tokens": event.tokens,
+                }
+            elif isinstance(event, Checkpoint) and event.sha256 == sha256:
+                known = [value for value in joules if value is not None]
+                is_complete = len(known) == len(joules)
+                return {**reached, "energy_kwh": sum(known) / 3.6e6 if is_complete else None}
+        return {}
+
 
 def counters_of(event: Timed) -> dict[str, Any]:
     """Return the counters of an event; the log leaves out those that have not changed."""
@@ -102,11 +129,20 @@ def names_of(sources: Sequence[Source]) -> str:
 
 
 def fine_tuned(record: Record, init: str) -> list[FineTuning]:
-    """Return all fine-tunings of an initialisation on the record's suite, including those of unfinished scorings."""
+    """Return all fine-tunings of an initialisation on the record's suite, including those of unfinished scorings.
+
+    Frozen probes and checkpoints are left out: neither can become the score of the final model.
+    """
     section = record.glue.get(init)
     if section is None:
         return []
-    return [line for line in record.history if line.init == init and line.suite == section.suite]
+    lines = [line for line in record.history if line.init == init and line.suite == section.suite]
+    return [line for line in lines if competes(line)]
+
+
+def competes(line: FineTuning) -> bool:
+    """Return whether a result is one of the final model's scores: of no checkpoint, and no frozen probe."""
+    return line.checkpoint is None and not line.is_probe
 
 
 def made_with(scored: Scores | FineTuning) -> dict[str, Any]:

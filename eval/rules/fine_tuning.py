@@ -14,6 +14,7 @@ from eval.rules.evidence import (
     Outcome,
     abbreviated,
     all_or,
+    competes,
     fine_tuned,
     made_with,
     other_sizes,
@@ -74,6 +75,9 @@ def _other_sets(record: Record, init: str, section: Scores) -> list[str]:
         return [swept_words] if swept_words else []
     lines = [*fine_tuned(record, init), *_tried_elsewhere(record, section)]
     sets = {_settings_text(section), *(_settings_text(line) for line in lines)}
+    for line in record.history:  # settings that were chosen by the scores of a checkpoint
+        if line.checkpoint and line.suite == section.suite and not line.is_probe:
+            sets.add(_settings_text(line))
     words = [swept(section)]
     if len(sets) > 1:
         words.append(f"one of {len(sets)} sets that were fine-tuned")
@@ -99,7 +103,7 @@ def _tried_elsewhere(record: Record, section: Scores) -> list[FineTuning]:
         lines += [
             line for line in other.lines if line.suite == section.suite and line.time <= began
         ]
-    return lines
+    return [line for line in lines if competes(line)]
 
 
 def _other_outcomes(lines: Sequence[FineTuning]) -> str:

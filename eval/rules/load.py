@@ -36,13 +36,15 @@ class Run:
     """Run folder, or an archive of one. `record` is empty if `problem` says why it could not be read.
 
     `label` is a unique name within one report. `metrics` are the rows of the curve, without the numbers of single
-    steps. `record_sha256` is the hash of the content that `record.json` must have.
+    steps. `spent` holds by the SHA-256 of each scored checkpoint what the run had spent by then. `record_sha256` is the
+    hash of the content that `record.json` must have.
     """
 
     folder: Path
     label: str
     record: Record = field(default_factory=Record)
     metrics: list[dict[str, Any]] = field(default_factory=list)
+    spent: dict[str, dict[str, Any]] = field(default_factory=dict)
     verdict: Verdict = _EMPTY
     problem: str | None = None
     record_sha256: str = ""
@@ -144,7 +146,8 @@ def load_run(folder: Path) -> Run:
         return _unread(folder, not_checked(folder, error))
     rows = [_without_lists(row) for row in metrics_of(evidence.training)]
     sha256 = evidence.record_sha256
-    run = Run(folder, "", evidence.record, rows, verdict, record_sha256=sha256)
+    spent = {each: evidence.spent_until(each) for each in evidence.record.checkpoints}
+    run = Run(folder, "", evidence.record, rows, spent, verdict, record_sha256=sha256)
     return replace(run, label=run.name)
 
 

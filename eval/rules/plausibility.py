@@ -552,15 +552,19 @@ def _target_problems(validation: Validation, train: TrainSettings) -> Iterator[s
 
 def fine_tunings_in_order(evidence: Evidence) -> Outcome:
     """No fine-tuning is older than the run or than the fine-tuning before it, the keys of a scoring are those of its
-    settings, and no two seeds of a task have the same training loss to the last bit.
+    settings, a scored checkpoint is one that the run kept, and no two seeds of a task have the same training loss to
+    the last bit.
     """
     problems: list[str] = []
     created = evidence.record.created
     before = _timestamp(created) if created else -math.inf
     losses: dict[tuple[str, float], int] = {}
+    kept_files = {None, *(saved.sha256 for saved in evidence.training.retained)}
     for entry in evidence.entries:
         event = entry.event
         if isinstance(event, Scoring):
+            if event.checkpoint not in kept_files:
+                problems.append(f"line {entry.line}: scores of a checkpoint that was not kept")
             problems += [f"line {entry.line}: {problem}" for problem in _other_keys(event)]
         if not isinstance(event, Finetuned):
             continue

@@ -12,12 +12,12 @@ import pytest
 from cramming.config import UserError
 from cramming.invocation import Invocation
 from cramming.record import (
-    finite,
     load_record,
     refuse_finished_run,
     run_lock,
     write_record,
 )
+from cramming.record_schema import finite
 from cramming.resume import changed_settings
 from cramming.runlog import RUN_LOG, EventLog, ExternalModel
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cramming import environment
+from cramming import environment, launch
 from cramming.invocation import Invocation
 from cramming.overrides import compose
 from cramming.verbs import OPTIONS, main_of
@@ -66,6 +66,21 @@ def write_bert(write_tokenizer: Callable[..., None]) -> Callable[..., Path]:
         return folder
 
     return write
+
+
+@pytest.fixture
+def train(
+    tmp_path: Path, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str]
+) -> Callable[..., Path]:
+    """`train(*overrides)` makes eight steps, keeps the checkpoints at 0 and 0.5, and returns the run folder."""
+
+    def call(*overrides: str) -> Path:
+        invocation = Invocation(runs=tmp_path / "runs", device="cpu")
+        kept = ("budget.steps=8", "checkpoint.keep_at=[0,0.5]")
+        launch.main(compose(*tiny_overrides, *kept, *overrides), invocation)
+        return invocation.run_folder
+
+    return call
 
 
 # A closed-division run in seconds: all eight embedded tasks, three seeds, checkpoints, heartbeats.

@@ -37,6 +37,8 @@ from cramming.runlog import (
     Finetuned,
     Heartbeat,
     LabelledSet,
+    Measured,
+    MinimalPairs,
     Resume,
     Scoring,
     SetScores,
@@ -175,6 +177,34 @@ def score_run(
         (folder / "predictions" / f"{_sha256(content)}.npz").write_bytes(content)
     until = None if fine_tunings is None else fine_tunings + 1
     _append(folder, [event for event, _ in events][:until], change)
+
+
+def score_checkpoint(folder: Path, **options: Any) -> str:
+    """Append a scoring of the checkpoint after two fifths of the steps; returns the SHA-256 of its file."""
+    sha256 = _sha256(f"checkpoint of {folder.name}".encode())
+    files = {"model.safetensors": "ab" * 32}
+    score_run(
+        folder, values=0.6, files=files, change={"scoring": {"checkpoint": sha256}}, **options
+    )
+    return sha256
+
+
+def add_measures(folder: Path) -> None:
+    """Append what `cramming measure` and minimal pairs add to a run's log."""
+    measured = Measured(
+        time=CREATED,
+        model_sha256="ab" * 32,
+        pseudo_perplexity=12.5,
+        tokens_per_second=54321.0,
+        batch_tokens=4096,
+        memory_bytes=2**30,
+        precision="fp32",
+        environment=ENVIRONMENT,
+    )
+    pairs = MinimalPairs(
+        model="m", key="k", definition="d", accuracy=71.5, word_accuracy=68.25, paradigms={}
+    )
+    _append(folder, [measured, pairs], None)
 
 
 def write_external(

@@ -17,7 +17,14 @@ from transformers import (
 
 from cramming.config import UserError
 from eval.extras import minimal_pairs
-from eval.extras.minimal_pairs import _own_model, _stock_model, likelihoods, read_pairs, score_pairs
+from eval.extras.minimal_pairs import (
+    _own_model,
+    _stock_model,
+    likelihoods,
+    read_pairs,
+    score_pairs,
+    word_ends,
+)
 from eval.finetune.models import open_model
 
 CPU = torch.device("cpu")
@@ -35,19 +42,40 @@ def test_likelihoods_are_the_definition_packed_and_padded(bert: Path) -> None:
         [2, *random.integers(5, 25, size).tolist(), 3] for size in random.integers(1, 12, 15)
     ]
     model = AutoModelForMaskedLM.from_pretrained(bert).eval()
-    expected = []
-    for ids in sentences:
-        total = 0.0
+    ends = []
+    for ids in sentences:  # words of two tokens
+        pairs = [min(place + 1 + place % 2, len(ids) - 1) for place in range(1, len(ids) - 1)]
+        ends.append([1, *pairs, len(ids)])
+    expected = np.zeros((2, len(sentences)))
+    for index, ids in enumerate(sentences):
         for place in range(1, len(ids) - 1):
-            masked = torch.tensor([ids[:place] + [MASK] + ids[place + 1 :]])
-            with torch.no_grad():
-                total += model(masked).logits[0, place].log_softmax(-1)[ids[place]].item()
-        expected.append(total)
+            for scoring, end in enumerate((place + 1, ends[index][place])):
+                masked = torch.tensor([ids[:place] + [MASK] * (end - place) + ids[end:]])
+                with torch.no_grad():
+                    logits_V = model(masked).logits[0, place]
+                expected[scoring, index] += logits_V.log_softmax(-1)[ids[place]].item()
     for make in (_own_model, _stock_model):
         for tokens in (1, 200, 10**6):
-            likelihoods_N = likelihoods(sentences, MASK, {2, 3}, make(bert, CPU), tokens)
-            np.testing.assert_allclose(likelihoods_N, expected, atol=1e-3)
-    assert np.std(expected) > 1
+            likelihoods_2N = likelihoods(sentences, ends, MASK, {2, 3}, make(bert, CPU), tokens)
+            np.testing.assert_allclose(likelihoods_2N, expected, atol=1e-3)
+    assert np.std(expected[0]) > 1 and (expected[0] != expected[1]).any()
+
+
+@pytest.mark.parametrize(
+    ("text", "offsets", "ends"),
+    [
+        (
+            "a barking dog.",
+            [(0, 0), (0, 1), (2, 6), (6, 9), (10, 13), (13, 14), (0, 0)],
+            [1, 2, 4, 4, 5, 6, 7],
+        ),
+        ("a barking dog", [(0, 1), (1, 6), (6, 9), (9, 13)], [1, 3, 3, 4]),  # byte level
+    ],
+)
+def test_a_word_ends_behind_its_last_token(
+    text: str, offsets: list[tuple[int, int]], ends: list[int]
+) -> None:
+    assert word_ends(text, offsets) == ends
 
 
 def write(path: Path, pairs: list[tuple[str, str]]) -> None:

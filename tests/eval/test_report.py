@@ -25,7 +25,7 @@ from eval.report.references import REFERENCES
 from eval.report.table import Row, rows_of
 from eval.rules import load
 from eval.rules.load import load_run, load_runs
-from tests.eval.runs import score_run, write_external, write_run
+from tests.eval.runs import add_measures, score_run, write_external, write_run
 
 REPORT: dict[str, Any] = {
     "out": None,
@@ -92,6 +92,8 @@ def test_pages_are_as_before(tmp_path: Path, name: str) -> None:
         scores = every | {"pretrained": 0.7 + 0.003 * seed}
         write_run(folder / f"best-{seed}", seed=seed, scores=scores)  # type: ignore[arg-type]
     write_run(folder / "open", division="open", learning_rate=0.1, scores={"pretrained": 0.8})
+    add_measures(folder / "best-1")
+    score_run(folder / "open", values=0.6, hyperparameters={"freeze": True})
     two = {"pretrained": {name: [0.7, 0.71, 0.72] for name in ("cola", "sst2")}}
     write_run(folder / "two tasks", learning_rate=0.2, scores=two)  # type: ignore[arg-type]
     write_run(folder / "running", learning_rate=0.3, ended=None)

@@ -14,7 +14,7 @@ from cramming.data.task_files import ENTRIES
 from eval.report.main import main
 from eval.report.run_page import curve_of
 from eval.rules.load import Run
-from tests.eval.runs import BEGAN, write_run
+from tests.eval.runs import BEGAN, add_measures, score_checkpoint, write_run
 
 BROWSERS = map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
 CHROMIUM = next(filter(None, BROWSERS), None)
@@ -185,6 +185,45 @@ def test_score_against_cost_names_the_run_and_opens_it(open_page: Open) -> None:
     price.fill("7")
     address = page.evaluate("location.hash")
     assert "price=7" in address and "cost=money" in address
+
+
+def test_scores_along_the_way_are_a_line_of_the_run(open_page: Open, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_run(tmp_path / name, change={"checkpoint": {"retained": True}})
+    score_checkpoint(tmp_path / "a")
+    main(runs=tmp_path, **SETTINGS)
+    page = open_page("#cost=hours", file=tmp_path / "report" / "leaderboard.html")
+    page.locator(".cost .u-legend", has_text="a, along the way").wait_for()
+    plot = page.locator(".cost .u-over")
+    plot.hover()
+    page.wait_for_timeout(200)
+    plot.hover(position={"x": 4, "y": plot.bounding_box()["height"] - 4})
+    page.locator(".cost .u-legend", has_text="a, 30.8 % of the budget").wait_for()
+    for cost in ("tokens", "money", "exaflops"):
+        page.locator(".cost select").nth(1).select_option(cost)
+        assert page.locator(".cost .u-legend", has_text="a, along the way").count() == 1
+    page.locator(".cost select").nth(1).select_option("parameters")
+    assert page.locator(".cost .u-legend", has_text="along the way").count() == 0
+    own = open_page(file=tmp_path / "a" / "report" / "report.html")
+    assert "30.8 %" in _texts(own, "tbody th")
+
+
+def test_the_second_table_has_the_averages_and_the_measures_that_some_run_has(
+    open_page: Open, tmp_path: Path
+) -> None:
+    for name, rate in {"a": 1e-3, "b": 2e-3}.items():
+        write_run(tmp_path / name, learning_rate=rate)
+    add_measures(tmp_path / "a")
+    main(runs=tmp_path, **SETTINGS | {"each_run": False})
+    page = open_page("#view=measures", file=tmp_path / "report" / "leaderboard.html")
+    averages = ["#", "Model", "avg-9", "over baseline", "avg-8"]
+    measures = ["Bits/byte", "Pseudo-perplexity", "Minimal pairs", "Minimal pairs, by word"]
+    heads = [*averages, *measures, "Inference tokens/s", "Inference memory"]
+    assert _texts(page, "table.runs thead button") == heads
+    cells = _texts(page, "table.runs tbody td.n")
+    measured = ["12.5", "71.5", "68.3", "54.32K", "1.07 GB"]
+    rows = [cells[start + 4 : start + 9] for start in (0, 9)]
+    assert sorted(rows) == sorted([measured, ["–"] * 5])
 
 
 def test_the_address_shows_the_same_again(open_page: Open) -> None:

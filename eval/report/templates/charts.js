@@ -115,7 +115,8 @@ const COSTS = {
 };
 const DIVISIONS = ["closed", "open", "invalid", "unfinished"];
 
-// Scores against cost: a point for each row of the table that has both, and a line for each baseline.
+// Scores against cost: a point for each row of the table that has both, a line along the checkpoints of each run that
+// were scored, and a dashed line for each baseline.
 function costPanel(place, board, overview, state, { visible, open, changed }) {
   const plot = element("div", { class: "plot" }), measures = board.columns.filter(([name]) => !["place", "model", "division"].includes(name));
   const trained = board.rows.filter((row) => row.runs.length);
@@ -130,23 +131,31 @@ function costPanel(place, board, overview, state, { visible, open, changed }) {
   const redraw = () => {
     const { score } = state, title = measures.find(([name]) => name === score)[1];
     price.parentElement.hidden = state.cost !== "money";
-    const points = trained.filter((row) => visible(row) && cost(row, state.cost) > 0 && row[score]?.[0] != null);
+    const dots = trained.filter(visible).map((row) => (
+      { x: cost(row, state.cost), y: row[score]?.[0], name: row.model, run: row.runs[0], of: overview.runs[row.runs[0]].division, named: true }));
+    const along = board.lines.filter(({ run, name }) => visible({ runs: [run], model: name })).flatMap(({ run, name, points }) => points.map(
+      ({ at, spent, scores }) => ({ x: COSTS[state.cost][1](spent, state.price), y: scores[score], name: `${name}, ${at} of the budget`, run, of: `${name}, along the way` })));
+    const points = [...dots, ...along].filter(({ x, y }) => x > 0 && y != null).sort((a, b) => a.x - b.x);
     if (!points.length) return plot.replaceChildren("No run here has both.");
-    points.sort((a, b) => cost(a, state.cost) - cost(b, state.cost));
-    const xs = points.map((row) => cost(row, state.cost)), of = (row) => overview.runs[row.runs[0]].division;
-    const shown = DIVISIONS.filter((name) => points.some((row) => of(row) === name));
-    const series = shown.map((name) => ({
-      label: name, stroke: COLOURS[DIVISIONS.indexOf(name)], paths: () => null, points: { show: true, size: 9, fill: COLOURS[DIVISIONS.indexOf(name)] },
-      value: (u, v, at, index) => (index == null || v == null ? "–" : `${v.toFixed(1)} ${points[index].model}`),
-    }));
-    const data = [xs, ...shown.map((name) => points.map((row) => (of(row) === name ? row[score][0] : null)))];
+    const xs = points.map(({ x }) => x), of = (name) => points.map((point) => (point.of === name ? point.y : null));
+    const value = (u, v, at, index) => (index == null || v == null ? "–" : `${v.toFixed(1)} ${points[index].name}`);
+    const ways = new Set(points.filter(({ named }) => !named).map((point) => point.of)), shown = DIVISIONS.filter((name) => points.some((point) => point.of === name));
+    const series = shown.map((label) => {
+      const stroke = COLOURS[DIVISIONS.indexOf(label)];
+      return { label, stroke, paths: () => null, points: { show: true, size: 9, fill: stroke }, value };
+    });
+    [...ways].forEach((label, index) => {
+      const stroke = COLOURS[(DIVISIONS.length + index) % COLOURS.length];
+      series.push({ label, stroke, width: 1.8, spanGaps: true, points: { show: true, size: 5, fill: stroke }, value });
+    });
+    const data = [xs, ...[...shown, ...ways].map(of)];
     const baselines = new Map(board.rows.filter((row) => row.division === "baseline" && row[score]?.[0] != null).map((row) => [row.model, row]));
     for (const row of baselines.values()) {
       series.push({ label: row.model, stroke: INK, paths: () => null, points: { show: false }, value: (u, v) => (v == null ? "–" : v.toFixed(1)) });
       data.push(points.map(() => row[score][0]));
     }
     let at = 0; // the point that is closest to the cursor: many runs have the same budget
-    const distance = (u, index) => Math.hypot(u.valToPos(xs[index], "x") - u.cursor.left, u.valToPos(points[index][score][0], "y") - u.cursor.top);
+    const distance = (u, index) => Math.hypot(u.valToPos(xs[index], "x") - u.cursor.left, u.valToPos(points[index].y, "y") - u.cursor.top);
     const closest = (u, column) => {
       if (column === 0) at = xs.reduce((best, _, index) => (distance(u, index) < distance(u, best) ? index : best), 0);
       return u.data[column][at] == null ? null : at;
@@ -164,15 +173,15 @@ function costPanel(place, board, overview, state, { visible, open, changed }) {
         u.ctx.textAlign = "right";
         u.ctx.fillText(row.model, u.bbox.left + u.bbox.width, y - 8 * devicePixelRatio);
       }
-      if (points.length <= 16) points.forEach((row, index) => {
-        const x = u.valToPos(xs[index], "x", true), y = u.valToPos(row[score][0], "y", true), right = x > u.bbox.left + 0.7 * u.bbox.width;
+      if (dots.length <= 16) points.filter(({ named }) => named).forEach((point) => {
+        const x = u.valToPos(point.x, "x", true), y = u.valToPos(point.y, "y", true), right = x > u.bbox.left + 0.7 * u.bbox.width;
         u.ctx.textAlign = right ? "right" : "left";
-        u.ctx.fillText(row.model.slice(0, 24), x + (right ? -9 : 9) * devicePixelRatio, y);
+        u.ctx.fillText(point.name.slice(0, 24), x + (right ? -9 : 9) * devicePixelRatio, y);
       });
       u.ctx.restore();
     };
     const u = draw(plot, data, series, [COSTS[state.cost][0], title], { log: xs.at(-1) / xs[0] > 20, closest, drawn: annotate });
-    u.over.addEventListener("click", () => open(points[at].runs[0]));
+    u.over.addEventListener("click", () => open(points[at].run));
   };
   const set = (name) => (value) => { state[name] = value; redraw(); changed(); };
   const price = element("input", { type: "number", min: 0, step: 0.1, value: state.price });

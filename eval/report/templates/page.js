@@ -90,7 +90,8 @@ class Page {
 
   controls() {
     const { state } = this, form = element("form", { class: "controls filters", role: "search", "aria-label": "Filter runs" });
-    const views = [["scores", "Scores"], ["training", "Training"], ["recipe", "Recipe"]];
+    const known = (of) => this.overview.facts.some(([key, , view]) => view === of && Object.values(this.overview.runs).some(({ facts }) => facts[key] != null));
+    const views = [["scores", "Scores"], ["measures", "Measures"], ["training", "Training"], ["recipe", "Recipe"]].filter(([view]) => view === "scores" || known(view));
     for (const [view, title] of views) {
       const button = element("button", { type: "button", class: "view", "aria-pressed": state.view === view }, title);
       button.addEventListener("click", () => {

@@ -4,7 +4,7 @@
 const DURATION = (seconds) => (seconds < 120 ? `${seconds.toFixed(0)} s` : seconds < 7200 ? `${(seconds / 60).toFixed(1)} min` : `${(seconds / 3600).toFixed(1)} h`);
 const FORMS = {
   text: (value) => (typeof value === "string" && /^[0-9a-f]{40,}$/.test(value) ? value.slice(0, 12) : String(value)),
-  date: (value) => value.slice(0, 10), compact: compactNumber, nats: (value) => value.toFixed(3), percent: (value) => `${(100 * value).toFixed(1)}%`,
+  date: (value) => value.slice(0, 10), compact: compactNumber, nats: (value) => value.toFixed(3), score: (value) => value.toFixed(1), percent: (value) => `${(100 * value).toFixed(1)}%`,
   duration: DURATION, bytes: (value) => `${(value / 1e9).toFixed(2)} GB`,
 };
 const NAMED = ["place", "model", "division"];
@@ -12,7 +12,8 @@ const NAMED = ["place", "model", "division"];
 // Columns of a view: key, title, and whether it holds numbers. Those without a value are left out.
 function columnsOf(board, overview, view) {
   const facts = overview.facts.filter(([, , of]) => of === view).map(([key, title]) => [key, title, "fact"]);
-  const all = view === "scores" ? board.columns : [...board.columns.filter(([name]) => name === "place" || name === "model"), ...facts];
+  const named = board.columns.filter(([name, , kind]) => name === "place" || name === "model" || (view === "measures" && kind === "headline" && name !== "division"));
+  const all = view === "scores" ? board.columns : [...named, ...facts];
   return all.filter(([key, , kind]) => key === "model" || board.rows.some((row) => (kind === "fact" ? factOf(row, overview, key) : row[key]) != null && row[key] !== ""));
 }
 

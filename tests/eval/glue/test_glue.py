@@ -21,7 +21,7 @@ from cramming.record import load_record
 from data_prep.dedup.decontaminate import DecontaminationConfig, Decontaminator
 from eval import glue
 from eval.finetune.models import open_model
-from eval.glue import find_model
+from eval.finetune.run_models import find_model
 from tests.eval.glue.calls import check, main, split
 
 Change = Callable[..., dict[str, Any]]

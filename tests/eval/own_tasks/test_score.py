@@ -215,6 +215,19 @@ def test_a_frozen_encoder_stays_as_it_is(
             assert is_same == name.startswith("encoder."), name
 
 
+def test_a_checkpoint_of_a_run_is_scored_in_place_of_its_final_model(
+    tasks: Path, models: list[Path], train: Callable[..., Path]
+) -> None:
+    run = train()
+    words = ["eval.seeds=[0]", "eval.init=[pretrained]", "eval.tasks=[first]"]
+    hashes = set()
+    for options in ([], ["--checkpoint=0.5"]):
+        hashes.add(score(tasks, f"--model={run}", *words, *options)["models"][str(run)]["sha256"])
+    assert len(hashes) == 2
+    with pytest.raises(UserError, match="is no folder of a finished run"):
+        score(tasks, f"--model={models[0]}", "--checkpoint=0.5", *words)
+
+
 def test_stored_settings_are_the_same_as_before_there_were_probes() -> None:
     settings = compose(["eval=glue_sane"])["eval"]["hyperparameters"]
     hyper = Hyperparameters(**settings)

@@ -256,6 +256,19 @@ def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
+def test_scores_along_the_way_are_in_order_unless_the_weights_are_others(
+    train: Run, settings: Compose, inputs: Inputs, assert_in_order: Check, call: Invocation
+) -> None:
+    chosen = (*STEPS, "checkpoint.keep_at=[0,0.5]")
+    run = train(*chosen)
+    for share in (0.5, 0.0):
+        glue.main(settings(*chosen), call, checkpoint=share)
+    assert_in_order(run)
+    assert verify_run(run, inputs).checked[-1].endswith("weights of 2 of 2 checkpoints compared")
+    forge(run, lambda events: of_kind(events, "scoring")[-1].update(model_sha256="ab" * 32))
+    assert any("step 0 has other weights" in each for each in verify_run(run, inputs).problems)
+
+
 def test_a_sweep_is_in_order(
     train: Run, settings: Compose, assert_in_order: Check, call: Invocation
 ) -> None:
