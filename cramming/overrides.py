@@ -43,7 +43,7 @@ def compose(overrides: Iterable[str] = ()) -> dict[str, Any]:
         ) from None
     start = recipe["start"]
     if isinstance(start, dict) and start.get("name") == "checkpoint":
-        completed = importlib.import_module("cramming.start_checkpoint").completed
+        completed = importlib.import_module("cramming.starts.checkpoint").completed
         return cast(dict[str, Any], completed(recipe, words.values()))
     return recipe
 

@@ -151,7 +151,7 @@ class RandomStart(Section):
 
 
 class CooccurrenceStart(Section):
-    """Word vectors counted from the text (cramming/start.py).
+    """Word vectors counted from the text (cramming/starts/cooccurrence.py).
 
     Tokens within `window` of each other count as neighbours, nearer ones more. At most `max_tokens` tokens, evenly from
     the whole training split, are read. `embedding_std` and `decoder_std`: root mean squares of the vectors' entries.
@@ -165,7 +165,7 @@ class CooccurrenceStart(Section):
 
 
 class CheckpointStart(Section):
-    """Weights of a published checkpoint, which also decides about section `model` (cramming/start_checkpoint.py)."""
+    """Weights of a published checkpoint, which also decides about section `model` (cramming/starts/checkpoint.py)."""
 
     name: str
     path: LocalPath | None

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,7 @@ from cramming.parallel.mesh import Mesh
 from cramming.precision import slow_products
 from cramming.progress import budget_text, say
 from cramming.recipe import (
-    CheckpointStart,
     Config,
-    CooccurrenceStart,
     Hardware,
     check,
     check_run,
@@ -254,14 +253,9 @@ def start_engine(
         engine = build_engine(config, mesh, device)
         if saved:
             return engine, checkpoint.load(saved, engine)
-        if isinstance(config.start, CooccurrenceStart):
-            from cramming.start import start_engine_from_text
-
-            start_engine_from_text(engine, data.corpus, config, config.start)
-        if isinstance(config.start, CheckpointStart):
-            from cramming.start_checkpoint import start_engine_from_checkpoint
-
-            start_engine_from_checkpoint(engine, data.corpus, config)
+        if config.start.name != "random":
+            start = import_module(f"cramming.starts.{config.start.name}")
+            start.set_weights(engine, data.corpus, config)
         return engine, Work()
     except (RuntimeError, MemoryError) as error:
         if not devices.is_out_of_memory(error):

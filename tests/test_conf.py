@@ -140,7 +140,7 @@ def test_every_experiment_trains_at_a_small_scale(
     ]
     fast = ["train.validations=1", "train.validation_tokens=512", "budget.steps=2"]
     if option == "adapt":
-        # The user names the checkpoint; tests/cramming/test_start_checkpoint.py starts from some.
+        # The user names the checkpoint; tests/cramming/starts/test_checkpoint.py starts from some.
         fast.append("start=random")
     launch.main(
         compose(f"experiment={option}", "scale=10M", "model.num_layers=2", *here, *rows, *fast),

@@ -24,7 +24,7 @@ from cramming.model.heads import MaskedLM
 from cramming.overrides import compose, in_words, name_of, setting
 from cramming.progress import format_count, say, show_table
 from cramming.record import is_run, load_record, refuse_finished_run
-from cramming.start_checkpoint import load_checkpoint
+from cramming.starts.checkpoint import load_checkpoint
 from eval.adapt.add_words import extended_checkpoint
 from eval.adapt.measure import Comparison, compare, held_out_windows
 from eval.adapt.page import LOSS_COLUMNS, Result, loss_rows, verdict, write_page

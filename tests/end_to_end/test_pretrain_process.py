@@ -34,14 +34,15 @@ cli.main()
 # As `python -m cramming`, but each process keeps the weights that it starts with, in $WEIGHTS-<rank>.pt.
 WEIGHTS_AT_THE_START = """
 import os, torch
-from cramming import cli, start
-original = start.start_engine_from_text
-def start_engine_from_text(engine, *arguments):
+from cramming import cli
+from cramming.starts import cooccurrence as start
+original = start.set_weights
+def set_weights(engine, *arguments):
     before = {name: p.detach().clone() for name, p in engine.model.named_parameters()}
     original(engine, *arguments)
     assert any(not torch.equal(p, before[name]) for name, p in engine.model.named_parameters())
     torch.save(engine.model.state_dict(), f"{os.environ['WEIGHTS']}-{engine.mesh.rank}.pt")
-start.start_engine_from_text = start_engine_from_text
+start.set_weights = set_weights
 cli.main()
 """
 

@@ -74,7 +74,7 @@ def checkpoint_folder(path: str) -> Path:
     return folder.absolute()
 
 
-def start_engine_from_checkpoint(engine: Engine, corpus: Corpus, config: Config) -> None:
+def set_weights(engine: Engine, corpus: Corpus, config: Config) -> None:
     """Load the checkpoint's weights; all processes get those of the first."""
     assert isinstance(config.start, CheckpointStart) and config.start.path is not None
     model = engine.whole_model(config)

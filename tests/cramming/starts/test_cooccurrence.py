@@ -14,7 +14,7 @@ from cramming.data.corpus import TokenStream
 from cramming.model.config import ModelConfig
 from cramming.model.heads import MaskedLM
 from cramming.recipe import CooccurrenceStart
-from cramming.start import _decompose, count_pairs, start_from_text, word_vectors
+from cramming.starts.cooccurrence import _decompose, count_pairs, start_from_text, word_vectors
 
 VOCAB, SPECIAL, CPU = 40, (0, 1, 2), torch.device("cpu")
 CONFIG = CooccurrenceStart(
@@ -54,7 +54,7 @@ def test_pairs_are_counted_as_by_hand() -> None:
 
 
 def test_a_bounded_count_reads_the_whole_stream_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cramming.start.CHUNK", 50)
+    monkeypatch.setattr("cramming.starts.cooccurrence.CHUNK", 50)
     ids = np.arange(1000) % 500  # each pair of neighbours stands for its place
     counts = count_pairs(
         TokenStream.of_array(ids, np.array([0])), 500, (), window=1, max_tokens=200

@@ -36,7 +36,7 @@ from cramming.model.heads import MaskedLM
 from cramming.overrides import compose as compose_recipe
 from cramming.recipe import Config, Hardware, check
 from cramming.record import load_record
-from cramming.start_checkpoint import load_checkpoint
+from cramming.starts.checkpoint import load_checkpoint
 from data_prep.tokenizer.load import load, special_tokens
 
 VOCABULARY = 300  # of the small corpus

@@ -31,10 +31,10 @@ ITERATIONS = (
 OVERSAMPLES = 10  # columns of its basis beyond the wanted ones
 
 
-def start_engine_from_text(
-    engine: Engine, corpus: Corpus, config: Config, start: CooccurrenceStart
-) -> None:
+def set_weights(engine: Engine, corpus: Corpus, config: Config) -> None:
     """Set the embeddings of the engine's model from the corpus; rank 0 computes them for all processes."""
+    start = config.start
+    assert isinstance(start, CooccurrenceStart)
     model, special_ids = engine.whole_model(config), tuple(corpus.special_ids)
     if isinstance(model, PretrainedModel):  # on rank 0 alone
         start_from_text(
