@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .attention_kernels import KERNELS, additive, restrict_rows
-from .packing import Layout, Packing, is_exported, sequence_ids
+from .packing import Layout, Packing, sequence_ids
 
 __all__ = [
     "KERNELS",
@@ -29,10 +29,8 @@ __all__ = [
 def choose(packing: Packing, half_window: int | None, dtype: torch.dtype, dropout: float) -> str:
     """Return the kernel that `auto` stands for: the first in `KERNELS` that suits the batch.
 
-    `padded` suits every batch. Exported graphs have SDPA, which runs on every device.
+    `padded` suits every batch.
     """
-    if is_exported():
-        return "sdpa"
     suited = [
         name
         for name, kernel in KERNELS.items()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .packing import Layout, Packing, is_exported, sequence_ids
+from .packing import Layout, Packing, sequence_ids
 
 FLASH_CAPABILITY = (8, 0)  # Ampere; a 2080 Ti and a T4 are 7.5, a V100 is 7.0
 FLASH_TORCH = (2, 11)  # the first with the arguments of `varlen_attn` that are used here
@@ -44,11 +44,8 @@ class Kernel(NamedTuple):
 
 
 def _band(length: int, half_window: int | None, device: torch.device) -> Tensor | None:
-    """Return a boolean [L, L], true where |i - j| <= half_window, or None if that holds everywhere.
-
-    An exported graph takes rows longer than the example's, so it contains the mask in any case.
-    """
-    if half_window is None or (not is_exported() and half_window >= length - 1):
+    """Return a boolean [L, L], true where |i - j| <= half_window, or None if that holds everywhere."""
+    if half_window is None or half_window >= length - 1:
         return None
     index = torch.arange(length, device=device)
     return (index[:, None] - index[None, :]).abs() <= half_window
@@ -80,7 +77,7 @@ def additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     if mask is None:
         return None
     *shape, length = mask.shape
-    padded_length = length if is_exported() else -(-length // MASK_MULTIPLE) * MASK_MULTIPLE
+    padded_length = -(-length // MASK_MULTIPLE) * MASK_MULTIPLE
     numbers = torch.zeros((*shape, padded_length), dtype=dtype, device=mask.device)
     return numbers[..., :length].masked_fill_(~mask, float("-inf"))
 

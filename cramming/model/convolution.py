@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .packing import is_exported
-
 
 class Convolution(nn.Module):
     """Depthwise convolution on the residual stream: neighbours times trained weights per channel, added to each token.
@@ -28,7 +26,7 @@ class Convolution(nn.Module):
         offsets = list(range(-self.radius, 0))
         if not causal:
             offsets += range(1, self.radius + 1)
-        if not torch.compiler.is_compiling() and not is_exported():
+        if not torch.compiler.is_compiling() and not torch.jit.is_tracing():
             convolved: Tensor = _Convolved.apply(x_TD, self.taps, positions_T, offsets)
             return convolved
         out = x_TD

@@ -32,7 +32,7 @@ from .flex import prepare  # noqa: F401
 from .heads import HeadTransform, capped
 from .init import initialize  # noqa: F401
 from .layers import make_norm  # noqa: F401
-from .packing import Packing, is_exported
+from .packing import Layout, Packing
 
 
 def _choice(name: str) -> Any:
@@ -91,6 +91,34 @@ NOT_TAKEN = (
 )
 
 
+def is_exported() -> bool:
+    """Return whether `torch.onnx.export`, `torch.export` or `torch.jit.trace` records the model as a graph.
+
+    No number of the example batch may then shape the computation.
+    """
+    # not `torch.compiler.is_exporting`, which older versions of torch lack
+    is_export = torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
+    return torch.jit.is_tracing() or is_export
+
+
+class GraphEncoder(Encoder):
+    """Encoder whose attention, in an exported graph, takes rows of any number and length with padding inside."""
+
+    def _layout(self, window: int | None, packing: Packing, hidden_TD: Tensor) -> Layout:
+        if not is_exported():
+            return super()._layout(window, packing, hidden_TD)
+        length = packing.max_length
+        tokens_T = torch.arange(hidden_TD.shape[0], device=hidden_TD.device)
+        # not `sequence_ids`: ONNX lacks `searchsorted`
+        ids_BL = (tokens_T[:, None] >= packing.bounds_S[1:]).sum(1).view(-1, length)
+        mask_BLL = ids_BL[:, :, None] == ids_BL[:, None, :]
+        if window is not None:
+            columns_L = torch.arange(length, device=hidden_TD.device)
+            mask_BLL = mask_BLL & ((columns_L[:, None] - columns_L).abs() <= window)
+        groups = ((hidden_TD.shape[0] // length, length),)
+        return Layout("sdpa", packing, window, groups, (mask_BLL[:, None],))
+
+
 class CrammingPreTrainedModel(PreTrainedModel):
     """Encoder.
 
@@ -105,7 +133,7 @@ class CrammingPreTrainedModel(PreTrainedModel):
     def __init__(self, config: CrammingConfig) -> None:
         super().__init__(config)
         self.choices = ModelConfig(**config.model)
-        self.encoder = Encoder(self.choices)
+        self.encoder = GraphEncoder(self.choices)
         self._build(config)
         self.post_init()
 
@@ -209,7 +237,7 @@ def _packing(mask_BL: Tensor) -> Packing:
     """Return the packing of the tokens: equal rows where nothing is padded, else ragged sequences."""
     length = mask_BL.shape[1]
     if is_exported():
-        return Packing(_bounds(mask_BL), None, length, aligned_length=length)
+        return Packing(_bounds(mask_BL), None, length)
     if mask_BL.all():
         return Packing(_bounds(mask_BL), length, length)
     return Packing(_bounds(mask_BL), None, int(mask_BL.sum(dim=1).max()))

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .config import ModelConfig
-from .packing import is_exported
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -40,12 +39,7 @@ class RMSNorm(nn.RMSNorm):
     """RMS norm in fp32, as autocast runs it on a GPU; with two types on a CPU torch warns and computes the same."""
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.to(self.weight.dtype)
-        if not is_exported():
-            return super().forward(x)
-        eps = torch.finfo(x.dtype).eps if self.eps is None else self.eps
-        scale = (x.square().mean(-1, keepdim=True) + eps).rsqrt()  # an operator that ONNX lacks
-        return x * scale * self.weight
+        return super().forward(x.to(self.weight.dtype))
 
 
 class MLP(nn.Module):
@@ -195,7 +189,7 @@ def rope_tables(positions_T: Tensor, head_size: int, theta: float) -> Rope:
 def apply_rope(x_THK: Tensor, rope: Rope) -> Tensor:
     """Rotate queries or keys, in fp32 whatever their type."""
     cos, sin = rope
-    if not torch.compiler.is_compiling() and not is_exported():
+    if not torch.compiler.is_compiling() and not torch.jit.is_tracing():
         rotated: Tensor = _Rotation.apply(x_THK, cos, sin)
         return rotated
     return (x_THK * cos + x_THK.roll(x_THK.shape[-1] // 2, -1) * sin).to(x_THK.dtype)

@@ -62,16 +62,4 @@ class Layout(NamedTuple):
 def sequence_ids(bounds_S: Tensor, num_tokens: int) -> Tensor:
     """Return the index of each token's sequence, int64 [T]."""
     tokens_T = torch.arange(num_tokens, device=bounds_S.device, dtype=bounds_S.dtype)
-    if is_exported():  # ONNX has no `searchsorted`
-        return (tokens_T[:, None] >= bounds_S[1:]).sum(1)
     return torch.searchsorted(bounds_S, tokens_T, right=True) - 1
-
-
-def is_exported() -> bool:
-    """Return whether `torch.onnx.export`, `torch.export` or `torch.jit.trace` records the model as a graph.
-
-    No number of the example batch may then shape the computation.
-    """
-    # not `torch.compiler.is_exporting`, which older versions of torch lack
-    is_export = torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
-    return torch.jit.is_tracing() or is_export
