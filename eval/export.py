@@ -86,8 +86,7 @@ def main(
             clients = check_clients(
                 exported_model, temporary, pooling or "mean", max_length, python
             )
-            rows = [(row.client, row.version, row.text) for row in clients]
-            show_table("clients:", ("client", "version", "result"), rows)
+            show_table("clients:", ("client", "version", "result"), clients)
         exported = Exported(
             name=run.label if run else out.name,
             family=family,
@@ -97,7 +96,7 @@ def main(
             table_length=table_length,
             positions=config.positions,
             pooling=pooling,
-            clients=tuple((row.client, row.version, row.text) for row in clients),
+            clients=clients,
             token_types=config.token_types,
             weights_sha256=file_sha256(temporary / WEIGHTS),
             license=license,

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -33,13 +33,7 @@ TEXTS = [  # of different lengths, so that all but the longest are padded
 ]
 
 
-class ClientResult(NamedTuple):
-    """Row of the table of clients. `passed`: None where the client is not installed."""
-
-    client: str
-    version: str
-    passed: bool | None
-    text: str
+ClientResult = tuple[str, str, str]  # client, version, result
 
 
 def check_clients(
@@ -80,14 +74,14 @@ def _run(name: str, command: list[str], scratch: Path, environment: dict[str, st
             stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
-        return ClientResult(name, "", False, f"not done after {TIMEOUT_SECONDS} seconds")
+        return name, "", f"not done after {TIMEOUT_SECONDS} seconds"
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
         errors = done.stderr.strip().splitlines() or [""]
         problem = f"not loadable: ended with code {done.returncode} ({errors[-1][:200]})"
-        return ClientResult(name, "", False, problem)
+        return name, "", problem
     result = json.loads(lines[-1])
-    return ClientResult(name, result.get("version", ""), result["passed"], result["text"])
+    return name, result.get("version", ""), result["text"]
 
 
 @torch.no_grad()

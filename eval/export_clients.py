@@ -18,13 +18,6 @@ TOLERANCE = 1e-4  # of the largest absolute value, if that is above 1
 LEAST_COSINE = 0.9  # of 8-bit weights
 
 
-class Outcome(NamedTuple):
-    """Result of one client in words, and whether it is what a user would expect."""
-
-    passed: bool
-    text: str
-
-
 class Exported:
     """Exported folder and the reference for its texts.
 
@@ -45,8 +38,8 @@ class Exported:
         if (folder / "hf_adapter.py").is_file():
             self.options["trust_remote_code"] = True
 
-    def compare(self, **outputs: Any) -> Outcome:
-        """Return whether outputs equal those of the same names in the reference, padding left out."""
+    def compare(self, **outputs: Any) -> str:
+        """Return whether outputs equal those of the same names in the reference at all tokens, in words."""
         largest = 0.0
         for name, output in outputs.items():
             expected = self.reference[name]
@@ -55,10 +48,10 @@ class Exported:
                 difference = difference[self.reference["mask"].bool()]
             share = difference.max().item() / max(1.0, expected.abs().max().item())
             if not share <= TOLERANCE:
-                return Outcome(False, f"not equal: {name} differs by {share:.1e}")
+                return f"not equal: {NAMES[name]} differ by {share:.1e}"
             largest = max(largest, share)
         names = ", ".join(NAMES[name] for name in outputs)
-        return Outcome(True, f"equal to 1e-4: {names} (largest difference {largest:.0e})")
+        return f"equal to 1e-4: {names} (largest difference {largest:.0e})"
 
     def load(self, auto_class: str) -> Any:
         """Return the model that an automatic class of transformers loads."""
@@ -77,7 +70,7 @@ class Exported:
 NAMES = {"hidden": "hidden states", "logits": "logits", "pooled": "sentence vectors"}
 
 
-def check_transformers(exported: Exported) -> Outcome:
+def check_transformers(exported: Exported) -> str:
     """Compare token ids, hidden states and logits."""
     import torch
     from transformers import AutoTokenizer
@@ -87,7 +80,7 @@ def check_transformers(exported: Exported) -> Outcome:
     encoded = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
     for name, expected in exported.inputs.items():
         if not torch.equal(encoded[name], expected):
-            return Outcome(False, f"not equal: {name} of the tokenizer")
+            return f"not equal: {name} of the tokenizer"
     with torch.no_grad():
         outputs = {"hidden": exported.load("AutoModel")(**encoded).last_hidden_state}
         if "logits" in exported.reference:
@@ -95,14 +88,12 @@ def check_transformers(exported: Exported) -> Outcome:
     return exported.compare(**outputs)
 
 
-def check_sentence_transformers(exported: Exported) -> Outcome:
+def check_sentence_transformers(exported: Exported) -> str:
     """Compare sentence vectors, and the length at which texts are cut."""
     model = exported.sentence_transformer()
     expected_length = exported.reference["max_length"]
     if model.max_seq_length != expected_length:
-        return Outcome(
-            False, f"not equal: max_seq_length {model.max_seq_length}, not {expected_length}"
-        )
+        return f"not equal: max_seq_length {model.max_seq_length}, expected {expected_length}"
     vectors = model.encode(exported.reference["texts"], convert_to_tensor=True)
     return exported.compare(pooled=vectors)
 
@@ -149,12 +140,12 @@ def run_onnx(exported: Exported, file: Path) -> Any:
     return torch.from_numpy(session.run(["hidden"], inputs)[0])
 
 
-def check_onnx(exported: Exported) -> Outcome:
+def check_onnx(exported: Exported) -> str:
     """Compare hidden states of the ONNX file for texts of another number and length than its example."""
     return exported.compare(hidden=run_onnx(exported, write_onnx(exported)))
 
 
-def check_onnx_int8(exported: Exported) -> Outcome:
+def check_onnx_int8(exported: Exported) -> str:
     """Compare the directions of hidden states with those of 8-bit weights."""
     import onnx
     import torch
@@ -169,10 +160,11 @@ def check_onnx_int8(exported: Exported) -> Outcome:
     cosines = torch.cosine_similarity(hidden, exported.reference["hidden"][mask], dim=-1)
     least = cosines.min().item()
     text = f"hidden states: least cosine {least:.5f}, {products} matrix products in 8 bits"
-    return Outcome(products > 0 and least >= LEAST_COSINE, text)
+    is_close = products > 0 and least >= LEAST_COSINE
+    return text if is_close else f"not close: {text}"
 
 
-def check_faiss(exported: Exported) -> Outcome:
+def check_faiss(exported: Exported) -> str:
     """Return whether the nearest of all sentence vectors to each is that vector."""
     import faiss
 
@@ -182,12 +174,12 @@ def check_faiss(exported: Exported) -> Outcome:
     index = faiss.IndexFlatIP(vectors.shape[1])
     index.add(vectors)
     nearest = index.search(vectors, 1)[1][:, 0].tolist()
-    passed = nearest == list(range(len(vectors)))
-    text = "nearest neighbour of each sentence is that sentence"
-    return Outcome(passed, text if passed else f"nearest neighbours: {nearest}")
+    if nearest != list(range(len(vectors))):
+        return f"not equal: the nearest neighbours are {nearest}"
+    return "the nearest neighbour of each sentence is that sentence"
 
 
-def check_setfit(exported: Exported) -> Outcome:
+def check_setfit(exported: Exported) -> str:
     """Fit a classifier on eight examples."""
     from datasets import Dataset
     from setfit import SetFitModel, Trainer, TrainingArguments
@@ -202,14 +194,14 @@ def check_setfit(exported: Exported) -> Outcome:
     Trainer(model, arguments, train_dataset=examples).train()
     answers = [int(answer) for answer in model.predict(texts)]
     right = sum(answer == label for answer, label in zip(answers, labels))
-    return Outcome(right > 4, f"fits 8 examples, {right} of them right")
+    return f"{'fits' if right > 4 else 'not fitted to'} 8 examples, {right} of them right"
 
 
 class Client(NamedTuple):
     """Client: packages (module -> name on PyPI), the first of which names its version, and the check."""
 
     packages: dict[str, str]
-    check: Callable[[Exported], Outcome]
+    check: Callable[[Exported], str]
 
 
 _TRANSFORMERS = {"transformers": "transformers", "torch": "torch"}
@@ -225,8 +217,8 @@ CLIENTS = {
 }
 
 
-def main(name: str, folder: Path, reference_file: Path) -> dict[str, Any]:
-    """Return the client's version, whether it passed (None without its packages), and the result in words."""
+def main(name: str, folder: Path, reference_file: Path) -> dict[str, str]:
+    """Return the client's version and the result in words; those of failures start with "not"."""
     client = CLIENTS[name]
     missing = [
         package
@@ -234,17 +226,17 @@ def main(name: str, folder: Path, reference_file: Path) -> dict[str, Any]:
         if not importlib.util.find_spec(module)
     ]
     if missing:
-        return {"passed": None, "text": f"not installed (pip install {' '.join(missing)})"}
+        return {"text": f"not installed (pip install {' '.join(missing)})"}
     version = importlib.metadata.version(next(iter(client.packages.values())))
     try:
-        outcome = client.check(Exported(folder, reference_file))
+        text = client.check(Exported(folder, reference_file))
     except Exception as error:  # any error of a client is a result
         root: BaseException = error
         while root.__cause__:
             root = root.__cause__
         lines = str(root).strip().splitlines() or [""]
-        outcome = Outcome(False, f"not loadable: {type(root).__name__}: {lines[0][:200]}")
-    return {"version": version, "passed": outcome.passed, "text": outcome.text}
+        text = f"not loadable: {type(root).__name__}: {lines[0][:200]}"
+    return {"version": version, "text": text}
 
 
 if __name__ == "__main__":

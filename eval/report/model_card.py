@@ -5,6 +5,7 @@ Scores by task, corpus, recipe and rules are folded. Everything comes from the r
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -61,7 +62,7 @@ class Exported:
     table_length: int
     positions: str
     pooling: str | None
-    clients: tuple[tuple[str, str, str], ...]
+    clients: Sequence[tuple[str, str, str]]
     token_types: int
     weights_sha256: str
     license: str | None
