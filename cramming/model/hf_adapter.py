@@ -245,7 +245,7 @@ def _packing(mask_BL: Tensor) -> Packing:
 
 def _padded(x_TX: Tensor, mask_BL: Tensor) -> Tensor:
     if is_exported():
-        return x_TX.view(*mask_BL.shape, -1) * mask_BL[:, :, None]
+        return x_TX.view(*mask_BL.shape, x_TX.shape[1]) * mask_BL[:, :, None]
     out_BLX = x_TX.new_zeros((*mask_BL.shape, x_TX.shape[1]))
     out_BLX[mask_BL] = x_TX
     return out_BLX
