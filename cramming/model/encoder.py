@@ -326,13 +326,11 @@ class Encoder(nn.Module):
         if config.positions == "rope":
             theta = config.rope_theta_global if window is None else config.rope_theta_local
             rope = rope_tables(positions_T, config.head_size, theta)
-        return rope, self._layout(window, packing, hidden_TD)
-
-    def _layout(self, window: int | None, packing: Packing, hidden_TD: Tensor) -> Layout:
-        """Return the attention layout of all blocks with this window; exported models override it."""
-        dropout = self.config.attention_dropout if self.training else 0.0
+        dropout = config.attention_dropout if self.training else 0.0
         dtype = compute_dtype(hidden_TD)
-        return attention.prepare(self.kernel, packing, hidden_TD.shape[0], window, dtype, dropout)
+        return rope, attention.prepare(
+            self.kernel, packing, positions_T.shape[0], window, dtype, dropout
+        )
 
 
 def _materialized_stream(hidden_TD: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from .encoder import Encoder
 from .flex import prepare  # noqa: F401
 from .heads import HeadTransform, capped
 from .init import initialize  # noqa: F401
-from .layers import make_norm  # noqa: F401
+from .layers import Rope
 from .packing import Layout, Packing
 
 
@@ -104,9 +104,14 @@ def is_exported() -> bool:
 class GraphEncoder(Encoder):
     """Encoder whose attention, in an exported graph, takes rows of any number and length with padding inside."""
 
-    def _layout(self, window: int | None, packing: Packing, hidden_TD: Tensor) -> Layout:
+    def _shared(
+        self, window: int | None, positions_T: Tensor, packing: Packing, hidden_TD: Tensor
+    ) -> tuple[Rope | None, Layout]:
         if not is_exported():
-            return super()._layout(window, packing, hidden_TD)
+            return super()._shared(window, positions_T, packing, hidden_TD)
+        # rows of one token have no mask, which would depend on the example; only the rotary tables are used
+        one_token_each = Packing(packing.bounds_S, 1, 1)
+        rope, _ = super()._shared(window, positions_T, one_token_each, hidden_TD)
         length = packing.max_length
         tokens_T = torch.arange(hidden_TD.shape[0], device=hidden_TD.device)
         # not `sequence_ids`: ONNX lacks `searchsorted`
@@ -116,7 +121,7 @@ class GraphEncoder(Encoder):
             columns_L = torch.arange(length, device=hidden_TD.device)
             mask_BLL = mask_BLL & ((columns_L[:, None] - columns_L).abs() <= window)
         groups = ((hidden_TD.shape[0] // length, length),)
-        return Layout("sdpa", packing, window, groups, (mask_BLL[:, None],))
+        return rope, Layout("sdpa", packing, window, groups, (mask_BLL[:, None],))
 
 
 class CrammingPreTrainedModel(PreTrainedModel):
