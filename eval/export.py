@@ -18,7 +18,7 @@ from cramming.model.encoder import Encoder
 from cramming.model.export import CODE, SPECIAL_TOKENS, load_exported, save_pretrained
 from cramming.model.heads import MaskedLM
 from cramming.model.stock import stock_family
-from cramming.progress import say, show_table
+from cramming.progress import say
 from cramming.record import WITHOUT_MODEL
 from eval.finetune.encode import special_token
 from eval.finetune.models import altered, open_model
@@ -86,7 +86,6 @@ def main(
             clients = check_clients(
                 exported_model, temporary, pooling or "mean", max_length, python
             )
-            show_table("clients:", ("client", "version", "result"), clients)
         exported = Exported(
             name=run.label if run else out.name,
             family=family,

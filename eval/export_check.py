@@ -55,9 +55,10 @@ def check_clients(
         torch.save(compute_reference(model, folder, pooling, max_length), scratch / "reference.pt")
         (scratch / "model").symlink_to(folder)
         for name in CLIENTS:
-            say(f"testing: {name}")
             command = [python or sys.executable, program, name, "model", "reference.pt"]
-            results.append(_run(name, command, scratch, environment))
+            result = _run(name, command, scratch, environment)
+            say(f"tested: {' '.join(filter(None, result[:2]))}: {result[2]}")
+            results.append(result)
     return results
 
 
