@@ -494,6 +494,12 @@ def export(
     language: Annotated[
         str | None, _option("--language", text="Of the corpus, such as en.")
     ] = None,
+    test: Annotated[
+        bool, _option("--test", text="Load the folder in every installed client.")
+    ] = False,
+    python: Annotated[
+        str | None, _option("--python", text="Of the environment whose clients --test loads.")
+    ] = None,
 ) -> Call:
     """Write the finished model as a folder for transformers, with a model card."""
     return _call(context)

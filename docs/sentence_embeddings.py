@@ -4,9 +4,9 @@
     cramming export --name first
     python docs/sentence_embeddings.py runs/first/export --pairs pairs.tsv --out embedder
 
-Every line of `pairs.tsv` holds two texts of like meaning, between them a tab. The mean of a text's token vectors is its
-embedding, trained so that each text is nearer to its partner than to the other partners in the batch
-(`MultipleNegativesRankingLoss`). Without `--pairs` a handful of pairs shows that it runs.
+Every line of `pairs.tsv` holds two texts of like meaning, between them a tab. A text's embedding is pooled from its
+token vectors as the folder says. It is trained so that each text is nearer to its partner than to the other partners
+in the batch (`MultipleNegativesRankingLoss`). Without `--pairs` a handful of pairs shows that it runs.
 """
 
 import argparse

@@ -1,16 +1,20 @@
 """The verb `cramming export`: write the finished model as a folder to use or to publish, with a model card.
 
-The folder holds config.json, model.safetensors (the bytes that pretraining wrote), the tokenizer's files, README.md
-and, for an architecture that stock transformers lacks, the Python files that `trust_remote_code=True` runs. It
-appears as a whole or not at all, and replaces an earlier export.
+The folder holds config.json, model.safetensors (the bytes that pretraining wrote), the tokenizer's files, README.md,
+settings of sentence-transformers and, for an architecture that stock transformers lacks, the Python files that
+`trust_remote_code=True` runs. It appears as a whole or not at all, and replaces an earlier export.
 """
 
 import glob
+import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from cramming.config import file_sha256, require
 from cramming.files import overwrite_atomically, sweep
 from cramming.invocation import Invocation
+from cramming.model.encoder import Encoder
 from cramming.model.export import CODE, SPECIAL_TOKENS, load_exported, save_pretrained
 from cramming.model.heads import MaskedLM
 from cramming.model.stock import stock_family
@@ -27,7 +31,10 @@ FILES = {
     WEIGHTS,
     *CODE,
     "README.md",
+    "1_Pooling",
     "config.json",
+    "modules.json",
+    "sentence_bert_config.json",
     "special_tokens_map.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -42,11 +49,16 @@ def main(
     out: Path | None,
     license: str | None,
     language: str | None,
+    test: bool = False,
+    python: str | None = None,
 ) -> None:
     """Export the run `name` (or the folder `model`); raise UserError for missing inputs or an existing folder.
 
-    `license` of the weights and `language` of the corpus are for the model card.
+    `license` of the weights and `language` of the corpus are for the model card. `test` lets the clients of the
+    environment of `python` load the folder, and adds the results to the card.
     """
+    is_missing = python is not None and not Path(python).is_file()
+    require(not is_missing, f"--python={python}: no such file. Give the Python of an environment.")
     invocation = Invocation(name=name, runs=runs)
     folder, run = find_folder(model) if model else find_run(invocation)
     out = (out or folder.parent / "export").absolute()
@@ -56,17 +68,34 @@ def main(
     )
     tokens = special_tokens(folder)
     exported_model = load_exported(folder)
+    table_length = exported_model.config.max_length
+    max_length = trained_length(run) or table_length
+    if exported_model.config.positions != "learned":  # whose table is among the weights
+        exported_model.config = replace(exported_model.config, max_length=max_length)
     config = exported_model.config
     family = stock_family(config)
+    pooling = scored_pooling(run)
 
     def write(temporary: Path) -> None:
         save_pretrained(exported_model, temporary, folder / "tokenizer.json", tokens)
+        write_pooling(temporary, exported_model, pooling or "mean", max_length)
+        clients = []
+        if test or python:
+            from eval.export_check import check_clients  # imported late: builds tasks' tokenizers
+
+            clients = check_clients(
+                exported_model, temporary, pooling or "mean", max_length, python
+            )
         exported = Exported(
             name=run.label if run else out.name,
             family=family,
             parameters=sum(parameter.numel() for parameter in exported_model.parameters()),
             has_head=isinstance(exported_model, MaskedLM),
-            max_length=config.max_length,
+            max_length=max_length,
+            table_length=table_length,
+            positions=config.positions,
+            pooling=pooling,
+            clients=clients,
             token_types=config.token_types,
             weights_sha256=file_sha256(temporary / WEIGHTS),
             license=license,
@@ -79,6 +108,54 @@ def main(
     loading = "as it is" if family else "with trust_remote_code=True"
     origin = "" if run else "no run record beside the model, "
     say(f"export: {out}, {origin}loads in transformers {loading}; README.md says how")
+
+
+def trained_length(run: Run | None) -> int | None:
+    """Return the length of the sequences that a run trained on, None if another training came before or is unknown."""
+    if run is None:
+        return None
+    start, train = run.record.config.get("start"), run.record.config.get("train")
+    if not isinstance(train, dict) or (isinstance(start, dict) and start.get("path")):
+        return None
+    length = train.get("sequence_length")
+    return length if isinstance(length, int) else None
+
+
+def scored_pooling(run: Run | None) -> str | None:
+    """Return the pooling of one text by which a run was scored, None without scores.
+
+    `pairs` takes the mean of each text.
+    """
+    scores = run.record.trained if run else None
+    if scores is None:
+        return None
+    return "cls" if scores.hyperparameters.get("pooling") == "cls" else "mean"
+
+
+def write_pooling(folder: Path, model: MaskedLM | Encoder, pooling: str, max_length: int) -> None:
+    """Write how texts are cut and their vectors pooled, for sentence-transformers and transformers."""
+    (folder / "1_Pooling").mkdir()
+    modules = []
+    for index, (path, kind) in enumerate((("", "Transformer"), ("1_Pooling", "Pooling"))):
+        kind = f"sentence_transformers.models.{kind}"
+        modules.append({"idx": index, "name": str(index), "path": path, "type": kind})
+    classifier = {}
+    if stock_family(model.config) in (None, "modernbert"):
+        classifier["classifier_pooling"] = pooling
+    files: dict[str, Any] = {
+        "modules.json": modules,
+        "sentence_bert_config.json": {"max_seq_length": max_length, "do_lower_case": False},
+        "1_Pooling/config.json": {
+            "word_embedding_dimension": model.config.hidden_size,
+            "pooling_mode_cls_token": pooling == "cls",
+            "pooling_mode_mean_tokens": pooling == "mean",
+        },
+        "config.json": json.loads((folder / "config.json").read_text()) | classifier,
+        "tokenizer_config.json": json.loads((folder / "tokenizer_config.json").read_text())
+        | {"model_max_length": max_length},
+    }
+    for name, node in files.items():
+        (folder / name).write_text(json.dumps(node, indent=2, sort_keys=True) + "\n")
 
 
 def _is_replaceable(out: Path) -> bool:
@@ -104,10 +181,10 @@ def find_folder(model: str) -> tuple[Path, Run | None]:
         folder.is_dir(),
         f"--model={folder}: no such folder. Give a model folder, such as runs/<name>/final.",
     )
-    run = load_run(folder.parent)
+    source, run = open_model(folder), load_run(folder.parent)
     written = run.record.training.final_files or {}
     known = not run.problem and run.record.training.final_sha256
-    same = known and not altered(written, open_model(folder).files)
+    same = known and not altered(written, source.files)
     return folder, run if same else None
 
 

@@ -86,11 +86,11 @@ def _means(hidden_TD: Tensor, ids_T: Tensor, count: int) -> Tensor:
 
 
 def _mean_pooling(hidden_TD: Tensor, bounds_S: Tensor) -> Tensor:
-    return _means(hidden_TD, sequence_ids(bounds_S, len(hidden_TD)), len(bounds_S) - 1)
+    return _means(hidden_TD, sequence_ids(bounds_S, hidden_TD.shape[0]), bounds_S.shape[0] - 1)
 
 
 def _cls_pooling(hidden_TD: Tensor, bounds_S: Tensor) -> Tensor:
-    firsts_SD = hidden_TD.index_select(0, bounds_S[:-1].long().clamp(max=len(hidden_TD) - 1))
+    firsts_SD = hidden_TD.index_select(0, bounds_S[:-1].long().clamp(max=hidden_TD.shape[0] - 1))
     return firsts_SD * (bounds_S.diff() > 0)[:, None]
 
 

@@ -26,12 +26,12 @@ class Convolution(nn.Module):
         offsets = list(range(-self.radius, 0))
         if not causal:
             offsets += range(1, self.radius + 1)
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and not torch.jit.is_tracing():
             convolved: Tensor = _Convolved.apply(x_TD, self.taps, positions_T, offsets)
             return convolved
         out = x_TD
         for offset, tap_D in zip(offsets, self.taps[: len(offsets)], strict=True):
-            is_neighbour_T = positions_T.roll(-offset) == positions_T + offset
+            is_neighbour_T = positions_T.roll(-offset, 0) == positions_T + offset
             out = out + x_TD.roll(-offset, 0) * (is_neighbour_T[:, None] * tap_D.to(x_TD.dtype))
         return out
 

@@ -131,7 +131,7 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, ...]:
         """Return queries of the query subset, and keys and values of all tokens."""
         if layout.queries_M is None and context_TD is None:
-            return self.qkv(x_TD).view(len(x_TD), 3, -1, self.head_size).unbind(1)
+            return self.qkv(x_TD).view(x_TD.shape[0], 3, -1, self.head_size).unbind(1)
         width = self.qkv.weight.shape[0] // 3  # a tensor-parallel rank has only some of the heads
         weight_q, weight_kv = self.qkv.weight.split([width, 2 * width])
         bias_q = bias_kv = None
@@ -142,8 +142,8 @@ class Attention(nn.Module):
             x_MD, keys_TD = layout.at_queries(x_TD), x_TD
         q_MD = F.linear(x_MD, weight_q, bias_q)
         kv_TX = F.linear(keys_TD, weight_kv, bias_kv)
-        k, v = kv_TX.view(len(keys_TD), 2, -1, self.head_size).unbind(1)
-        return q_MD.view(len(x_MD), -1, self.head_size), k, v
+        k, v = kv_TX.view(keys_TD.shape[0], 2, -1, self.head_size).unbind(1)
+        return q_MD.view(x_MD.shape[0], -1, self.head_size), k, v
 
 
 class Block(nn.Module):

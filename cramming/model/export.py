@@ -33,6 +33,8 @@ SPECIAL_TOKENS = {
     f"{role}_token": f"[{role.upper()}]" for role in ("pad", "unk", "cls", "sep", "mask")
 }
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # the first existing file is read
+# classes of transformers without a masked-LM head, among them those with a fine-tuned one
+BARE_CLASS = re.compile(r"(?<!LMHead)Model$|Classification$|QuestionAnswering$|MultipleChoice$")
 CRAMMING_FORMAT = 2
 # parameter of this suite -> parameter of the adapter (hf_adapter.py)
 ADAPTER_NAMES = {"decoder_weight": "decoder.weight", "decoder_bias": "decoder.bias"}
@@ -273,12 +275,11 @@ def load_exported(folder: Path) -> MaskedLM | Encoder:
 
 
 def _is_bare(folder: Path) -> bool:
-    """Return whether the folder's configuration names a class without a head.
+    """Return whether the folder's configuration names a class without a masked-LM head.
 
     Weights cannot tell: a head that is tied to the embeddings may have none.
     """
-    bare = {AUTO_CLASSES["AutoModel"], *(family.encoder for family in families().values())}
-    return bool(bare & {*(_read_config(folder).get("architectures") or ())})
+    return any(map(BARE_CLASS.search, _read_config(folder).get("architectures") or ()))
 
 
 def load_encoder(

@@ -1,7 +1,8 @@
 """The suite's model as a transformers class, for `from_pretrained(folder, trust_remote_code=True)`.
 
 The files beside this one are copies of the suite's; they need torch and transformers only. The padded batch [B, L] of
-transformers is turned into packed tokens [T] without padding for the encoder. Hidden states of padding are 0.
+transformers is turned into packed tokens [T] without padding for the encoder, in an exported graph (ONNX) into B L
+tokens with the padding as sequences of its own. Hidden states of padding are 0.
 Attention is the suite's, whatever `attn_implementation` says. Shapes: B rows, L positions in a row, T tokens, D
 width.
 """
@@ -30,8 +31,8 @@ from .encoder import Encoder
 from .flex import prepare  # noqa: F401
 from .heads import HeadTransform, capped
 from .init import initialize  # noqa: F401
-from .layers import make_norm  # noqa: F401
-from .packing import Packing
+from .layers import Rope
+from .packing import Layout, Packing
 
 
 def _choice(name: str) -> Any:
@@ -90,6 +91,39 @@ NOT_TAKEN = (
 )
 
 
+def is_exported() -> bool:
+    """Return whether `torch.onnx.export`, `torch.export` or `torch.jit.trace` records the model as a graph.
+
+    No number of the example batch may then shape the computation.
+    """
+    # not `torch.compiler.is_exporting`, which older versions of torch lack
+    is_export = torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
+    return torch.jit.is_tracing() or is_export
+
+
+class GraphEncoder(Encoder):
+    """Encoder whose attention, in an exported graph, takes rows of any number and length with padding inside."""
+
+    def _shared(
+        self, window: int | None, positions_T: Tensor, packing: Packing, hidden_TD: Tensor
+    ) -> tuple[Rope | None, Layout]:
+        if not is_exported():
+            return super()._shared(window, positions_T, packing, hidden_TD)
+        # rows of one token have no mask, which would depend on the example; only the rotary tables are used
+        one_token_each = Packing(packing.bounds_S, 1, 1)
+        rope, _ = super()._shared(window, positions_T, one_token_each, hidden_TD)
+        length = packing.max_length
+        tokens_T = torch.arange(hidden_TD.shape[0], device=hidden_TD.device)
+        # not `sequence_ids`: ONNX lacks `searchsorted`
+        ids_BL = (tokens_T[:, None] >= packing.bounds_S[1:]).sum(1).view(-1, length)
+        mask_BLL = ids_BL[:, :, None] == ids_BL[:, None, :]
+        if window is not None:
+            columns_L = torch.arange(length, device=hidden_TD.device)
+            mask_BLL = mask_BLL & ((columns_L[:, None] - columns_L).abs() <= window)
+        groups = ((hidden_TD.shape[0] // length, length),)
+        return rope, Layout("sdpa", packing, window, groups, (mask_BLL[:, None],))
+
+
 class CrammingPreTrainedModel(PreTrainedModel):
     """Encoder.
 
@@ -104,7 +138,7 @@ class CrammingPreTrainedModel(PreTrainedModel):
     def __init__(self, config: CrammingConfig) -> None:
         super().__init__(config)
         self.choices = ModelConfig(**config.model)
-        self.encoder = Encoder(self.choices)
+        self.encoder = GraphEncoder(self.choices)
         self._build(config)
         self.post_init()
 
@@ -165,8 +199,8 @@ class CrammingPreTrainedModel(PreTrainedModel):
         mask_BL = attention_mask.bool()
         columns_L = torch.arange(input_ids.shape[1], device=input_ids.device)
         first_columns_B1 = mask_BL.int().argmax(dim=1, keepdim=True)
-        positions_T = (columns_L - first_columns_B1)[mask_BL]
-        types_T = None if token_type_ids is None else token_type_ids[mask_BL]
+        positions_T = _packed((columns_L - first_columns_B1) * mask_BL, mask_BL)
+        types_T = None if token_type_ids is None else _packed(token_type_ids, mask_BL)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         states: list[Tensor] = []
@@ -177,7 +211,8 @@ class CrammingPreTrainedModel(PreTrainedModel):
                         lambda _, inputs: states.append(inputs[0])
                     )
                     hooks.enter_context(hook)
-            hidden_TD = self.encoder(input_ids[mask_BL], positions_T, _packing(mask_BL), types_T)
+            ids_T = _packed(input_ids, mask_BL)
+            hidden_TD = self.encoder(ids_T, positions_T, _packing(mask_BL), types_T)
         output = self._head(hidden_TD, mask_BL, targets)
         if output_hidden_states:
             output["hidden_states"] = tuple(_padded(x_TD, mask_BL) for x_TD in (*states, hidden_TD))
@@ -187,19 +222,35 @@ class CrammingPreTrainedModel(PreTrainedModel):
         return BaseModelOutput(last_hidden_state=_padded(hidden_TD, mask_BL))
 
 
+def _packed(x_BL: Tensor, mask_BL: Tensor) -> Tensor:
+    """Return the tokens without padding; in an exported graph with it, because shapes may not depend on numbers."""
+    return x_BL.flatten() if is_exported() else x_BL[mask_BL]
+
+
 def _bounds(mask_BL: Tensor) -> Tensor:
-    return nn.functional.pad(mask_BL.sum(dim=1).cumsum(0), (1, 0)).int()
+    """Return the bounds of the sequences; in an exported graph those of left padding, text and right padding."""
+    if not is_exported():
+        return nn.functional.pad(mask_BL.sum(dim=1).cumsum(0), (1, 0)).int()
+    lefts_B = mask_BL.int().argmax(dim=1)
+    texts_B = mask_BL.int().sum(dim=1)
+    rights_B = mask_BL.shape[1] - lefts_B - texts_B
+    lengths_S = torch.stack([lefts_B, texts_B, rights_B], dim=1).flatten()
+    return nn.functional.pad(lengths_S.cumsum(0), (1, 0)).int()
 
 
 def _packing(mask_BL: Tensor) -> Packing:
     """Return the packing of the tokens: equal rows where nothing is padded, else ragged sequences."""
     length = mask_BL.shape[1]
+    if is_exported():
+        return Packing(_bounds(mask_BL), None, length)
     if mask_BL.all():
         return Packing(_bounds(mask_BL), length, length)
     return Packing(_bounds(mask_BL), None, int(mask_BL.sum(dim=1).max()))
 
 
 def _padded(x_TX: Tensor, mask_BL: Tensor) -> Tensor:
+    if is_exported():
+        return x_TX.view(*mask_BL.shape, x_TX.shape[1]) * mask_BL[:, :, None]
     out_BLX = x_TX.new_zeros((*mask_BL.shape, x_TX.shape[1]))
     out_BLX[mask_BL] = x_TX
     return out_BLX
@@ -252,7 +303,10 @@ class CrammingForSequenceClassification(CrammingPreTrainedModel):
 
     def _head(self, hidden_TD: Tensor, mask_BL: Tensor, targets: Any) -> Output:
         pooling = POOLINGS[self.config.classifier_pooling]
-        pooled_BD = self.pooler(pooling(hidden_TD, _bounds(mask_BL))).tanh()
+        pooled_BD = pooling(hidden_TD, _bounds(mask_BL))
+        if is_exported():  # the text is the second of each row's three sequences
+            pooled_BD = pooled_BD[1::3]
+        pooled_BD = self.pooler(pooled_BD).tanh()
         logits = self.classifier(self.dropout(pooled_BD))
         loss = None
         if targets is not None:

@@ -189,7 +189,7 @@ def rope_tables(positions_T: Tensor, head_size: int, theta: float) -> Rope:
 def apply_rope(x_THK: Tensor, rope: Rope) -> Tensor:
     """Rotate queries or keys, in fp32 whatever their type."""
     cos, sin = rope
-    if not torch.compiler.is_compiling():
+    if not torch.compiler.is_compiling() and not torch.jit.is_tracing():
         rotated: Tensor = _Rotation.apply(x_THK, cos, sin)
         return rotated
     return (x_THK * cos + x_THK.roll(x_THK.shape[-1] // 2, -1) * sin).to(x_THK.dtype)

@@ -5,8 +5,9 @@ Scores by task, corpus, recipe and rules are folded. Everything comes from the r
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,12 @@ RECIPE = (
 )
 HEADLINES = ("Track", "Tokens", "Energy (kWh)", "Sources", "Licences")
 MAX_SOURCES = 20
+LONGER = {  # position encoding -> what becomes of longer sequences; lengths trained and of the position table
+    "learned": "The table of positions ends at {1}.",
+    "scaled_sinusoidal": "Load with a higher `max_position_embeddings` for longer ones, which were not measured.",
+    "rope": "Rotary positions compute longer ones too, which were not measured.",
+    "none": "Without positions it computes longer ones too, which were not measured.",
+}
 CARD_TAG = "pretrained-from-scratch"
 
 
@@ -42,7 +49,9 @@ CARD_TAG = "pretrained-from-scratch"
 class Exported:
     """Exported folder. `family`: the model type in its config.json, None for this suite's own architecture.
 
-    `has_head`: whether it has a head for masked language modelling.
+    `has_head`: whether it has a head for masked language modelling. `max_length`: the length that was trained, or of
+    the position table (`table_length`) where that is not known. `pooling`: that of the scores, None without scores.
+    `clients`: name, version and result of each client that loaded the folder.
     """
 
     name: str
@@ -50,6 +59,10 @@ class Exported:
     parameters: int
     has_head: bool
     max_length: int
+    table_length: int
+    positions: str
+    pooling: str | None
+    clients: Sequence[tuple[str, str, str]]
     token_types: int
     weights_sha256: str
     license: str | None
@@ -59,7 +72,6 @@ class Exported:
 def write_card(model: Exported, run: Run | None) -> str:
     """Return the text of README.md."""
     record = run.record if run else read_record({})
-    train = record.config.get("train")
     text = template("model_card.j2").render(
         model=model,
         parameters=compact(model.parameters),
@@ -69,7 +81,9 @@ def write_card(model: Exported, run: Run | None) -> str:
         version=record.suite_version or __version__,
         headlines=to_markdown([_headlines(run)]) if run else "",
         details=to_markdown(_details(run)) if run else "",
-        trained_length=train.get("sequence_length") if isinstance(train, Mapping) else None,
+        tested_on=datetime.now(UTC).date().isoformat(),
+        longer=LONGER[model.positions].format(model.max_length, model.table_length),
+        clients=to_markdown([Table(("Client", "Version", "Result"), model.clients, 3)]),
     )
     for path, name in _paths(record).items():
         text = text.replace(path, name)

@@ -19,13 +19,18 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 
+from cramming import verbs
 from cramming.config import build
+from cramming.invocation import Invocation
 from cramming.model.attention import Packing
 from cramming.model.config import ModelConfig
 from cramming.model.export import save_pretrained
 from cramming.model.heads import MaskedLM
 from data_prep.tokenizer.load import TokenizerConfig
 from data_prep.tokenizer.train import train
+from eval import export
+from eval.export_clients import CLIENTS
+from tests.conftest import TINY_RUN
 
 PROGRAM = Path(__file__).with_name("round_trip.py")
 ROOT = PROGRAM.parents[2]
@@ -153,8 +158,43 @@ def fresh_environment(folder: Path, *packages: str) -> str:
     return python
 
 
+VERSIONS = ["transformers>=5,<6", "transformers>=4.57,<5"]
+CLIENT_PACKAGES = ["sentence-transformers", "onnx", "onnxscript", "onnxruntime", "faiss-cpu"]
+CLIENT_PACKAGES.append("setfit")
+
+
+@pytest.fixture(scope="module")
+def trained(
+    tmp_path_factory: pytest.TempPathFactory, compose: Callable[..., dict[str, Any]]
+) -> Path:
+    """Runs of twelve steps with the shapes of three families, and a tokenizer trained on real words."""
+    runs = tmp_path_factory.mktemp("runs")
+    settings = [option for option in TINY_RUN if not option.startswith("model=")]
+    for name in ("bert-base", "modern", "crammed-bert"):
+        recipe = compose("data=embedded", "tokenizer.vocab_size=512", f"model={name}", *settings)
+        invocation = Invocation(runs=runs, name=name, corpora=runs / "corpora", device="cpu")
+        for verb in ("prepare", "pretrain"):
+            verbs.main_of(verb)(recipe, invocation)
+    return runs
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("version", ["transformers>=5,<6", "transformers>=4.57,<5"])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_client_in_a_fresh_environment(version: str, trained: Path, tmp_path: Path) -> None:
+    python = fresh_environment(tmp_path / "venv", version, *CLIENT_PACKAGES)
+    options = {"model": None, "license": None, "language": None, "test": True, "python": python}
+    for name in ("bert-base", "modern", "crammed-bert"):
+        export.main(name=name, runs=trained, out=tmp_path / name, **options)
+        card = (tmp_path / name / "README.md").read_text(encoding="utf-8")
+        lines = card.split("<details>")[0].splitlines()
+        table = [line for line in lines if line.split(" | ")[0][2:] in CLIENTS]
+        print(name, *table, sep="\n")
+        assert len(table) == len(CLIENTS)
+        assert not any("| not " in row for row in table)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", VERSIONS)
 def test_every_family_in_a_fresh_environment(
     version: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -7,24 +7,44 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from huggingface_hub import ModelCard
-from transformers import AutoModelForMaskedLM, AutoTokenizer
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 
 from cramming import launch
 from cramming.config import UserError
 from cramming.invocation import Invocation
-from cramming.model.export import CODE, file_hashes
+from cramming.model.export import CODE, file_hashes, load_exported
+from cramming.model.hf_adapter import CrammingForMaskedLM
 from cramming.record import load_record
 from cramming.record_schema import Budget, Corpus, Environment, Pretraining, Validation
-from eval import export
+from eval import export, export_check, export_clients
 from eval.report.model_card import Exported, write_card
 from eval.rules.load import load_run
 from tests.eval.runs import score_run, write_run
 
 Export = Callable[..., Path]
 SPLIT_WORDS = '[words[0], *(" " + word for word in words[1:])]'  # docs/guides/export.md says it too
-MODEL = Exported("a", None, 10, True, 128, 1, "ab" * 32, None, None)
+MODEL = Exported(
+    name="a",
+    family=None,
+    parameters=10,
+    has_head=True,
+    max_length=128,
+    table_length=512,
+    positions="rope",
+    pooling="mean",
+    clients=(),
+    token_types=1,
+    weights_sha256="ab" * 32,
+    license=None,
+    language=None,
+)
 OWN = "model.first_attn_norm=true"  # a choice that stock transformers lacks
 
 
@@ -70,9 +90,12 @@ def test_the_folder_is_complete_and_the_weights_are_those_of_the_run(
     runs: Path, run_export: Export
 ) -> None:
     common = {
+        "1_Pooling",
         "README.md",
         "config.json",
         "model.safetensors",
+        "modules.json",
+        "sentence_bert_config.json",
         "special_tokens_map.json",
         "tokenizer.json",
     }
@@ -137,6 +160,106 @@ def test_the_card_says_what_the_record_says(runs: Path, run_export: Export) -> N
     assert all(finding.rule in body for finding in broken)
     assert str(runs) not in body and corpus["folder"] not in body
     assert SPLIT_WORDS not in body
+
+
+def numbers_of(folder: Path) -> dict[str, Any]:
+    nodes = {}
+    for name in ("config", "tokenizer_config", "sentence_bert_config", "1_Pooling/config"):
+        nodes[name] = json.loads((folder / f"{name}.json").read_text())
+    return nodes
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "pairs"])
+def test_texts_are_pooled_as_in_the_scores_and_cut_as_in_training(
+    pooling: str, runs: Path, run_export: Export
+) -> None:
+    """The runs trained on 32 tokens with tables of 512 positions."""
+    score_run(runs / "own", change={"scoring": {"hyperparameters": {"pooling": pooling}}})
+    folder = run_export(name="own")
+    nodes = numbers_of(folder)
+    takes_first = pooling == "cls"
+    assert nodes["1_Pooling/config"]["pooling_mode_cls_token"] == takes_first
+    assert nodes["1_Pooling/config"]["pooling_mode_mean_tokens"] == (not takes_first)
+    assert nodes["config"]["classifier_pooling"] == ("cls" if takes_first else "mean")
+    assert nodes["config"]["model"]["max_length"] == 32
+    assert nodes["tokenizer_config"]["model_max_length"] == 32
+    assert nodes["sentence_bert_config"]["max_seq_length"] == 32
+    _, body = card(folder)
+    assert ("first token's state" if takes_first else "mean of the tokens") in body
+    assert "at most 32 tokens" in body and "Rotary" in body
+
+
+def test_learned_positions_keep_their_table(
+    tmp_path: Path, compose: Callable[..., dict[str, Any]], tiny_overrides: list[str]
+) -> None:
+    learned = ["model.positions=learned", "model.max_length=48"]
+    launch.main(
+        compose(*tiny_overrides, *learned), Invocation(runs=tmp_path, name="a", device="cpu")
+    )
+    options = {"model": None, "license": None, "language": None, "out": None}
+    export.main(name="a", runs=tmp_path, **options)
+    nodes = numbers_of(tmp_path / "a" / "export")
+    assert nodes["config"]["model"]["max_length"] == 48
+    assert nodes["tokenizer_config"]["model_max_length"] == 32
+    assert "The table of positions ends at 48." in card(tmp_path / "a" / "export")[1]
+
+
+def test_a_fine_tuned_head_is_dropped_with_a_word(
+    runs: Path, run_export: Export, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = run_export(name="stock")
+    classifier = AutoModelForSequenceClassification.from_pretrained(folder)
+    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "tuned")
+    classifier.save_pretrained(tmp_path / "tuned")
+    capsys.readouterr()
+    exported = run_export(model=str(tmp_path / "tuned"), out=tmp_path / "out")
+    assert f"{type(classifier).__name__} is dropped" in capsys.readouterr().out
+    architectures = json.loads((exported / "config.json").read_text())["architectures"]
+    assert architectures == [type(classifier.base_model).__name__]
+
+
+def test_clients_that_fail_or_are_missing_are_rows(
+    runs: Path, run_export: Export, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row for each client, in the card too; the fake interpreter knows what becomes of each."""
+    fake = runs / "python"
+    results = {
+        "transformers": """echo '{"version": "9", "text": "equal"}'""",
+        "faiss": "kill -SEGV $$",
+        "SetFit": "sleep 60",
+        "*": """echo '{"text": "not installed"}'""",
+    }
+    cases = "\n".join(f"{name}) {action};;" for name, action in results.items())
+    fake.write_text(f'#!/bin/bash\ncase "$2" in\n{cases}\nesac\n')
+    fake.chmod(0o755)
+    monkeypatch.setattr(export_check, "TIMEOUT_SECONDS", 2)
+    folder = run_export(name="own", test=True, python=str(fake))
+    _, body = card(folder)
+    rows = [line for line in body.splitlines() if line.startswith("|")]
+    for row in (
+        "| transformers | 9 | equal |",
+        "| faiss |  | not loadable: ended with code -11 () |",
+        "| SetFit |  | not done after 2 seconds |",
+        "| sentence-transformers |  | not installed |",
+    ):
+        assert row in rows, body
+    with pytest.raises(UserError, match="--python="):
+        run_export(name="own", test=True, python=str(runs / "no"))
+
+
+def test_transformers_computes_what_the_engine_does(runs: Path, tmp_path: Path) -> None:
+    """The reference and the first client, in this process; the others have the slow test."""
+    model = load_exported(runs / "own" / "final")
+    reference = export_check.compute_reference(model, runs / "own" / "final", "mean", 32)
+    assert min(reference["mask"].sum(1)) < reference["mask"].shape[1]
+    torch.save(reference, tmp_path / "reference.pt")
+    client = export_clients.Exported(runs / "own" / "final", tmp_path / "reference.pt")
+    with torch.no_grad():
+        loaded = CrammingForMaskedLM.from_pretrained(runs / "own" / "final")
+        logits = loaded(**client.inputs).logits
+    assert client.compare(logits=logits).startswith("equal")
+    assert client.compare(logits=logits + 0.01).startswith("not equal")
+    assert client.compare(logits=logits * float("nan")).startswith("not equal")
 
 
 def test_a_card_says_how_words_of_a_bpe_tokenizer_are_split(tmp_path: Path) -> None:

@@ -7,14 +7,14 @@ package; that it loads from a folder without this package is shown in tests/end_
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.dynamic_module_utils import get_imports, get_relative_import_files
 from transformers.utils import find_labels
 
@@ -23,6 +23,7 @@ from cramming.model.config import ModelConfig
 from cramming.model.export import AUTO_CLASSES, CODE, load_encoder, load_masked_lm
 from cramming.model.heads import MaskedLM
 from cramming.model.hf_adapter import (
+    CrammingConfig,
     CrammingForMaskedLM,
     CrammingForQuestionAnswering,
     CrammingForSequenceClassification,
@@ -89,6 +90,62 @@ def test_logits_are_those_of_our_model(case: str, tmp_path: Path, save: Save) ->
     torch.testing.assert_close(
         theirs(input_ids=texts[0][None]).logits[0], expected[0], atol=1e-4, rtol=0
     )
+
+
+class Graph(nn.Module):
+    """Logits alone, of positional arguments, as `torch.jit.trace` takes them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        logits: Tensor = self.model(input_ids, attention_mask).logits
+        return logits
+
+
+def trace(model: nn.Module, example: dict[str, Tensor]) -> Callable[..., Tensor]:
+    traced: Callable[..., Tensor] = torch.jit.trace(
+        Graph(model), example_kwarg_inputs=example, check_trace=False
+    )
+    return traced
+
+
+def export(model: nn.Module, example: dict[str, Tensor]) -> Callable[..., Tensor]:
+    axes = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+    shapes = dict.fromkeys(example, axes)
+    return torch.export.export(Graph(model), (), example, dynamic_shapes=shapes).module()
+
+
+def classifier(pooling: str) -> Callable[[CrammingConfig], nn.Module]:
+    def make(config: CrammingConfig) -> nn.Module:
+        config.classifier_pooling = pooling
+        return CrammingForSequenceClassification(config)
+
+    return make
+
+
+EXPORTED = [
+    *((case, trace, CrammingForMaskedLM) for case in CASES),
+    *((case, export, CrammingForMaskedLM) for case in ("windows", "convolution")),
+    *(("crammed", trace, classifier(pooling)) for pooling in ("mean", "cls")),
+    ("crammed", export, classifier("mean")),
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("case", "record", "make"), EXPORTED)
+@torch.no_grad()
+def test_a_graph_computes_other_shapes_than_its_example(
+    case: str, record: Callable[..., Any], make: Callable[..., Any]
+) -> None:
+    """What `torch.onnx.export` writes, by either exporter; the example is shorter than the window."""
+    config = CrammingConfig(model=asdict(CASES[case]))
+    model = perturbed(make(config))
+    graph = record(model, padded([torch.randint(5, 128, (length,)) for length in (5, 2, 4)]))
+    texts = documents()
+    for batch in (padded(texts), padded(texts, "left"), padded(texts[:1])):
+        torch.testing.assert_close(graph(**batch), model(**batch).logits, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(
