@@ -15,8 +15,9 @@ from cramming.config import file_sha256, require
 from cramming.files import overwrite_atomically, sweep
 from cramming.invocation import Invocation
 from cramming.model.encoder import Encoder
-from cramming.model.export import CODE, SPECIAL_TOKENS, load_exported, save_pretrained
+from cramming.model.export import CODE, SPECIAL_TOKENS, save_pretrained
 from cramming.model.heads import MaskedLM
+from cramming.model.load import load_exported
 from cramming.model.stock import stock_family
 from cramming.progress import say
 from cramming.record import WITHOUT_MODEL

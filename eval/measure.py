@@ -20,8 +20,8 @@ from cramming.data.corpus import Corpus
 from cramming.environment import environment
 from cramming.invocation import DeviceKind, Invocation
 from cramming.model.encoder import Encoder
-from cramming.model.export import load_exported
 from cramming.model.heads import MaskedLM
+from cramming.model.load import load_exported
 from cramming.precision import DTYPES, resolve
 from cramming.progress import say
 from cramming.record import load_record, run_lock, write_record

@@ -19,7 +19,7 @@ from cramming.data.batches import ALL_MASK, PINNED, Batch
 from cramming.data.run_data import RunData, fit_to_corpus
 from cramming.data.suites import SUITES
 from cramming.device import describe, select
-from cramming.model.export import load_masked_lm
+from cramming.model.load import load_masked_lm
 from cramming.precision import Precision, PrecisionConfig
 from cramming.recipe import Config
 from cramming.record_schema import Record, Scores

@@ -94,6 +94,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_corpus: Path) ->
     contents = {
         "a.txt": text,
         "b.txt": text,
+        "dump.txt": text,
         "my.txt": text,
         "wiki/1.xz": packed,
         "wiki_core.00.txt.xz": packed,

@@ -19,8 +19,8 @@ from cramming.data.corpus import Corpus
 from cramming.data.manifest import TOKENIZER
 from cramming.engine import Engine
 from cramming.hub import download_model
-from cramming.model.export import load_encoder_config, load_weights
 from cramming.model.heads import MaskedLM
+from cramming.model.load import load_encoder_config, load_weights
 from cramming.progress import say
 from cramming.recipe import CheckpointStart, Config
 

@@ -20,7 +20,7 @@ from cramming.config import file_sha256, require, settings_hash
 from cramming.data.corpus import Corpus
 from cramming.data.manifest import TOKENIZER
 from cramming.files import overwrite_atomically
-from cramming.model.export import WEIGHT_FILES, read_weights
+from cramming.model.load import WEIGHT_FILES, read_weights
 from cramming.progress import say
 from eval.adapt.words import CONTINUES, SHORTEST_WORD, word_beginnings
 

@@ -19,8 +19,8 @@ from cramming.data.corpus import Corpus
 from cramming.data.manifest import MANIFEST, corpus_folder
 from cramming.device import select
 from cramming.invocation import Invocation
-from cramming.model.export import load_encoder_config, load_masked_lm
 from cramming.model.heads import MaskedLM
+from cramming.model.load import load_encoder_config, load_masked_lm
 from cramming.overrides import compose, in_words, name_of, setting
 from cramming.progress import format_count, say, show_table
 from cramming.record import is_run, load_record, refuse_finished_run

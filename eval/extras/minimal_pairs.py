@@ -21,7 +21,7 @@ from torch import Tensor
 
 from cramming.config import UserError, require, settings_hash
 from cramming.model.attention import Packing
-from cramming.model.export import load_masked_lm
+from cramming.model.load import load_masked_lm
 from cramming.progress import Progress
 from cramming.runlog import MinimalPairs
 from eval.finetune.encode import Offsets, load_word_encoder, mask_and_frame

@@ -25,8 +25,8 @@ from cramming.model.attention import Packing
 from cramming.model.classifier import SequenceClassifier
 from cramming.model.config import ModelConfig
 from cramming.model.encoder import Encoder
-from cramming.model.export import WEIGHT_FILES, load_encoder, load_encoder_config, read_weights
 from cramming.model.init import initialize
+from cramming.model.load import WEIGHT_FILES, load_encoder, load_encoder_config, read_weights
 from cramming.progress import say
 from eval.finetune.config import Hyperparameters, Init
 

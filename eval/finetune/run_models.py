@@ -13,8 +13,9 @@ from tempfile import TemporaryDirectory
 from cramming import checkpoint
 from cramming.config import file_sha256, require
 from cramming.invocation import Invocation
-from cramming.model.export import load_exported, save_weights
+from cramming.model.export import save_weights
 from cramming.model.heads import MaskedLM
+from cramming.model.load import load_exported
 from cramming.progress import say
 from cramming.record import WITHOUT_MODEL, is_run, load_record, read_run
 from cramming.runlog import RUN_LOG, Saved, training_of

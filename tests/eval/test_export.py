@@ -19,8 +19,9 @@ from transformers import (
 from cramming import launch
 from cramming.config import UserError
 from cramming.invocation import Invocation
-from cramming.model.export import CODE, file_hashes, load_exported
+from cramming.model.export import CODE, file_hashes
 from cramming.model.hf_adapter import CrammingForMaskedLM
+from cramming.model.load import load_exported
 from cramming.record import load_record
 from cramming.record_schema import Budget, Corpus, Environment, Pretraining, Validation
 from eval import export, export_check, export_clients

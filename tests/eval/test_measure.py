@@ -9,7 +9,7 @@ import torch
 
 from cramming.config import UserError
 from cramming.data.corpus import Corpus
-from cramming.model.export import load_masked_lm
+from cramming.model.load import load_masked_lm
 from cramming.record import load_record
 from cramming.record_schema import read_record
 from eval import measure

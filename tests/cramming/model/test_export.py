@@ -13,8 +13,9 @@ from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassificatio
 
 from cramming.config import UserError
 from cramming.model.config import ModelConfig
-from cramming.model.export import load_encoder, load_encoder_config, load_masked_lm, save_pretrained
+from cramming.model.export import save_pretrained
 from cramming.model.heads import MaskedLM
+from cramming.model.load import load_encoder, load_encoder_config, load_masked_lm
 
 from .conftest import BERT, CRAMMED, MODERN
 

@@ -20,7 +20,7 @@ from transformers.utils import find_labels
 
 from cramming.model import hf_adapter
 from cramming.model.config import ModelConfig
-from cramming.model.export import AUTO_CLASSES, CODE, load_encoder, load_masked_lm
+from cramming.model.export import AUTO_CLASSES, CODE
 from cramming.model.heads import MaskedLM
 from cramming.model.hf_adapter import (
     CrammingConfig,
@@ -30,6 +30,7 @@ from cramming.model.hf_adapter import (
     CrammingForTokenClassification,
     CrammingModel,
 )
+from cramming.model.load import load_encoder, load_masked_lm
 from cramming.model.stock import stock_family
 
 from .conftest import BERT, CRAMMED, PARTS, own_logits, padded, perturbed

@@ -19,7 +19,7 @@ from cramming.data.corpus import Corpus
 from cramming.model import residual
 from cramming.model.attention import Packing
 from cramming.model.config import LastLayer, ModelConfig
-from cramming.model.export import load_exported, load_masked_lm
+from cramming.model.load import load_exported, load_masked_lm
 from cramming.model.replaced_tokens import (
     ReplacedTokens,
     count_parameters,

@@ -26,8 +26,8 @@ from transformers import (
 from cramming.config import UserError, build
 from cramming.model.attention import Packing
 from cramming.model.config import ModelConfig
-from cramming.model.export import load_encoder, load_encoder_config, load_masked_lm
 from cramming.model.heads import MaskedLM
+from cramming.model.load import load_encoder, load_encoder_config, load_masked_lm
 from cramming.model.stock import families, stock_family
 from cramming.overrides import compose
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cramming.engine import Engine
 from cramming.hooks import StepPlan, StepResult
-from cramming.model.export import load_masked_lm
+from cramming.model.load import load_masked_lm
 from cramming.objectives.masking import MaskedTargets
 from cramming.optim.average import WeightAverage
 from cramming.schedule import AverageConfig

@@ -31,8 +31,9 @@ from cramming.config import UserError, build
 from cramming.data.corpus import Corpus
 from cramming.invocation import Invocation
 from cramming.model.config import ModelConfig
-from cramming.model.export import load_encoder_config, load_masked_lm, save_pretrained
+from cramming.model.export import save_pretrained
 from cramming.model.heads import MaskedLM
+from cramming.model.load import load_encoder_config, load_masked_lm
 from cramming.overrides import compose as compose_recipe
 from cramming.recipe import Config, Hardware, check
 from cramming.record import load_record

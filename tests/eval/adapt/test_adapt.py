@@ -14,7 +14,7 @@ from transformers import AutoModelForMaskedLM
 from cramming import cli, launch, verbs
 from cramming.config import UserError
 from cramming.data.corpus import Corpus
-from cramming.model.export import load_masked_lm
+from cramming.model.load import load_masked_lm
 from cramming.overrides import compose
 from cramming.record_schema import Record
 from eval.adapt.main import measure, mixed
