@@ -33,12 +33,13 @@ class PowerLaw:
     """Power law by least squares through `amounts` (of compute or another cost, above 0) and `losses`, [n] each.
 
     `falls` is False if losses do not fall with the amount: then there is no law, and the other members are invalid.
+    Arrays have a suffix for their shape: G values of alpha in the grid, N runs.
     """
 
     def __init__(self, amounts: Sequence[float], losses: Sequence[float]) -> None:
         loss_N = np.asarray(losses)
         self.largest = max(amounts)
-        power_GN = self._powers(np.asarray(amounts))  # G: the grid of alpha
+        power_GN = self._powers(np.asarray(amounts))
         mean_G, count = power_GN.mean(axis=1), len(losses)
         around_G = ((power_GN - mean_G[:, None]) ** 2).sum(axis=1)
         gain_G = (power_GN - mean_G[:, None]) @ (loss_N - loss_N.mean()) / around_G
@@ -102,7 +103,7 @@ class PowerLaw:
         return float(self._squares_G[self._best]) + (student * self.noise) ** 2
 
     def _profile(self, power_G: np.ndarray, noise: float) -> Estimate:
-        """Return E + A power with its interval; `noise` is the number of added variances of a single run."""
+        """Return E + A * power with its interval; with `noise` 1 it includes the variance of a single run, with 0 not."""
         value_G = self._floor_G + self._gain_G * power_G
         value = float(value_G[self._best])
         limit = self._limit()

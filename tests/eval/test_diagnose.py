@@ -367,7 +367,7 @@ def test_a_run_without_its_corpus_and_checkpoints_is_diagnosed_by_its_log(
     alone = tmp_path / "alone"
     alone.mkdir()
     (alone / "run.jsonl").write_bytes((run / "run.jsonl").read_bytes())
-    monkeypatch.setattr(main, "corpus_place", lambda record, given: None)
+    monkeypatch.setattr(main, "find_corpus", lambda record, given: None)
     evidence = main.gather(alone, None)
     assert evidence.corpus is None and evidence.model == ModelFacts()
     assert diagnose(evidence)[0].name == "small_batch"

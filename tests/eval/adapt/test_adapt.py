@@ -193,7 +193,7 @@ def test_only_masked_language_models_are_compared(
     for more, problem in (
         (["objective=rtd"], "objective=rtd"),
         (["--general-text", "nothing.txt"], "--general-text=nothing.txt: no such file"),
-        (["--keep", "0.1"], "--keep=0.1: of which text"),
+        (["--keep", "0.1"], "--keep=0.1: no text to keep"),
     ):
         call = cli.parse([*words, "--check", *more])
         assert call is not None
