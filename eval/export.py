@@ -48,7 +48,10 @@ def main(
     `license` of the weights and `language` of the corpus are for the model card.
     """
     invocation = Invocation(name=name, runs=runs)
-    folder, run = find_folder(model) if model else find_run(invocation)
+    if model:
+        folder, run = find_folder(model)
+    else:
+        folder, run = find_run(invocation)
     out = (out or folder.parent / "export").absolute()
     require(
         not out.exists() or _is_replaceable(out),

@@ -165,7 +165,9 @@ def repeat_fine_tuning(
     for split in data.scored:
         entry = split.source.entry
         if compares_predictions:
-            problems += _differing(entry, predicted(file, f"dev.{entry}"), predictions[entry])
+            problems += differing_predictions(
+                entry, predicted(file, f"dev.{entry}"), predictions[entry]
+            )
             continue
         assert split.labels is not None
         values = score(data.task.metrics, predictions[entry], split.labels).values
@@ -248,7 +250,7 @@ def _is_same_machine(section: Scores, device: torch.device) -> bool:
     return same_device and made_on.torch == torch.__version__
 
 
-def _differing(entry: str, stored: np.ndarray, predictions: np.ndarray) -> list[str]:
+def differing_predictions(entry: str, stored: np.ndarray, predictions: np.ndarray) -> list[str]:
     """Return a message if stored predictions [N] are not bitwise those of the repeated fine-tuning."""
     if np.array_equal(stored, predictions, equal_nan=True):
         return []

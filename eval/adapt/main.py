@@ -227,8 +227,8 @@ def _with_checkpoint_folder(recipe: Mapping[str, Any], invocation: Invocation) -
 def _general(invocation: Invocation, path: Path) -> Invocation:
     """Return the invocation that prepares the general text with the checkpoint's tokenizer.
 
-    It takes over how the own text is read and held out (data.validation_fraction and others), so that the same documents
-    are held out here and in the mix.
+    It takes over how the own text is read and held out (data.validation_fraction and others), so that the same
+    documents are held out here and in the mix.
     """
     start = [word for word in invocation.overrides if name_of(word) == "start.path"]
     require(path.is_file(), f"--general-text={path}: no such file. Check the path.")

@@ -18,7 +18,10 @@ BLOCK_TOKENS = 16_384  # consecutive tokens of a sample that is not the whole te
 DISCOUNT = 0.75
 REPEATED_WORDS = 12  # length of the windows whose repetitions are counted
 FAR = 3  # distance of the word that is compared with the neighbour, in words
-WORD_MARKS = ("\u0120", "\u2581")  # first character of entries that begin a word: byte-level BPE, Unigram
+WORD_MARKS = (
+    "\u0120",
+    "\u2581",
+)  # first character of entries that begin a word: byte-level BPE, Unigram
 
 
 class Continuations:
@@ -175,7 +178,7 @@ def begins_word(tokenizer: Tokenizer, vocab_size: int) -> np.ndarray:
 
 
 def marks_words(tokenizer: Tokenizer) -> bool:
-    """Return whether entries that begin a word have a mark. In WordPiece the characters of marks are letters of text."""
+    """Return whether entries that begin a word have a mark. In WordPiece, marks would be characters of the text."""
     if type(tokenizer.model).__name__ == "WordPiece":
         return False
     return any(entry.startswith(WORD_MARKS) for entry in tokenizer.get_vocab())

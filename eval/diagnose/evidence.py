@@ -1,7 +1,7 @@
 """Evidence of a diagnosis: facts of the corpus, of the run's log and of its weights. No torch.
 
-Each part may be missing: a corpus has no run, an archive has no checkpoints, and a corpus may be gone. An unknown number
-is NaN, so that comparisons with it are false.
+Each part may be missing: a corpus has no run, an archive has no checkpoints, and a corpus may be gone. An unknown
+number is NaN, so that comparisons with it are false.
 """
 
 import math

@@ -1,7 +1,7 @@
 """The diagnoses: each is one pure function of the evidence, and its docstring is the sentence that people read.
 
-A diagnosis compares one measured number with a limit. Its strength is the ratio of number and limit, from 1 at the limit
-to `STRONGEST`. The limits lie between the numbers of healthy runs and those of planted faults
+A diagnosis compares one measured number with a limit. Its strength is the ratio of number and limit, from 1 at the
+limit to `STRONGEST`. The limits lie between the numbers of healthy runs and those of planted faults
 (benchmarks/results/diagnose_cpu_2026-11-28.md).
 """
 
@@ -15,14 +15,20 @@ MOST_REPEATED = 0.2  # share of the windows of 12 words that occur earlier
 MOST_UNKNOWN = 0.02  # share of the tokens
 MOST_UNSEEN = 0.05  # share of the held-out tokens whose entry is not in the training text
 MOST_TOKENS_PER_WORD = 2.0
-SMALL_VOCABULARY = 4000  # entries; a vocabulary of more has few tokens per word on the text that it was made for
-LEAST_USED = 0.35  # share of the entries that occur in a text of the kind that the vocabulary was made for
+SMALL_VOCABULARY = (
+    4000  # entries; a vocabulary of more has few tokens per word on the text that it was made for
+)
+LEAST_USED = (
+    0.35  # share of the entries that occur in a text of the kind that the vocabulary was made for
+)
 LEAST_ORDER = 0.15  # nats by which the word before predicts better than the third word before
 LEAST_WORDS = 100_000  # sampled tokens below which counts of pairs of words are too few
 LEAST_RATE, MOST_RATE = 0.05, 0.6  # share of the tokens that are targets
 LEAST_STEP_TOKENS = 512
 LEAST_SEQUENCE = 32  # tokens
-MOST_DISTANCE = 10.0  # change of the weights over their length, from the first checkpoint to the second
+MOST_DISTANCE = (
+    10.0  # change of the weights over their length, from the first checkpoint to the second
+)
 LEAST_DISTANCE = 0.3  # the default recipe has 2.5
 STRAIGHT = 0.3  # cosine of the weights' changes between checkpoints
 UNCHANGED = 1e-4  # relative change of a parameter that counts as none
@@ -34,7 +40,9 @@ BETTER_SHIFTED = 0.5  # nats by which a neighbour of the hidden word is the bett
 RISEN = 0.5  # nats above the best loss of the run
 MOST_EPOCHS = 10.0
 HALFWAY = 0.5  # share of the first loss; a run below it has learnt, if there is no entropy to compare with
-LEAST_STEPS = 50  # steps between checkpoints below which their distance says nothing about the learning rate
+LEAST_STEPS = (
+    50  # steps between checkpoints below which their distance says nothing about the learning rate
+)
 
 
 class Symptom(NamedTuple):
@@ -140,7 +148,7 @@ def unseen_labels(evidence: Evidence) -> Symptom | None:
     corpus = evidence.corpus
     if corpus is None or not corpus.unseen > MOST_UNSEEN:
         return None
-    words = f"{corpus.unseen:.1%} of the held-out tokens do not occur in {corpus.sampled_tokens:,} sampled training tokens"
+    words = f"{corpus.unseen:.1%} of the held-out tokens are not in {corpus.sampled_tokens:,} sampled training tokens"
     cure = "train.validation_corpus=null, or more text of that kind"
     return Symptom(strength(corpus.unseen, MOST_UNSEEN), words, cure)
 
@@ -154,9 +162,8 @@ def few_targets(evidence: Evidence) -> Symptom | None:
     if run is None or not run.rate < LEAST_RATE or _has_learnt(evidence):
         return None
     targets = max(1, round(run.rate * run.sequence_length)) * run.sequences_per_step
-    words = (
-        f"{run.rate:.1%} of the tokens are targets, {targets} of {run.tokens_per_step:,} in a step{_noise_text(run)}"
-    )
+    counts = f"{targets} of {run.tokens_per_step:,} in a step"
+    words = f"{run.rate:.1%} of the tokens are targets, {counts}{_noise_text(run)}"
     return Symptom(_below(run.rate, LEAST_RATE), words, "objective.rate=0.25")
 
 

@@ -32,7 +32,10 @@ ON_PLATEAU = (
 
 
 def main(*, path: Path, corpus: Path | None, json: bool) -> None:
-    """Print the findings about a run or a corpus, the strongest evidence first; the exit code is 0 with findings too."""
+    """Print the findings about a run or a corpus, the strongest evidence first.
+
+    Findings are not errors: the exit code stays 0.
+    """
     if json:
         use_stderr()
     evidence = gather(path, corpus)

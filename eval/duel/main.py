@@ -378,7 +378,9 @@ def fight(
     duel = log.duels()[duel_id]
     for count in range(1, len(duel.pairs) + 1):
         say_pair(duel, count)
-    while not decide(log, duel):  # first for the logged pairs: a kill may have prevented their verdict
+    while not decide(
+        log, duel
+    ):  # first for the logged pairs: a kill may have prevented their verdict
         require(
             duel.terms.code == code(),
             f"duel {duel_id}: began with commit {duel.terms.code['commit']}, but the code differs now. Check that"
@@ -434,7 +436,9 @@ def fight_pair(
         )
         for side, opponent in zip(("base", "candidate"), opponents, strict=True)
     )
-    turned = seed % 2 == 1  # each side then has the other core, or the sides train in the other order
+    turned = (
+        seed % 2 == 1
+    )  # each side then has the other core, or the sides train in the other order
     order = [candidate, base] if turned else [base, candidate]
     sides.train(order, cores, f"duel {duel_id}, seed {seed}")
     if config.glue:

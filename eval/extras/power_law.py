@@ -103,7 +103,7 @@ class PowerLaw:
         return float(self._squares_G[self._best]) + (student * self.noise) ** 2
 
     def _profile(self, power_G: np.ndarray, noise: float) -> Estimate:
-        """Return E + A * power with its interval; with `noise` 1 it includes the variance of a single run, with 0 not."""
+        """Return E + A * power with its interval, which includes `noise` times the variance of a single run."""
         value_G = self._floor_G + self._gain_G * power_G
         value = float(value_G[self._best])
         limit = self._limit()

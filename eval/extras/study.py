@@ -184,7 +184,10 @@ def main(
         pipeline_study = load_experiment("pipeline_study")  # trains in this process, with torch
         pipeline_study.main(recipe, invocation, stages, numbers, out, draw_losses)
         return
-    fine_tunes = what in ("vocab", "data")  # their losses do not compare, because tokens or texts differ
+    fine_tunes = what in (
+        "vocab",
+        "data",
+    )  # their losses do not compare, because tokens or texts differ
     if glue is not None:
         fine_tunes = glue
     study = Study(title, variants_of(what, vocab_sizes), numbers, invocation, fine_tunes)
@@ -208,7 +211,9 @@ def check(study: Study, calls: Mapping[str, Sequence[Invocation]]) -> None:
         corpus = corpus_folder(composed, study.invocation.corpora)
         require_same_settings(folders, composed, corpus, study.fine_tunes)
     for runs in calls.values():
-        run_by_verb: dict[str, Invocation] = {}  # one run that needs it: seeds do not decide a check
+        run_by_verb: dict[
+            str, Invocation
+        ] = {}  # one run that needs it: seeds do not decide a check
         for run in runs:
             run_by_verb |= dict.fromkeys(_missing(run.run_folder, study.fine_tunes), run)
         for verb in sorted(run_by_verb):

@@ -62,7 +62,7 @@ class TaskData:
 
     @property
     def whole(self) -> "TaskData":
-        """Data with all test sets. No score depends on them: a stored result that has predictions for `unasked` is valid."""
+        """Data with all test sets. A stored result for these data is valid for `self` too: no score depends on them."""
         return replace(self, blind=self.blind + self.unasked, unasked=())
 
     @property

@@ -186,6 +186,17 @@ def test_few_documents_are_said_to_give_no_interval(
     assert "the interval is too narrow" in text and "no masked-LM head" in text
 
 
+def test_many_epochs_are_shown_as_a_plain_number(
+    adapted: tuple[Result, Path, Path], tmp_path: Path
+) -> None:
+    record = adapted[0].record
+    training = record.training.model_copy(update={"corpus_epochs": 123.4})
+    write_page(
+        replace(adapted[0], record=record.model_copy(update={"training": training})), tmp_path
+    )
+    assert "123.4 times the text" in (tmp_path / "adapt.md").read_text()
+
+
 def test_only_masked_language_models_are_compared(
     place: tuple[Path, Path, Path], tmp_path: Path
 ) -> None:
