@@ -190,10 +190,9 @@ def test_many_epochs_are_shown_as_a_plain_number(
     adapted: tuple[Result, Path, Path], tmp_path: Path
 ) -> None:
     record = adapted[0].record
-    training = record.training.model_copy(update={"corpus_epochs": 123.4})
-    write_page(
-        replace(adapted[0], record=record.model_copy(update={"training": training})), tmp_path
-    )
+    pretrain = record.training.model_copy(update={"corpus_epochs": 123.4})
+    record = record.model_copy(update={"pretrain": pretrain})
+    write_page(replace(adapted[0], record=record), tmp_path)
     assert "123.4 times the text" in (tmp_path / "adapt.md").read_text()
 
 
