@@ -25,7 +25,7 @@ HEADERS = (
     "reaches base at",
     "verdict",
 )
-SAID = {
+VERDICT_TEXTS = {
     "win": "wins, its {measure} is {better} by {size:.4f}",
     "loss": "loses, its {measure} is {worse} by {size:.4f}",
     "equivalent": "makes no difference above {delta:g}, its {measure} differs by {mean:+.4f}",
@@ -159,7 +159,7 @@ def _decision_words(duel: Duel, decision: Decision) -> str:
     if duel.test.higher_is_better:
         better, worse = worse, better
     mean = decision.mean or 0.0
-    words = SAID[decision.verdict].format(
+    words = VERDICT_TEXTS[decision.verdict].format(
         measure=measure,
         better=better,
         worse=worse,

@@ -104,15 +104,15 @@ def main(recipe: dict[str, Any], invocation: Invocation, **options: Any) -> None
     check_sides(opponents, config, invocation)
     scores_decide = needs_scores(opponents, config.glue)
     prepare(opponents, invocation, config.json)
-    both = [side.settings for side in opponents]
-    folders = [corpus_folder(side, invocation.corpora) for side in both]
-    measure: Measure = "score" if scores_decide else measure_of(both, folders)
+    settings = [side.settings for side in opponents]
+    folders = [corpus_folder(side, invocation.corpora) for side in settings]
+    measure: Measure = "score" if scores_decide else measure_of(settings, folders)
     seed = int(recipe["seed"])
     rule = {name: getattr(config, name) for name in RULE}
     rule |= {"measure": measure, "seed": seed}
-    hashes = [settings_hash(compared(side)) for side in both]
+    hashes = [settings_hash(compared(side)) for side in settings]
     corpora = [Manifest.load(folder / MANIFEST).sha256() for folder in folders]
-    scored = [side["eval"] for side in both] if config.glue else None
+    scored = [side["eval"] for side in settings] if config.glue else None
     duel_id = settings_hash(hashes, corpora, rule, scored, device)
     known = log.duels().get(duel_id)
     is_decided = known is not None and known.decision is not None
@@ -120,7 +120,7 @@ def main(recipe: dict[str, Any], invocation: Invocation, **options: Any) -> None
     guard = nullcontext() if is_decided else lock(config.duels, "fighting a duel", "wait for it")
     with guard:
         if duel_id not in log.duels():
-            check_seeds(log, both, corpora, device, range(seed, seed + config.pairs))
+            check_seeds(log, settings, corpora, device, range(seed, seed + config.pairs))
             begin(log, duel_id, opponents, hashes, {**rule, "corpora": corpora}, device)
         fight(log, duel_id, cores, opponents, config, invocation, seed)
 
@@ -243,7 +243,7 @@ def prepare(opponents: Opponents, invocation: Invocation, quietly: bool) -> None
 
 
 def measure_of(
-    both: Sequence[Mapping[str, Any]], corpora: Sequence[Path]
+    settings: Sequence[Mapping[str, Any]], corpora: Sequence[Path]
 ) -> Literal["loss", "bits_per_byte"]:
     """Return the measure that decides: the pinned loss with one tokenizer, else bits per byte.
 
@@ -251,7 +251,7 @@ def measure_of(
     """
     first, second = (
         Manifest.load(_validation_folder(side, corpus) / MANIFEST)
-        for side, corpus in zip(both, corpora, strict=True)
+        for side, corpus in zip(settings, corpora, strict=True)
     )
     same_tokenizer = first.tokenizer.sha256 == second.tokenizer.sha256
     require(
