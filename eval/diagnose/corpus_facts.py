@@ -18,10 +18,8 @@ BLOCK_TOKENS = 16_384  # consecutive tokens of a sample that is not the whole te
 DISCOUNT = 0.75
 REPEATED_WORDS = 12  # length of the windows whose repetitions are counted
 FAR = 3  # distance of the word that is compared with the neighbour, in words
-WORD_MARKS = (
-    "\u0120",
-    "\u2581",
-)  # first character of entries that begin a word: byte-level BPE, Unigram
+# First characters of entries that begin a word, in byte-level BPE and in Unigram
+WORD_MARKS = ("\u0120", "\u2581")
 
 
 class Continuations:
