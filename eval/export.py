@@ -61,7 +61,10 @@ def main(
     is_missing = python is not None and not Path(python).is_file()
     require(not is_missing, f"--python={python}: no such file. Give the Python of an environment.")
     invocation = Invocation(name=name, runs=runs)
-    folder, run = find_folder(model) if model else find_run(invocation)
+    if model:
+        folder, run = find_folder(model)
+    else:
+        folder, run = find_run(invocation)
     out = (out or folder.parent / "export").absolute()
     require(
         not out.exists() or _is_replaceable(out),

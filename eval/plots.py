@@ -1,6 +1,7 @@
-"""Plots for files, drawn with Matplotlib: runs of a study, duels, and the law of a projection (the page has uPlot).
+"""Plots for files, drawn with Matplotlib: runs of a study, duels, and the law of a projection.
 
-A run without metrics, or with parts of them, has fewer lines; a figure without any line is not made.
+A run without metrics, or with a part of them, has fewer lines; a figure without any line is not made. Plots of the
+leaderboard's page are drawn by uPlot in the browser.
 """
 
 import io
@@ -29,7 +30,7 @@ STYLE = {
     "legend.frameon": False,
     "svg.fonttype": "none",
 }
-POINTS = 300  # of a line
+POINTS = 300  # largest number of points of a line; more are averaged
 VERDICT_COLOURS = {
     "win": COLOURS[2],
     "loss": COLOURS[1],
@@ -46,14 +47,14 @@ Points = Sequence[tuple[float, float]]
 
 
 class Curve(NamedTuple):
-    """Metrics rows of a run under its name, or under that of several runs that are drawn alike."""
+    """Metrics rows of a run with its label; runs with the same label are drawn alike."""
 
     label: str
     rows: Sequence[Mapping[str, Any]]
 
 
 class Interval(NamedTuple):
-    """Line of the plot of differences; `verdict` is one of win, loss, equivalent, undecided."""
+    """Mean difference with its interval; `verdict` is one of win, loss, equivalent, undecided."""
 
     label: str
     mean: float
@@ -71,12 +72,12 @@ class Pair(NamedTuple):
 
 def training(curves: Sequence[Curve], loss: str = "MLM loss") -> "Figure | None":
     """Return loss over budget, loss over tokens, and learning rate over budget; None if no run has any of them."""
-    if not any(_points(curve.rows, x, y) for curve in curves for x, y, _ in PANELS):
+    if not any(_has_points(curve) for curve in curves):
         return None
-    lines = cycle(product(("-", "--", ":", "-."), COLOURS))
+    dashes_and_colours = cycle(product(("-", "--", ":", "-."), COLOURS))
     labels = dict.fromkeys(curve.label for curve in curves)
     styles: dict[str, dict[str, Any]] = {}
-    for label, (dash, colour) in zip(labels, lines):
+    for label, (dash, colour) in zip(labels, dashes_and_colours):
         styles[label] = {"linestyle": dash, "color": colour}
     with _figure(12.0, 4.0) as figure:
         for place, (x, y, title) in enumerate(PANELS, 1):
@@ -107,7 +108,7 @@ def intervals(rows: Sequence[Interval], title: str) -> "Figure | None":
 
 
 def against_seconds(pairs: Sequence[Pair], title: str) -> "Figure | None":
-    """Return validation losses over the seconds of the budget, dashed where the base ends on average."""
+    """Return validation losses over the seconds of the budget, with a dashed line at the base's mean final loss."""
     if not any(pair.base and pair.candidate for pair in pairs):
         return None
     ends = [pair.base[-1][1] for pair in pairs if pair.base]
@@ -189,6 +190,10 @@ def _figure(width: float, height: float) -> Iterator["Figure"]:
         yield figure
 
 
+def _has_points(curve: Curve) -> bool:
+    return any(_points(curve.rows, x, y) for x, y, _ in PANELS)
+
+
 def _points(rows: Sequence[Mapping[str, Any]], x: str, y: str) -> list[tuple[float, float]]:
     """Return the rows that have both numbers as points."""
     pairs = [(number(row.get(x)), number(row.get(y))) for row in rows]
@@ -212,5 +217,7 @@ def _draw(axes: "Axes", curve: Curve, x: str, y: str, style: Mapping[str, Any]) 
 
 
 def _label(text: str, longest: int = 48) -> str:
-    """Return a name as Matplotlib may print it: `$` would begin a formula."""
-    return (text if len(text) <= longest else text[: longest - 1] + "…").replace("$", r"\$")
+    """Return a name, cut to `longest` characters, with `$` escaped, which would begin a formula in Matplotlib."""
+    if len(text) > longest:
+        text = text[: longest - 1] + "…"
+    return text.replace("$", r"\$")

@@ -35,17 +35,18 @@ from eval.tasks.datasets import TaskData, examples_sha256, in_one_order
 from eval.tasks.locate import read_task
 from eval.tasks.metrics import score
 
-# Relative distances of a loss that other hardware, kernels or compilation explain, also for products in 8 bits
-TOLERANCE, TOLERANCE_FP8 = 1e-3, 1e-2
+# Largest relative difference of a loss that other hardware, kernels or compilation explain
+TOLERANCE = 1e-3
+TOLERANCE_FP8 = 1e-2  # for a run with matrix products in 8 bits
 ROWS = 16  # sequences per micro-batch if the run's number is not known
 # Standard deviations by which a fine-tuning on other hardware may lie outside the range of the seeds' scores
 DEVIATIONS = 3.0
-LEAST_DEVIATION = 0.01
+LEAST_DEVIATION = 0.01  # smallest deviation that is assumed, in the unit of the metric
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of one proof: `problem` is None if it agrees; `words` describe the comparison, or why there was none."""
+    """Result of one proof: what was compared, or why nothing was (`words`), and the difference if there is one."""
 
     words: str
     problem: str | None = None
@@ -79,24 +80,29 @@ def recompute_validation(weights: Path, record: Record, corpus: Path) -> Outcome
     precision = _precision(record, config, device)
     model = load_masked_lm(weights).to(device).eval()
     precision.convert(model.encoder)
-    rows = record.training.micro_batch or config.train.micro_batch
-    rows = rows if isinstance(rows, int) else ROWS
+    micro_batch = record.training.micro_batch or config.train.micro_batch
+    rows = micro_batch if isinstance(micro_batch, int) else ROWS
     recorded_losses = {PINNED: recorded.loss, ALL_MASK: recorded.all_mask_loss}
     tolerance = TOLERANCE_FP8 if record.training.precision == "fp8" else TOLERANCE
     compared: list[str] = []
     problems: list[str] = []
-    for form, logged in recorded_losses.items():
-        batches = data.held_out.batches(form, rows)
+    for masking, logged in recorded_losses.items():
+        batches = data.held_out.batches(masking, rows)
         targets = sum(batch.num_targets for batch in batches)
         loss = _summed_loss(model, batches, precision, device) / targets
-        words = f"{loss:.6g} computed again, {logged} in the log"
-        compared.append(words)
+        comparison = f"{loss:.6g} computed again, {logged} in the log"
+        compared.append(comparison)
         if targets != recorded.targets:
             problems.append(f"{targets} targets, in the log {recorded.targets}")
-        elif logged is None or abs(loss - logged) > tolerance * logged:
-            problems.append(words)
+        elif logged is None or not is_near(loss, logged, tolerance * logged):
+            problems.append(comparison)
     words = f"validation losses {' and '.join(compared)}"
     return Outcome(words, f"validation loss {problems[0]}" if problems else None)
+
+
+def is_near(value: float, recorded: float, tolerance: float) -> bool:
+    """Return whether a recomputed value is within `tolerance` of the recorded one; a value that is NaN is not."""
+    return abs(value - recorded) <= tolerance
 
 
 @torch.inference_mode()
@@ -112,7 +118,7 @@ def _summed_loss(
 
 
 def _config_and_data(record: Record, corpus: Path) -> tuple[Config, RunData]:
-    """Return the run's configuration with this copy of its corpus, and the data."""
+    """Return the run's configuration, fitted to this copy of its corpus, and the data; UserError for another corpus."""
     config = Config.of(record.config)
     data = RunData.open(corpus, config, verify=False)
     if data.corpus.manifest_sha256 != record.corpus.manifest_sha256:
@@ -135,8 +141,9 @@ def repeat_fine_tuning(
 ) -> Outcome:
     """Fine-tune one drawn task and seed from the weights, and compare its predictions with the stored ones.
 
-    On a CPU of the same name, with the same versions and threads, they must be equal; elsewhere the score may lie
-    outside the range of the seeds' scores by a small number of their deviations.
+    On a CPU of the same name with the same version of torch they must be equal, because the number of threads is set to
+    that of the run. Elsewhere, or without stored predictions, the score may lie outside the range of the seeds' scores
+    by `DEVIATIONS` standard deviations.
     """
     section = record.trained
     if section is None:
@@ -152,22 +159,20 @@ def repeat_fine_tuning(
         return Outcome(f"{name} seed {seed} not fine-tuned again: {data}")
     device = select("auto")
     predictions = _finetune(weights, section, data, seed, device)
-    same_machine = _is_same_machine(section, device)
+    file = predictions_file(folder, section.predictions[run_name(name, seed)])
+    compares_predictions = _is_same_machine(section, device) and file.is_file()
     problems: list[str] = []
     for split in data.scored:
         entry = split.source.entry
-        file = predictions_file(folder, section.predictions[run_name(name, seed)])
-        if same_machine and file.is_file():
-            stored = predicted(file, f"dev.{entry}")
-            if not np.array_equal(stored, predictions[entry], equal_nan=True):
-                differ = int((stored != predictions[entry]).sum())
-                problems.append(f"{differ} of {len(stored)} predictions of {entry} differ")
+        if compares_predictions:
+            problems += differing_predictions(
+                entry, predicted(file, f"dev.{entry}"), predictions[entry]
+            )
             continue
         assert split.labels is not None
-        value = score(data.task.metrics, predictions[entry], split.labels).values
-        main = value[data.task.main_metric]
-        problems += _outside(section, entry, main)
-    how = "prediction by prediction" if same_machine else "within the seeds' spread"
+        values = score(data.task.metrics, predictions[entry], split.labels).values
+        problems += _outside(section, entry, values[data.task.main_metric])
+    how = "prediction by prediction" if compares_predictions else "within the seeds' spread"
     words = f"{name} seed {seed} fine-tuned again, compared {how}"
     if problems:
         return Outcome(words, f"{name} seed {seed} fine-tuned again: {'; '.join(problems)}")
@@ -175,7 +180,7 @@ def repeat_fine_tuning(
 
 
 def _task_data(tasks: Path, section: Scores, name: str) -> TaskData | str:
-    """Return the task's data, or the reason why they are not those that were scored."""
+    """Return the task's data, or a message if the files differ from those that the run was scored on."""
     suites = {str(suite): known for suite, known in SUITES.items()}
     task = suites[section.suite].tasks[name]
     data = replace(in_one_order(read_task(tasks, task)), blind=())
@@ -227,7 +232,7 @@ def recompute_baselines(record: Record, tasks: Path, draw: random.Random) -> Out
             value = values[data.task.main_metric]
             stored = section.tasks[split.source.entry].main.per_seed[0]
             # Other versions of scikit-learn may converge to another point.
-            if stored is not None and abs(value - stored) > LEAST_DEVIATION:
+            if stored is not None and not is_near(value, stored, LEAST_DEVIATION):
                 problems.append(
                     f"{section.init} {split.source.entry}: {value:.4g}, not {stored:.4g}"
                 )
@@ -243,6 +248,16 @@ def _is_same_machine(section: Scores, device: torch.device) -> bool:
     here = asdict(describe(device))
     same_device = (made_on.device.kind, made_on.device.name) == (here["kind"], here["name"])
     return same_device and made_on.torch == torch.__version__
+
+
+def differing_predictions(entry: str, stored: np.ndarray, predictions: np.ndarray) -> list[str]:
+    """Return a message if stored predictions [N] are not bitwise those of the repeated fine-tuning."""
+    if np.array_equal(stored, predictions, equal_nan=True):
+        return []
+    if stored.shape != predictions.shape:
+        return [f"{len(stored)} predictions of {entry}, not {len(predictions)}"]
+    differ = int((stored != predictions).sum())
+    return [f"{differ} of {len(stored)} predictions of {entry} differ"]
 
 
 def _outside(section: Scores, entry: str, value: float) -> list[str]:

@@ -1,7 +1,7 @@
-"""`cramming adapt`: prepare the text, train the checkpoint further on it, and say what that brought.
+"""`cramming adapt`: prepare the text, train the checkpoint further on it, and compare the model before and after.
 
-The recipe is conf/experiment/adapt.yaml, and its verbs run in processes of their own, as those of `cramming run` do.
-What is new here is the comparison at the end. A run that is finished is only measured again, with `--resume`.
+The recipe is conf/experiment/adapt.yaml. The verbs `prepare`, `pretrain` and `score` run in separate processes, as in
+`cramming run`. With `--resume` a finished run is not trained further, only compared again.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,8 +34,9 @@ from eval.own_tasks.page import read
 from eval.own_tasks.task_file import read_task_file
 from eval.rules.load import load_run
 
-# Settings that every source has and that say nothing about how a text is read and held out.
-OF_OWN_TEXT = {"name", "corpus", "license", "max_documents"}
+# Settings of section `data` that every source has, and that the general text does not take over from the own text:
+# they do not decide how a text is read and which documents are held out.
+NOT_TAKEN_OVER = {"name", "corpus", "license", "max_documents"}
 
 OWN_TEXT, GENERAL_TEXT = "own text", "general text"
 
@@ -49,10 +50,15 @@ def main(
     add_words: int | None,
     tasks: Path | None,
 ) -> None:
-    """Adapt a checkpoint; `general_text`: a file whose held-out part shows what was forgotten.
+    """Adapt a checkpoint.
 
-    `keep`: share of the training text that is taken from it. `add_words`: number of the text's words that get an
-    entry of their own. `tasks`: file of own tasks, on which the model is scored before and after.
+    Args:
+        recipe: Composed settings of the run.
+        invocation: Options that all verbs share.
+        general_text: File whose held-out part shows what the model has forgotten.
+        keep: Share of the training tokens that come from `general_text`.
+        add_words: Number of words of the own text that are added to the vocabulary.
+        tasks: File of own tasks, on which the model is scored before and after.
     """
     for line in check(
         recipe,
@@ -63,12 +69,14 @@ def main(
         tasks=tasks,
     ):
         say(line)
-    invocation, source = _pinned(recipe, invocation), recipe["start"]["path"]
+    source = recipe["start"]["path"]
+    invocation = _with_checkpoint_folder(recipe, invocation)
     if add_words is not None:
         recipe, invocation = _with_words(recipe, invocation, add_words)
-    training, general = invocation, None
     if not _has_corpus(recipe, invocation):
         _prepare(invocation)
+    training = invocation
+    general: Invocation | None = None
     if general_text is not None:
         general = _general(invocation, general_text)
         _prepare(general)
@@ -98,7 +106,10 @@ def check(
     add_words: int | None,
     tasks: Path | None,
 ) -> Iterator[str]:
-    """Return lines about what would be done; UserError for what can be known to be wrong. Nothing is written."""
+    """Return the lines that `--check` prints; raise UserError for a mistake that shows before training.
+
+    Nothing is written.
+    """
     objective = recipe["objective"]["name"]
     require(
         objective == "mlm",
@@ -106,7 +117,7 @@ def check(
     )
     require(
         keep is None or general_text is not None,
-        f"--keep={keep}: of which text? Give --general-text.",
+        f"--keep={keep}: no text to keep a share of. Give --general-text.",
     )
     require(
         keep is None or not recipe["data"]["corpus"],
@@ -120,14 +131,14 @@ def check(
         read_task_file(tasks)
     refuse_finished_run(invocation)
     lines = iter([f"checkpoint: {recipe['start']['path']}"])
-    pinned = _pinned(recipe, invocation)
-    others = list[Invocation]()
+    invocation_of_folder = _with_checkpoint_folder(recipe, invocation)
+    preparations = list[Invocation]()
     if general_text is not None:
-        others.append(_general(pinned, general_text))
+        preparations.append(_general(invocation_of_folder, general_text))
         if keep is not None:
-            others.append(mixed(recipe, pinned, general_text, keep))
-    for other in others:
-        lines = chain(lines, verbs.check("prepare", compose(other.overrides), other))
+            preparations.append(mixed(recipe, invocation_of_folder, general_text, keep))
+    for each in preparations:
+        lines = chain(lines, verbs.check("prepare", compose(each.overrides), each))
     names = ["pretrain"] if _has_corpus(recipe, invocation) else ["prepare", "pretrain"]
     for name in names:
         lines = chain(lines, verbs.check(name, recipe, invocation))
@@ -135,7 +146,7 @@ def check(
 
 
 def _scores(invocation: Invocation, tasks: Path, source: str) -> tuple[Scores, ...]:
-    """Return the results of `cramming score` for the checkpoint and the run, kept in the run's folder."""
+    """Score the checkpoint and the run on own tasks with `cramming score`, which writes into the run's folder."""
     out = invocation.run_folder / "scores"
     words = [str(tasks), f"--model={source}", f"--model={invocation.run_folder}", f"--out={out}"]
     if invocation.device is not None:
@@ -148,7 +159,7 @@ def _scores(invocation: Invocation, tasks: Path, source: str) -> tuple[Scores, .
 def _with_words(
     recipe: dict[str, Any], invocation: Invocation, count: int
 ) -> tuple[dict[str, Any], Invocation]:
-    """Return recipe and invocation with a checkpoint of a longer vocabulary, made from the text and the one given."""
+    """Return recipe and invocation that start from a copy of the checkpoint with `count` words of the text added."""
     _prepare(invocation)
     corpus = Corpus.open(corpus_folder(recipe, invocation.corpora))
     source = Path(recipe["start"]["path"])
@@ -166,43 +177,47 @@ def measure(
     recipe: Mapping[str, Any], invocation: Invocation, general: Invocation | None
 ) -> Result:
     """Compare the checkpoint and the run's final model on the held-out texts."""
-    folder, source = invocation.run_folder, Path(recipe["start"]["path"])
+    folder = invocation.run_folder
+    source = Path(recipe["start"]["path"])
     device = select(invocation.device)
     own_corpus = Corpus.open(corpus_folder(recipe, invocation.corpora), verify=False)
     before, has_head = _checkpoint(source, own_corpus, int(recipe["seed"]))
     before = before.to(device).eval()
     after = load_masked_lm(folder / "final", dropout=0.0, attention_dropout=0.0).to(device).eval()
-    length, max_tokens = recipe["train"]["sequence_length"], recipe["train"]["validation_tokens"]
+    length = recipe["train"]["sequence_length"]
+    max_tokens = recipe["train"]["validation_tokens"]
 
     def compared(corpus: Corpus, text: str) -> Comparison:
         return compare(before, after, corpus, text, length, max_tokens)
 
     comparisons = [compared(own_corpus, OWN_TEXT)]
     if general is not None:
-        place = corpus_folder(compose(general.overrides), general.corpora)
-        comparisons.append(compared(Corpus.open(place, verify=False), GENERAL_TEXT))
+        general_folder = corpus_folder(compose(general.overrides), general.corpora)
+        comparisons.append(compared(Corpus.open(general_folder, verify=False), GENERAL_TEXT))
+    windows = held_out_windows(own_corpus, length, max_tokens)
     return Result(
         name=invocation.name,
         source=str(source),
         has_head=has_head,
         comparisons=tuple(comparisons),
-        examples=tuple(
-            examples(before, after, own_corpus, held_out_windows(own_corpus, length, max_tokens)),
-        ),
+        examples=tuple(examples(before, after, own_corpus, windows)),
         record=load_run(folder).record,
     )
 
 
 def _checkpoint(folder: Path, corpus: Corpus, seed: int) -> tuple[MaskedLM, bool]:
-    """Return the checkpoint as training begins with it, and whether its masked-LM head is its own."""
+    """Return the model at the start of training, and whether its masked-LM head is the checkpoint's, not a new one."""
     config = load_encoder_config(folder, dropout=0.0, attention_dropout=0.0)
     torch.manual_seed(seed)
     model = MaskedLM(config)
     return model, load_checkpoint(model, folder, corpus)
 
 
-def _pinned(recipe: Mapping[str, Any], invocation: Invocation) -> Invocation:
-    """Return the invocation with the checkpoint's folder: a name on the hub may get other files meanwhile."""
+def _with_checkpoint_folder(recipe: Mapping[str, Any], invocation: Invocation) -> Invocation:
+    """Return the invocation with the checkpoint's folder in place of its name.
+
+    The files of a name on the hub may change between two of the verbs.
+    """
     words = [word for word in invocation.overrides if name_of(word) != "start.path"]
     return replace(
         invocation, overrides=(*words, setting("start.path", str(recipe["start"]["path"])))
@@ -212,30 +227,34 @@ def _pinned(recipe: Mapping[str, Any], invocation: Invocation) -> Invocation:
 def _general(invocation: Invocation, path: Path) -> Invocation:
     """Return the invocation that prepares the general text with the checkpoint's tokenizer.
 
-    Settings that both texts share are the own text's, so that the mix holds the same documents out.
+    It takes over how the own text is read and held out (data.validation_fraction and others), so that the same
+    documents are held out here and in the mix.
     """
     start = [word for word in invocation.overrides if name_of(word) == "start.path"]
     require(path.is_file(), f"--general-text={path}: no such file. Check the path.")
     paths = f"data.paths={in_words([str(path.absolute())])}"
-    shared = {f"data.{name}" for name in _shared_settings() - OF_OWN_TEXT}
-    common = [
-        word for word in invocation.overrides if ".".join(name_of(word).split(".")[:2]) in shared
-    ]
+    shared = {f"data.{name}" for name in _shared_settings() - NOT_TAKEN_OVER}
+    common = []
+    for word in invocation.overrides:
+        setting_name = ".".join(name_of(word).split(".")[:2])  # data.filters of data.filters.gopher
+        if setting_name in shared:
+            common.append(word)
     words = ("experiment=adapt", *start, *common, "data.name=general", paths)
     return replace(invocation, overrides=words)
 
 
 def _shared_settings() -> set[str]:
-    """Return the settings of data that every source has."""
+    """Return the settings of section `data` that every source has."""
     return compose(["data=mix"])["data"].keys() - {"source", "parts"}
 
 
 def mixed(
     recipe: Mapping[str, Any], invocation: Invocation, general_text: Path, keep: float
 ) -> Invocation:
-    """Return the invocation that trains on both texts and is validated on the own one.
+    """Return the invocation that trains on both texts and is validated on the own text.
 
-    Documents are held out by their content (docs/reference/corpus.md), so those of each text alone are held out here.
+    A document is held out by its content (docs/reference/corpus.md), so the mix holds out the same documents as the
+    corpora of the single texts, and trains on none of them.
     """
     data = recipe["data"]
     shared = _shared_settings()
@@ -263,15 +282,15 @@ def mixed(
 def _require_enough(
     recipe: Mapping[str, Any], invocation: Invocation, general: Invocation, keep: float
 ) -> None:
-    """Raise UserError where the general text would end before the own text does, or one document is held out.
+    """Raise UserError if the general text is too short for its share, or if a corpus holds out a single document.
 
-    A single document may be held out for want of others, and the mix would train on it.
+    A corpus always holds out one document, even if none is chosen by its content. The mix would train on that one.
     """
-    places = (
+    folders = (
         corpus_folder(recipe, invocation.corpora),
         corpus_folder(compose(general.overrides), general.corpora),
     )
-    corpora = [Corpus.open(place, verify=False) for place in places]
+    corpora = [Corpus.open(folder, verify=False) for folder in folders]
     for corpus in corpora:
         require(
             corpus.stream("validation").num_documents > 1,
@@ -283,12 +302,12 @@ def _require_enough(
     require(
         general_tokens >= needed,
         f"--keep={keep:g}: needs {format_count(needed, 'tokens')} of general text, there are"
-        f" {format_count(general_tokens, '')}. Give more of it, or keep less.",
+        f" {format_count(general_tokens, '')}. Give more general text, or a smaller --keep.",
     )
 
 
 def _has_corpus(recipe: Mapping[str, Any], invocation: Invocation) -> bool:
-    """Return whether the corpus is the user's own and finished."""
+    """Return whether the recipe names a corpus (data.corpus) that is finished."""
     is_finished = (corpus_folder(recipe, invocation.corpora) / MANIFEST).is_file()
     return bool(recipe["data"]["corpus"]) and is_finished
 

@@ -21,7 +21,7 @@ from cramming.progress import Progress
 RATE = 0.15
 SEED = 0
 RESAMPLES = 2000
-FEW_DOCUMENTS = 20  # of fewer there is no interval: windows are resampled instead
+FEW_DOCUMENTS = 20  # with fewer documents the bootstrap resamples windows
 PERPLEXITY_WINDOWS, PERPLEXITY_TOKENS = 16, 32
 BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
 
@@ -34,7 +34,7 @@ class Window(NamedTuple):
 
 
 class Query(NamedTuple):
-    """Text as the model sees it, and the hidden tokens at its ascending `places`."""
+    """Text as the model sees it, the ascending places of its hidden tokens, and these tokens."""
 
     ids_L: np.ndarray
     places_M: np.ndarray
@@ -43,7 +43,10 @@ class Query(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Losses in nats per target before and after; `low` and `high` bound 95 % of the difference."""
+    """Losses in nats per target before and after, and the 95 % interval of their difference.
+
+    `unit` is what the bootstrap resampled, "documents" or "windows". Perplexities are pseudo-perplexities.
+    """
 
     text: str
     documents: int
@@ -64,7 +67,10 @@ class Comparison:
 
 
 def held_out_windows(corpus: Corpus, length: int, max_tokens: int) -> list[Window]:
-    """Return windows of at most `length` tokens from held-out documents in a seeded order, `max_tokens` in all."""
+    """Return windows of at most `length` tokens from held-out documents in a seeded order.
+
+    The document with which the windows have `max_tokens` tokens together is the last.
+    """
     stream, special = corpus.stream("validation"), corpus.special_ids
     order = np.random.default_rng(SEED).permutation(stream.num_documents)
     windows_per_document = max(1, -(-max_tokens // (length * stream.num_documents)))
@@ -83,7 +89,7 @@ def held_out_windows(corpus: Corpus, length: int, max_tokens: int) -> list[Windo
 
 
 def masked(windows: Sequence[Window], mask_id: int) -> list[Query]:
-    """Return each window with 15 % of its tokens hidden, at least one, by a seed of its own."""
+    """Return each window with 15 % of its tokens hidden, at least one; the window's number seeds the choice."""
     queries = []
     for number, window in enumerate(windows):
         inside = len(window.ids_L) - 2
@@ -102,7 +108,10 @@ def hidden(ids_L: np.ndarray, places_M: np.ndarray, mask_id: int) -> Query:
 
 
 def one_at_a_time(windows: Sequence[Window], mask_id: int) -> list[Query]:
-    """Return a copy of each window for each of its tokens, which is hidden there."""
+    """Return one query for each token of each window, in which only this token is hidden.
+
+    Windows are cut to `PERPLEXITY_TOKENS` tokens.
+    """
     queries = []
     for window in windows:
         body_L = window.ids_L[1:-1][: PERPLEXITY_TOKENS - 2]
@@ -114,7 +123,7 @@ def one_at_a_time(windows: Sequence[Window], mask_id: int) -> list[Query]:
 
 @torch.inference_mode()
 def losses(model: MaskedLM, queries: Sequence[Query], title: str) -> list[np.ndarray]:
-    """Return the loss of each query's targets, in nats."""
+    """Return the losses of each query's targets [M], in nats."""
     device = model.decoder().device
     results = list[np.ndarray]()
     with Progress(title, sum(len(query.ids_L) for query in queries), "tokens") as bar:
@@ -164,24 +173,27 @@ def _batches(queries: Sequence[Query], max_tokens: int) -> list[list[Query]]:
 def compare(
     before: MaskedLM, after: MaskedLM, corpus: Corpus, text: str, length: int, max_tokens: int
 ) -> Comparison:
-    """Measure both models on a corpus's held-out documents. `text`: its name."""
+    """Measure both models on the held-out documents of a corpus; `text` is its name on the page."""
     mask_id = corpus.special_ids.mask
     windows = held_out_windows(corpus, length, max_tokens)
     sample = windows[:PERPLEXITY_WINDOWS]
-    queries, singles = masked(windows, mask_id), one_at_a_time(sample, mask_id)
-    sums, perplexities = [], []
+    queries = masked(windows, mask_id)
+    singles = one_at_a_time(sample, mask_id)
+    sums: list[np.ndarray] = []
+    perplexities: list[float] = []
     for model, when in ((before, "before"), (after, "after")):
         window_losses = losses(model, queries, f"{text}, {when}")
         sums.append(np.array([losses_M.sum() for losses_M in window_losses]))
         alone = losses(model, singles, f"{text}, one token at a time, {when}")
         perplexities.append(float(np.exp(np.concatenate(alone).mean())))
     counts_W = np.array([len(query.targets_M) for query in queries])
-    owners_W = np.array([window.document for window in windows])
-    documents = len(set(owners_W.tolist()))
+    units_W = np.array([window.document for window in windows])
+    documents = len(set(units_W.tolist()))
     unit = "documents"
     if documents < FEW_DOCUMENTS:
-        unit, owners_W = "windows", np.arange(len(windows))
-    low, high = paired_interval(sums[1] - sums[0], counts_W, owners_W)
+        unit = "windows"
+        units_W = np.arange(len(windows))
+    low, high = paired_interval(sums[1] - sums[0], counts_W, units_W)
     total = int(counts_W.sum())
     return Comparison(
         text=text,
@@ -199,15 +211,15 @@ def compare(
 
 
 def paired_interval(
-    differences_W: np.ndarray, counts_W: np.ndarray, owners_W: np.ndarray
+    differences_W: np.ndarray, counts_W: np.ndarray, units_W: np.ndarray
 ) -> tuple[float, float]:
     """Return the central 95 % of the mean difference per target over resampled units.
 
-    `differences_W`: summed over a window's targets, `counts_W`: how many these are, `owners_W`: the unit it is of.
+    Of each window: the difference summed over its targets, the number of targets, and the number of its unit.
     """
-    _, units_W = np.unique(owners_W, return_inverse=True)
-    differences_U = np.bincount(units_W, differences_W)
-    counts_U = np.bincount(units_W, counts_W)
+    _, indices_W = np.unique(units_W, return_inverse=True)
+    differences_U = np.bincount(indices_W, differences_W)
+    counts_U = np.bincount(indices_W, counts_W)
     units = len(counts_U)
     generator = np.random.default_rng(SEED)
     draws_RU = generator.multinomial(units, np.full(units, 1 / units), size=RESAMPLES)

@@ -32,8 +32,8 @@ NEW_HEAD = (
     " not what the encoder gained."
 )
 CHOICE = (
-    "Words that are frequent in the training text beyond their place in the vocabulary; the first held-out text with"
-    " each. Neither model's predictions enter the choice."
+    "Words that are more frequent in the training text than their rank in the vocabulary suggests, each in the first"
+    " held-out text that has it. Neither model's predictions enter the choice."
 )
 
 
@@ -108,7 +108,7 @@ def loss_rows(comparisons: Sequence[Comparison]) -> list[list[str]]:
 
 
 def blocks(result: Result) -> list[Block]:
-    """Return the page's parts behind its title and verdict."""
+    """Return the parts of the page that follow its title and verdict."""
     parts: list[Block] = [
         Heading("Loss on held-out text"),
         Table(LOSS_COLUMNS, loss_rows(result.comparisons)),
@@ -184,7 +184,7 @@ def _fact_rows(result: Result) -> Iterator[tuple[str, str]]:
     if training.steps is not None and training.tokens is not None:
         work = f"{training.steps:,} steps, {compact(training.tokens)} tokens"
         epochs = training.corpus_epochs
-        yield "Work", work if epochs is None else f"{work}, {epochs:.2g} times the text"
+        yield "Work", work if epochs is None else f"{work}, {compact(epochs)} times the text"
     if training.peak_learning_rate is not None:
         yield "Peak learning rate", f"{training.peak_learning_rate:.3g}"
 
@@ -208,7 +208,7 @@ def write_page(result: Result, folder: Path) -> list[Path]:
 
 
 def _short(folder: Path) -> str:
-    """Return the name of a checkpoint: on the hub, or its last two folders."""
+    """Return a checkpoint's name on the hub, or the last two parts of its path."""
     for part in folder.parts:
         if part.startswith("models--"):
             return part.removeprefix("models--").replace("--", "/")
@@ -217,7 +217,7 @@ def _short(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Interval:
-    """Row of the picture of changes, in percent of its width."""
+    """Row of the picture of changes: ends and middle in percent of its width, and a CSS class (`tone`)."""
 
     text: str
     low: float

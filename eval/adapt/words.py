@@ -16,14 +16,14 @@ from tokenizers import Tokenizer
 from cramming.data.corpus import Corpus
 from cramming.model.heads import MaskedLM
 from eval.adapt.measure import Query, Window, hidden, inputs
+from eval.diagnose.corpus_facts import WORD_MARKS, marks_words
 
 COUNTED_TOKENS = 2_000_000
 SHORTEST_WORD = 4
 MANDELBROT = 2.7
 MAX_WORDS = 1000
 EXAMPLES, GUESSES, CONTEXT = 12, 3, 12
-STARTS = ("\u0120", "\u2581")  # of entries that begin a word, in byte-level BPE and Unigram
-CONTINUES = "##"  # of entries that do not, in WordPiece
+CONTINUES = "##"  # first characters of entries that continue a word, in WordPiece
 
 
 @dataclass(frozen=True)
@@ -85,12 +85,12 @@ def own_words(corpus: Corpus, tokenizer: Tokenizer) -> dict[int, str]:
 def _words(tokenizer: Tokenizer) -> dict[int, str]:
     """Return the entries that are words by themselves."""
     vocabulary = tokenizer.get_vocab()
-    marked = any(entry.startswith(STARTS) for entry in vocabulary)
+    has_marks = marks_words(tokenizer)
     words = dict[int, str]()
     for entry, number in vocabulary.items():
-        word = entry.lstrip("".join(STARTS))
-        if marked and not entry.startswith(STARTS):
+        if has_marks and not entry.startswith(WORD_MARKS):
             continue
+        word = entry.lstrip("".join(WORD_MARKS)) if has_marks else entry
         if word.isalpha() and len(word) >= SHORTEST_WORD:
             words[number] = word
     return words
@@ -98,11 +98,11 @@ def _words(tokenizer: Tokenizer) -> dict[int, str]:
 
 def word_beginnings(tokenizer: Tokenizer, size: int) -> np.ndarray:
     """Return which entries begin a word or are no part of one, bool [V]."""
-    marked = any(entry.startswith(STARTS) for entry in tokenizer.get_vocab())
+    has_marks = marks_words(tokenizer)
     begins_V = np.ones(size, dtype=bool)
     for entry, number in tokenizer.get_vocab().items():
-        if marked:
-            begins_V[number] = entry.startswith(STARTS) or not entry[:1].isalnum()
+        if has_marks:
+            begins_V[number] = entry.startswith(WORD_MARKS) or not entry[:1].isalnum()
         else:
             begins_V[number] = not entry.startswith(CONTINUES)
     return begins_V

@@ -1,7 +1,7 @@
 """Facts of a corpus that decide what a model can learn from it, counted in a sample of its tokens. No torch.
 
-Entropies are those of interpolated absolute discounting (Ney, Essen & Kneser 1994), counted in training text and
-computed on held-out text, in nats per token: what a table of counts reaches that sees no word, one or two before.
+Entropies are the cross entropies of n-gram models on held-out text, in nats per token, with interpolated absolute
+discounting (Ney, Essen & Kneser 1994) of counts in training text.
 Shapes: N tokens of the sample, M places of the held-out text, V vocabulary.
 """
 
@@ -14,20 +14,19 @@ from cramming.data.corpus import Corpus, TokenStream
 from eval.diagnose.evidence import CorpusFacts
 
 SAMPLE_TOKENS, HELD_OUT_TOKENS = 2_000_000, 100_000
-STRETCH = 16_384  # tokens in a row of a sample that is not the whole text
+BLOCK_TOKENS = 16_384  # consecutive tokens of a sample that is not the whole text
 DISCOUNT = 0.75
-REPEATED_WORDS = 12  # in a row that make a repetition
-FAR = 3  # words between a word and one that is not its neighbour
-BEGINS = (
-    "Ġ",
-    "▁",
-)  # how a token begins that begins a word, of byte-level and sentence-piece tokenizers
+REPEATED_WORDS = 12  # length of the windows whose repetitions are counted
+FAR = 3  # distance of the word that is compared with the neighbour, in words
+# First characters of entries that begin a word, in byte-level BPE and in Unigram
+WORD_MARKS = ("\u0120", "\u2581")
 
 
 class Continuations:
     """Counts of the tokens that follow each context, smoothed by absolute discounting.
 
-    A context is a number; those of up to two tokens of a vocabulary below 2^21 fit into 63 bits with the token.
+    A context is one number, such as `first * vocab_size + second` for two tokens. With the token behind it, it must be
+    below 2^63, which holds for two tokens of a vocabulary below 2^21.
     """
 
     def __init__(self, contexts_N: np.ndarray, tokens_N: np.ndarray, vocab_size: int) -> None:
@@ -39,27 +38,27 @@ class Continuations:
         self.kinds = np.diff(first, append=len(self.pairs))  # different tokens after each context
 
     def probabilities(
-        self, contexts_M: np.ndarray, tokens_M: np.ndarray, beyond_M: np.ndarray
+        self, contexts_M: np.ndarray, tokens_M: np.ndarray, backoff_M: np.ndarray
     ) -> np.ndarray:
-        """Return P(token | context) [M]; what discounting frees goes by `beyond_M`."""
+        """Return P(token | context) [M]; the discounted mass is distributed by `backoff_M`, P(token | less context)."""
         place_M, is_known_M = _find(self.contexts, contexts_M)
         pair_M, is_seen_M = _find(self.pairs, contexts_M * self.vocab_size + tokens_M)
         counts_M = np.where(is_seen_M, self.pair_counts[pair_M] - DISCOUNT, 0.0)
         freed_M = DISCOUNT * self.kinds[place_M]
-        smoothed_M = (counts_M + freed_M * beyond_M) / self.totals[place_M]
-        return np.where(is_known_M, smoothed_M, beyond_M)
+        smoothed_M = (counts_M + freed_M * backoff_M) / self.totals[place_M]
+        return np.where(is_known_M, smoothed_M, backoff_M)
 
 
 def _find(sorted_K: np.ndarray, wanted_M: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the place of each wanted number in sorted ones, and whether it is there."""
+    """Return the index of each wanted number in the sorted numbers, and whether it is one of them."""
     place_M = np.minimum(np.searchsorted(sorted_K, wanted_M), len(sorted_K) - 1)
     return place_M, sorted_K[place_M] == wanted_M
 
 
 def corpus_facts(corpus: Corpus, validation_corpus: Corpus | None = None) -> CorpusFacts:
-    """Count a sample of a corpus; some seconds for two million tokens.
+    """Return the facts of a corpus from a sample, which takes some seconds for two million tokens.
 
-    Held-out tokens are those of `validation_corpus` where a run was validated on another corpus.
+    Held-out tokens are those of `validation_corpus` if a run was validated on another corpus.
     """
     stream = corpus.stream("train")
     train_N = sample(stream, SAMPLE_TOKENS)
@@ -78,6 +77,9 @@ def corpus_facts(corpus: Corpus, validation_corpus: Corpus | None = None) -> Cor
     window_tokens = round(REPEATED_WORDS * (tokens_per_word or 1.0))
     repeated, times, window = repetition(train_N, window_tokens)
     is_target_M = is_regular_V[held_out_M]
+    unseen = 0.0
+    if is_target_M.any():
+        unseen = float((counts_V[held_out_M[is_target_M]] == 0).mean())
     return CorpusFacts(
         vocab_size=corpus.vocab_size,
         sampled_tokens=len(train_N),
@@ -87,7 +89,7 @@ def corpus_facts(corpus: Corpus, validation_corpus: Corpus | None = None) -> Cor
         repeated=repeated,
         repeated_text=tokenizer.decode(window.tolist()),
         repeated_times=times,
-        unseen=float((counts_V[held_out_M[is_target_M]] == 0).mean()) if is_target_M.any() else 0.0,
+        unseen=unseen,
         unknown=float((train_N == unknown).mean()),
         tokens_per_word=tokens_per_word,
         used_entries=int(np.count_nonzero(counts_V)),
@@ -98,17 +100,18 @@ def corpus_facts(corpus: Corpus, validation_corpus: Corpus | None = None) -> Cor
 
 
 def sample(stream: TokenStream, max_tokens: int) -> np.ndarray:
-    """Return at most `max_tokens` tokens of a stream, int64 [N]: all of it, or stretches spread evenly over it."""
+    """Return at most `max_tokens` tokens of a stream, int64 [N]: all of it, or blocks spread evenly over it."""
     if stream.num_tokens <= max_tokens:
         return stream.gather(np.zeros(1, np.int64), stream.num_tokens).reshape(-1)
-    starts = np.linspace(0, stream.num_tokens - STRETCH, max_tokens // STRETCH).astype(np.int64)
-    return stream.gather(starts, STRETCH).reshape(-1)
+    last_start = stream.num_tokens - BLOCK_TOKENS
+    starts = np.linspace(0, last_start, max_tokens // BLOCK_TOKENS).astype(np.int64)
+    return stream.gather(starts, BLOCK_TOKENS).reshape(-1)
 
 
 def entropies(
     train_N: np.ndarray, held_out_M: np.ndarray, unigram_V: np.ndarray, is_regular_V: np.ndarray
 ) -> tuple[float, float, float]:
-    """Return the cross entropies of the held-out regular tokens by no, one and two tokens before them."""
+    """Return the cross entropies of a unigram, bigram and trigram model on the regular held-out tokens."""
     size = len(unigram_V)
     before_N, before_M = train_N[:-1], held_out_M[:-1]
     bigrams = Continuations(before_N, train_N[1:], size)
@@ -127,9 +130,9 @@ def entropies(
 def neighbour_gains(
     train_N: np.ndarray, held_out_M: np.ndarray, begins_V: np.ndarray
 ) -> tuple[float, float]:
-    """Return the nats that the word before, and the one `FAR` words before, save on a word.
+    """Return the nats by which the word before, and the word `FAR` words before, improve the prediction of a word.
 
-    A word stands here for its first token. Where the words of a document are in random order, both are the same.
+    A word is represented by its first token. If the words of a document are in random order, both gains are equal.
     """
     words_N, words_M = train_N[begins_V[train_N]], held_out_M[begins_V[held_out_M]]
     if min(len(words_N), len(words_M)) <= FAR:
@@ -146,7 +149,7 @@ def neighbour_gains(
 
 
 def repetition(ids_N: np.ndarray, length: int) -> tuple[float, int, np.ndarray]:
-    """Return the share of windows that were there before, the count of the most frequent one, and its tokens."""
+    """Return the share of windows that occur earlier, the count of the most frequent window, and its tokens."""
     number = len(ids_N) - length + 1
     if number < 1:
         return 0.0, 0, ids_N[:0]
@@ -162,9 +165,18 @@ def repetition(ids_N: np.ndarray, length: int) -> tuple[float, int, np.ndarray]:
 
 
 def begins_word(tokenizer: Tokenizer, vocab_size: int) -> np.ndarray:
-    """Return which entries begin a word, bool [V]; all entries where the tokenizer does not mark words."""
+    """Return which entries begin a word, bool [V].
+
+    These are the entries with a mark, or those with a letter first if the tokenizer has no marks.
+    """
     words = [tokenizer.id_to_token(entry) or "" for entry in range(vocab_size)]
-    marked = [word.startswith(BEGINS) for word in words]
-    if any(marked):
-        return np.array(marked)
+    if marks_words(tokenizer):
+        return np.array([word.startswith(WORD_MARKS) for word in words])
     return np.array([word[:1].isalpha() for word in words])
+
+
+def marks_words(tokenizer: Tokenizer) -> bool:
+    """Return whether entries that begin a word have a mark. In WordPiece, marks would be characters of the text."""
+    if type(tokenizer.model).__name__ == "WordPiece":
+        return False
+    return any(entry.startswith(WORD_MARKS) for entry in tokenizer.get_vocab())

@@ -1,7 +1,7 @@
 """Evidence of a diagnosis: facts of the corpus, of the run's log and of its weights. No torch.
 
-Each part may be missing: a corpus has no run, an archive has no checkpoints, and a corpus may be gone. A number that is
-not known is NaN, which no comparison holds for.
+Each part may be missing: a corpus has no run, an archive has no checkpoints, and a corpus may be gone. An unknown
+number is NaN, so that comparisons with it are false.
 """
 
 import math
@@ -12,17 +12,22 @@ import numpy as np
 
 from cramming.objectives.masking import MaskedTargets
 
-TENTH = 10  # a loss is the mean over this part of the steps: one step has noise
+PARTS = 10  # of the steps of a run, over each of which losses are averaged: those of single steps are noisy
 
 
 @dataclass(frozen=True)
 class CorpusFacts:
-    """Counts of a corpus. Shares are of the sampled tokens.
+    """Facts of a corpus, counted in a sample of its training tokens.
 
-    `unigram`, `bigram`, `trigram`: entropies in nats per held-out token. `repeated`: windows of about 12 words that
-    were there before; `repeated_text`: the most frequent one. `unseen`: held-out tokens that the sample does not have.
-    `neighbour_gain`, `far_gain`: nats by which the word before, or the third before, predicts a word better than its
-    frequency. `used_entries`: entries of the vocabulary that the sample has.
+    Attributes:
+        unigram: Cross entropy of held-out tokens in nats per token, also `bigram` and `trigram`.
+        repeated: Share of the windows of about 12 words that occur earlier in the sample.
+        repeated_text: Most frequent window, which occurs `repeated_times` times.
+        unseen: Share of the held-out tokens whose entry does not occur in the sample.
+        unknown: Share of the sampled tokens that are the unknown token.
+        used_entries: Number of entries of the vocabulary that occur in the sample.
+        neighbour_gain: Nats by which the word before predicts a word better than its frequency does.
+        far_gain: The same for the third word before.
     """
 
     vocab_size: int
@@ -46,10 +51,17 @@ class CorpusFacts:
 class RunFacts:
     """Facts about a training from its log.
 
-    `losses_S`: of each step in nats, NaN where not finite. `norms_R`: gradient norm of the last step of
-    each row. `form`: how targets are hidden in the phase that most steps are in. `skipped`: steps that
-    moved no weight. `validations`: step and loss, in the form that is one for all runs. `all_mask_loss`: of the final
-    weights, every target behind [MASK]. `predicts_tokens`: losses are of tokens, and compare with entropies.
+    Attributes:
+        losses_S: Loss of each step in nats, NaN if it is not finite.
+        norms_R: Gradient norm of the last step of each logged row.
+        clip: Largest gradient norm (`optim.clip`), or None without clipping.
+        skipped: Number of steps that changed no weight.
+        validations: Step and pinned validation loss in nats.
+        all_mask_loss: Validation loss of the final weights with every target shown as [MASK].
+        predicts_tokens: Whether losses are of predicted tokens, and so compare with entropies.
+        rate: Share of the tokens that are targets, in the middle of the budget.
+        form: Form in which targets are shown, in the middle of the budget; None if they are not masked.
+        peak_rate: Peak learning rate.
     """
 
     status: str
@@ -83,12 +95,12 @@ class RunFacts:
     @property
     def last_loss(self) -> float:
         """Mean loss of the last tenth of the steps."""
-        return _mean(self.losses_S[-max(1, len(self.losses_S) // TENTH) :])
+        return _mean(self.losses_S[-max(1, len(self.losses_S) // PARTS) :])
 
     @property
     def best_loss(self) -> float:
         """Lowest mean loss of any tenth of the steps."""
-        size = max(1, len(self.losses_S) // TENTH)
+        size = max(1, len(self.losses_S) // PARTS)
         means = [_mean(self.losses_S[at : at + size]) for at in range(0, len(self.losses_S), size)]
         finite = [mean for mean in means if math.isfinite(mean)]
         return min(finite, default=math.nan)
@@ -100,14 +112,14 @@ class RunFacts:
 
     @property
     def clipped(self) -> float:
-        """Share of the logged steps whose gradient was longer than `optim.clip`; NaN without one."""
+        """Share of the logged gradients that were clipped; NaN without clipping or without logged norms."""
         if self.clip is None or not len(self.norms_R):
             return math.nan
         return float((self.norms_R > self.clip).mean())
 
     @property
     def noise(self) -> float:
-        """Standard deviation of a step's loss around its neighbours', in the second half of the run."""
+        """Standard deviation of the noise of a step's loss, from differences of neighbours in the second half."""
         losses = self.losses_S[len(self.losses_S) // 2 :]
         differences = np.diff(losses[np.isfinite(losses)])
         return float(differences.std() / math.sqrt(2)) if len(differences) > 1 else math.nan
@@ -115,15 +127,19 @@ class RunFacts:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Facts about the weights from the checkpoints.
+    """Facts about the weights from the checkpoints. Lengths are Euclidean norms.
 
-    `changes`: by parameter, the change from the first checkpoint to the last across its first direction, over its
-    length: 0 where a parameter was at most shrunk. `distance`: change of all matrices over their length, from the state
-    before the first step to the second checkpoint, in `distance_steps` steps. `turn`: cosine between that change and
-    the next one. `loss_scale`: of fp16. `losses`: mean loss in nats if the right answer were the token so many places
-    behind. `order_use`: change of the states at hidden words, over their length, when the visible words of each
-    sequence are shuffled; `context_use`: when those of all sequences are. `order_loss`: by how much the former raises
-    the loss.
+    Attributes:
+        changes: Relative change of each parameter from the first checkpoint to the last: the length of its component
+            orthogonal to the first value, over the length of that value. So shrinking alone counts as 0.
+        distance: Length of the change of all matrices over their length, from the state before the first step to the
+            second checkpoint, which is after `distance_steps` steps.
+        turn: Cosine between that change and the change to the third checkpoint.
+        loss_scale: Loss scale of fp16 in the last checkpoint.
+        losses: Mean loss in nats by offset, if the right answer were the token `offset` places behind the hidden one.
+        order_use: Relative change of the states at hidden words if the visible words of each sequence are shuffled.
+        context_use: The same if visible words are shuffled across sequences.
+        order_loss: Nats by which the loss rises if the visible words of each sequence are shuffled.
     """
 
     changes: Mapping[str, float] = field(default_factory=dict)
@@ -139,7 +155,7 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that a diagnosis reads."""
+    """Facts that a diagnosis reads."""
 
     corpus: CorpusFacts | None = None
     run: RunFacts | None = None
@@ -147,25 +163,31 @@ class Evidence:
 
     @property
     def hidden_loss(self) -> float:
-        """Nats for a token that is hidden behind [MASK]: of the final weights, else of the last checkpoint."""
+        """Loss in nats of targets shown as [MASK]: that of the final weights, or else that of the last checkpoint."""
         if self.run and self.run.all_mask_loss is not None:
             return self.run.all_mask_loss
         return self.model.losses.get(0, math.nan) if self.model else math.nan
 
 
 def shown_loss(entropy: float, form: MaskedTargets | None) -> float:
-    """Return the loss of a predictor with this entropy on targets of which some show themselves or another token.
+    """Return the training loss of a predictor whose loss on targets shown as [MASK] is `entropy`.
 
-    It knows how often a shown token is the right one. None: all targets are hidden.
+    In training some targets are shown unchanged and some as a random token. The predictor knows how often a shown
+    token is the right one. Without a `form` all targets are shown as [MASK].
     """
     if form is None:
         return entropy
-    itself = max(0.0, 1 - form.mask_share - form.random_share)
-    if itself == 0.0:
+    unchanged_share = max(0.0, 1 - form.mask_share - form.random_share)
+    if unchanged_share == 0.0:
         return entropy
-    trust = itself / (itself + form.random_share)
-    behind_random = entropy - math.log(1 - trust) if form.random_share else 0.0
-    return form.mask_share * entropy + form.random_share * behind_random - itself * math.log(trust)
+    trust = unchanged_share / (unchanged_share + form.random_share)
+    loss_of_random = entropy - math.log(1 - trust) if form.random_share else 0.0
+    loss_of_unchanged = -math.log(trust)
+    return (
+        form.mask_share * entropy
+        + form.random_share * loss_of_random
+        + unchanged_share * loss_of_unchanged
+    )
 
 
 def _mean(losses: np.ndarray) -> float:

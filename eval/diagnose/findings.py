@@ -1,7 +1,7 @@
 """The diagnoses: each is one pure function of the evidence, and its docstring is the sentence that people read.
 
-A diagnosis compares one measured number with a limit. Its strength is how many times over the limit the number is: from
-1 at the limit to `STRONGEST`. The limits lie between what healthy runs and planted faults measured
+A diagnosis compares one measured number with a limit. Its strength is the ratio of number and limit, from 1 at the
+limit to `STRONGEST`. The limits lie between the numbers of healthy runs and those of planted faults
 (benchmarks/results/diagnose_cpu_2026-11-28.md).
 """
 
@@ -11,31 +11,38 @@ from typing import NamedTuple
 from eval.diagnose.evidence import CorpusFacts, Evidence, ModelFacts, RunFacts, shown_loss
 
 STRONGEST = 100.0
-MOST_REPEATED = 0.2  # windows of 12 words that were there before
-MOST_UNKNOWN = 0.02  # tokens
-MOST_UNSEEN = 0.05  # held-out tokens that the training text does not have
+MOST_REPEATED = 0.2  # share of the windows of 12 words that occur earlier
+MOST_UNKNOWN = 0.02  # share of the tokens
+MOST_UNSEEN = 0.05  # share of the held-out tokens whose entry is not in the training text
 MOST_TOKENS_PER_WORD = 2.0
-SMALL_VOCABULARY = 4000  # entries; from here on many tokens per word are no matter of size
-LEAST_USED = 0.35  # entries of a vocabulary of the same kind of text
-LEAST_ORDER = 0.15  # nats that the word before saves over a word further away
-LEAST_WORDS = 100_000  # tokens of a sample from which on pairs of words tell something
-LEAST_RATE, MOST_RATE = 0.05, 0.6  # of targets
+SMALL_VOCABULARY = (
+    4000  # entries; a vocabulary of more has few tokens per word on the text that it was made for
+)
+LEAST_USED = (
+    0.35  # share of the entries that occur in a text of the kind that the vocabulary was made for
+)
+LEAST_ORDER = 0.15  # nats by which the word before predicts better than the third word before
+LEAST_WORDS = 100_000  # sampled tokens below which counts of pairs of words are too few
+LEAST_RATE, MOST_RATE = 0.05, 0.6  # share of the tokens that are targets
 LEAST_STEP_TOKENS = 512
-LEAST_SEQUENCE = 32
-MOST_DISTANCE = 10.0  # lengths of the weights, from the first checkpoint to the second
-LEAST_DISTANCE = 0.3
-GOOD_DISTANCE = 2.5  # of the default recipe
+LEAST_SEQUENCE = 32  # tokens
+MOST_DISTANCE = (
+    10.0  # change of the weights over their length, from the first checkpoint to the second
+)
+LEAST_DISTANCE = 0.3  # the default recipe has 2.5
 STRAIGHT = 0.3  # cosine of the weights' changes between checkpoints
 UNCHANGED = 1e-4  # relative change of a parameter that counts as none
-CHANGED = 1e-2  # relative change of most parameters in a run that learns
-MOST_SKIPPED = 0.1  # steps
-LEAST_SCALE = 1.0  # of fp16's loss
-ORDERLESS = 1e-4  # change of the answers by other places of the words, over that by other words
+CHANGED = 1e-2  # median relative change of the parameters in a run that learns
+MOST_SKIPPED = 0.1  # share of the steps
+LEAST_SCALE = 1.0  # loss scale of fp16
+ORDERLESS = 1e-4  # change of the states by shuffling words within sequences, over that by shuffling across them
 BETTER_SHIFTED = 0.5  # nats by which a neighbour of the hidden word is the better answer
 RISEN = 0.5  # nats above the best loss of the run
 MOST_EPOCHS = 10.0
-HALFWAY = 0.5  # of the first loss, where nothing compares with it
-LEAST_STEPS = 50  # between checkpoints, for a word about the learning rate
+HALFWAY = 0.5  # share of the first loss; a run below it has learnt, if there is no entropy to compare with
+LEAST_STEPS = (
+    50  # steps between checkpoints below which their distance says nothing about the learning rate
+)
 
 
 class Symptom(NamedTuple):
@@ -47,13 +54,20 @@ class Symptom(NamedTuple):
 
 
 def strength(number: float, limit: float) -> float:
-    """Return how many times over the limit a number is, 1 to `STRONGEST`; infinite numbers too."""
+    """Return the ratio of a number and its limit, at least 1 and at most `STRONGEST`, also for an infinite number."""
     return min(STRONGEST, max(1.0, number / limit)) if limit else STRONGEST
 
 
 def _below(number: float, limit: float) -> float:
-    """Return how many times under the limit a number is."""
+    """Return the ratio of a limit and a number below it, as `strength` does for a number above."""
     return strength(limit, number)
+
+
+def _noise_text(run: RunFacts) -> str:
+    """Return a clause about the noise of the loss, or nothing for a run too short to measure it."""
+    if math.isnan(run.noise):
+        return ""
+    return f"; the loss varies by {run.noise:.2f} nats from step to step"
 
 
 # The text ---------------------------------------------------------------------------------------------------------
@@ -65,8 +79,8 @@ def repeated_text(evidence: Evidence) -> Symptom | None:
     if corpus is None or not corpus.repeated > MOST_REPEATED:
         return None
     words = (
-        f"{corpus.repeated:.0%} of all runs of 12 words were there before; most often, {corpus.repeated_times:,} times:"
-        f" {corpus.repeated_text!r}"
+        f"{corpus.repeated:.0%} of the windows of 12 words occur earlier in the text; the most frequent one"
+        f" {corpus.repeated_times:,} times: {corpus.repeated_text!r}"
     )
     cure = (
         "data/filters=gopher data.near_duplicates.enabled=true, or remove such lines from the text"
@@ -125,7 +139,7 @@ def no_word_order(evidence: Evidence) -> Symptom | None:
         f"the word before predicts a word by {corpus.neighbour_gain:.2f} nats better than its frequency does, the third"
         f" before by {corpus.far_gain:.2f}: the nearer one is worth {gain:.2f} nats"
     )
-    cure = "data.paths=[...] with text in its own order (what shuffled it lies before `prepare`)"
+    cure = "data.paths=[...] with text in its original order (`prepare` does not shuffle words)"
     return Symptom(_below(max(gain, LEAST_ORDER / STRONGEST), LEAST_ORDER), words, cure)
 
 
@@ -134,7 +148,7 @@ def unseen_labels(evidence: Evidence) -> Symptom | None:
     corpus = evidence.corpus
     if corpus is None or not corpus.unseen > MOST_UNSEEN:
         return None
-    words = f"{corpus.unseen:.1%} of the held-out tokens are not in the {corpus.sampled_tokens:,} sampled for training"
+    words = f"{corpus.unseen:.1%} of the held-out tokens are not in {corpus.sampled_tokens:,} sampled training tokens"
     cure = "train.validation_corpus=null, or more text of that kind"
     return Symptom(strength(corpus.unseen, MOST_UNSEEN), words, cure)
 
@@ -148,10 +162,8 @@ def few_targets(evidence: Evidence) -> Symptom | None:
     if run is None or not run.rate < LEAST_RATE or _has_learnt(evidence):
         return None
     targets = max(1, round(run.rate * run.sequence_length)) * run.sequences_per_step
-    words = (
-        f"{run.rate:.1%} of the tokens are targets, {targets} of {run.tokens_per_step:,} in a step; the loss varies by"
-        f" {run.noise:.2f} nats from step to step"
-    )
+    counts = f"{targets} of {run.tokens_per_step:,} in a step"
+    words = f"{run.rate:.1%} of the tokens are targets, {counts}{_noise_text(run)}"
     return Symptom(_below(run.rate, LEAST_RATE), words, "objective.rate=0.25")
 
 
@@ -169,10 +181,7 @@ def small_batch(evidence: Evidence) -> Symptom | None:
     run = evidence.run
     if run is None or not run.tokens_per_step < LEAST_STEP_TOKENS or _has_learnt(evidence):
         return None
-    words = (
-        f"{run.sequences_per_step} sequence(s) of {run.sequence_length} tokens in a step; the loss varies by"
-        f" {run.noise:.2f} nats from step to step"
-    )
+    words = f"{run.sequences_per_step} sequence(s) of {run.sequence_length} tokens in a step{_noise_text(run)}"
     sequences = -(-4 * LEAST_STEP_TOKENS // run.sequence_length)
     cure = f"train.batch_size={sequences} (train.micro_batch={run.sequences_per_step} keeps the memory)"
     return Symptom(_below(run.tokens_per_step, LEAST_STEP_TOKENS), words, cure)
@@ -216,20 +225,26 @@ def rate_too_high(evidence: Evidence) -> Symptom | None:
     if run is None or _overflows(run) or _has_learnt(evidence):
         return None
     cure = f"optim.lr={run.peak_rate / 10:.2g}"
-    norms = f"{run.clipped:.0%} of the logged gradients were clipped" if run.clip else "no clipping"
+    norms = "no clipping"
+    if run.clip:
+        norms = f"{run.clipped:.0%} of the logged gradients were clipped"
+    if run.clip and math.isnan(run.clipped):
+        norms = "no gradient norm is logged"
     if run.status == "diverged":
         words = (
             f"the gradient was not finite any more at a peak rate of {run.peak_rate:.2g} ({norms})"
         )
         return Symptom(STRONGEST, words, cure)
-    moved = (
-        f"in {model.distance_steps} steps the weights moved {model.distance:.2g} times their length"
-        f" at a peak rate of {run.peak_rate:.2g}; {norms}"
-    )
+    moved = f"the peak rate is {run.peak_rate:.2g}; {norms}"
+    if not math.isnan(model.distance):
+        moved = (
+            f"in {model.distance_steps} steps the weights moved {model.distance:.2g} times their length"
+            f" at a peak rate of {run.peak_rate:.2g}; {norms}"
+        )
     if model.distance > MOST_DISTANCE:
         return Symptom(strength(model.distance, MOST_DISTANCE), moved, cure)
     risen = run.last_loss - run.best_loss
-    if risen > RISEN and _phases_are_alike(run):
+    if risen > RISEN and _losses_compare(run):
         words = f"the training loss rose from {run.best_loss:.2f} to {run.last_loss:.2f}; {moved}"
         return Symptom(strength(risen, RISEN), words, cure)
     return None
@@ -279,7 +294,9 @@ def frozen_parameters(evidence: Evidence) -> Symptom | None:
     frozen = [name for name, change in model.changes.items() if change < UNCHANGED]
     if not frozen or changes[len(changes) // 2] < CHANGED:
         return None
-    shown = ", ".join(frozen[:4]) + (f" and {len(frozen) - 4} more" if len(frozen) > 4 else "")
+    shown = ", ".join(frozen[:4])
+    if len(frozen) > 4:
+        shown += f" and {len(frozen) - 4} more"
     words = f"{len(frozen)} of {len(changes)} parameters have not changed: {shown}"
     largest = max(model.changes[name] for name in frozen)
     cure = "requires_grad and the optimizer's groups of these parameters (no setting freezes any)"
@@ -325,7 +342,7 @@ def shifted_labels(evidence: Evidence) -> Symptom | None:
 
 
 def _overflows(run: RunFacts) -> bool:
-    """Return whether steps were skipped for the number format: their losses are finite."""
+    """Return whether steps were skipped because gradients overflow in fp16, while the loss is finite."""
     return (
         run.precision == "fp16"
         and run.skipped > MOST_SKIPPED * run.steps
@@ -333,13 +350,16 @@ def _overflows(run: RunFacts) -> bool:
     )
 
 
-def _phases_are_alike(run: RunFacts) -> bool:
-    """Return whether losses of the run compare: not where masks follow the loss, or the objective changes."""
+def _losses_compare(run: RunFacts) -> bool:
+    """Return whether the losses of all steps are of one task. Other objectives change the masking or the task."""
     return run.objective == "mlm"
 
 
 def _has_learnt(evidence: Evidence) -> bool:
-    """Return whether the loss is below what counts of three tokens give: such a run learns, whatever its settings."""
+    """Return whether the loss is below the trigram entropy, or without a corpus below half of the first loss.
+
+    Such a run learns, so none of its settings is a fault.
+    """
     corpus, run = evidence.corpus, evidence.run
     if run is None or run.status == "diverged":
         return False

@@ -1,6 +1,6 @@
-"""`cramming diagnose <run or corpus>`: why a model does not learn, by evidence, and which override would change it.
+"""`cramming diagnose <run or corpus>`: likely reasons why a model does not learn, each with evidence and an override.
 
-Reads the run's log, the checkpoints that are there, and the corpus, of which it counts a sample. Writes nothing.
+Reads the run's log, those of its checkpoints that exist, and a sample of the corpus. Writes nothing.
 """
 
 import os
@@ -12,6 +12,7 @@ from cramming.config import UserError
 from cramming.data.corpus import Corpus
 from cramming.data.manifest import MANIFEST
 from cramming.progress import Progress, say, use_stderr
+from cramming.record_schema import Record
 from eval.archive import is_archive, opened
 from eval.diagnose.corpus_facts import corpus_facts
 from eval.diagnose.evidence import Evidence
@@ -25,29 +26,32 @@ from eval.diagnose.table import (
 from eval.rules.load import has_log, read_evidence
 
 ON_PLATEAU = (
-    "the model knows the frequencies of tokens and hardly more. Every run is there for some hundred to some thousand"
-    " steps; with no fault found, raise the budget"
+    "the model has hardly learnt more than the frequencies of tokens. Every run passes through this state, for hundreds"
+    " to thousands of steps; with no fault found, raise the budget"
 )
 
 
 def main(*, path: Path, corpus: Path | None, json: bool) -> None:
-    """Print the findings about a run or a corpus, the strongest evidence first; they leave the exit code 0."""
+    """Print the findings about a run or a corpus, the strongest evidence first.
+
+    Findings are not errors: the exit code stays 0.
+    """
     if json:
         use_stderr()
     evidence = gather(path, corpus)
     if json:
         print(dumps(summary(str(path), evidence)))
         return
-    tell(path, evidence)
+    print_findings(path, evidence)
 
 
 def gather(path: Path, corpus: Path | None) -> Evidence:
-    """Return the evidence on a run folder, its archive, or a corpus folder; UserError where it is neither."""
+    """Return the evidence on a run folder, its archive, or a corpus folder; UserError for anything else."""
     if has_log(path) or is_archive(path):
         with opened(path) as folder:
             return evidence_of_run(folder, corpus)
     if corpus is not None:
-        raise UserError(f"--corpus={corpus}: for runs only, and {path} is none. Leave it out.")
+        raise UserError(f"--corpus={corpus}: only for runs, and {path} is not a run. Leave it out.")
     if not (path / MANIFEST).is_file():
         raise UserError(
             f"{path}: no run and no corpus. Give the folder of one, or the archive of a run."
@@ -57,47 +61,53 @@ def gather(path: Path, corpus: Path | None) -> Evidence:
 
 
 def evidence_of_run(folder: Path, corpus: Path | None) -> Evidence:
-    """Return the evidence on a run; `corpus`: where its corpus lies, if not where the log says."""
+    """Return the evidence on a run; `corpus` is the folder of its corpus if that is not the folder in the log."""
     from cramming.data.run_data import RunData, fit_to_corpus  # torch, which a corpus does not need
     from cramming.recipe import Config
     from eval.diagnose.model_facts import model_facts
     from eval.diagnose.run_facts import run_facts
 
-    read = read_evidence(folder)
-    if read.record.pretrain is None:
+    logged = read_evidence(folder)
+    if logged.record.pretrain is None:
         raise UserError(
             f"{folder}: no training in this run. Give the folder of one that `pretrain` made."
         )
-    config = Config.of(read.record.config)
-    place = corpus_place(read.record, corpus)
+    config = Config.of(logged.record.config)
+    corpus_path = find_corpus(logged.record, corpus)
     data: Any = None
     counted = None
     with Progress("reading", 3.0, "parts") as bar:
-        if place is not None:
-            data = RunData.open(place, config, verify=False)
+        if corpus_path is not None:
+            data = RunData.open(corpus_path, config, verify=False)
             config = config.replace(model=fit_to_corpus(config.model, data.corpus))
             counted = corpus_facts(data.corpus, data.validation_corpus)
         bar.advance()
-        run = run_facts(read.record, read.training, config)
+        run = run_facts(logged.record, logged.training, config)
         bar.advance()
-        model = model_facts(folder, read.training, config, data)
+        model = model_facts(folder, logged.training, config, data)
         bar.advance()
     return Evidence(counted, run, model)
 
 
-def corpus_place(record: Any, corpus: Path | None) -> Path | None:
-    """Return the folder of the run's corpus, None where it is not at hand; UserError for one of another run."""
-    place = corpus or (Path(record.corpus.folder) if record.corpus.folder else None)
-    if place is None or (corpus is None and not os.access(place / MANIFEST, os.R_OK)):
-        return None
-    if Corpus.open(place).manifest_sha256 != record.corpus.manifest_sha256:
-        if corpus is not None:
+def find_corpus(record: Record, corpus: Path | None) -> Path | None:
+    """Return the folder of the run's corpus: `corpus`, or else the folder in the log, None if it is not there any more.
+
+    Raises UserError if `corpus` is the corpus of another run.
+    """
+    if corpus is not None:
+        if Corpus.open(corpus).manifest_sha256 != record.corpus.manifest_sha256:
             raise UserError(f"--corpus={corpus}: not the corpus of this run. Give that one.")
+        return corpus
+    if not record.corpus.folder:
         return None
-    return place
+    logged = Path(record.corpus.folder)
+    if not os.access(logged / MANIFEST, os.R_OK):
+        return None
+    is_same = Corpus.open(logged).manifest_sha256 == record.corpus.manifest_sha256
+    return logged if is_same else None
 
 
-def tell(path: Path, evidence: Evidence) -> None:
+def print_findings(path: Path, evidence: Evidence) -> None:
     """Print the findings with their numbers and overrides, and the loss in perspective."""
     findings = diagnose(evidence)
     for number, finding in enumerate(findings, 1):

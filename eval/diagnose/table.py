@@ -1,4 +1,4 @@
-"""The table of diagnoses, and what they say together: findings by strength, and the loss put in perspective."""
+"""The table of diagnoses, their findings by strength, and the loss compared with entropies of the corpus."""
 
 import math
 from collections.abc import Callable
@@ -40,7 +40,7 @@ class Finding(NamedTuple):
 
 
 def diagnose(evidence: Evidence) -> list[Finding]:
-    """Return what is wrong, the strongest evidence first; nothing where no fault is found."""
+    """Return the findings, the strongest evidence first."""
     findings: list[Finding] = []
     for check in CHECKS:
         symptom = check(evidence)
@@ -55,43 +55,45 @@ def sentence_of(check: Callable[[Evidence], Symptom | None]) -> str:
 
 
 def perspective(evidence: Evidence) -> str:
-    """Return between which entropies of the corpus the model's loss lies; empty where there is nothing to compare."""
+    """Return a text that compares the model's loss with entropies of the corpus, or says why that is not possible."""
     corpus, run = evidence.corpus, evidence.run
     if corpus is None:
         return "no corpus at hand: the loss cannot be compared with its entropies"
-    steps = {
+    entropies = {
         "uniform": math.log(corpus.vocab_size),
         "unigram": corpus.unigram,
         "bigram": corpus.bigram,
         "trigram": corpus.trigram,
     }
     if run is None:
-        entropies = ", ".join(f"{name} {value:.2f}" for name, value in steps.items())
-        return f"entropies in nats per token: {entropies}"
-    loss, of = evidence.hidden_loss, "for a hidden token"
-    if math.isnan(loss):
-        if not run.predicts_tokens or math.isnan(run.last_loss):
-            return "no loss to compare with the entropies of the corpus"
-        loss, of = run.last_loss, "in training"
-        steps = {name: shown_loss(value, run.form) for name, value in steps.items()}
-    return f"loss {loss:.2f} nats {of}: {_between(loss, steps)}"
+        listed = ", ".join(f"{name} {value:.2f}" for name, value in entropies.items())
+        return f"entropies in nats per token: {listed}"
+    loss = evidence.hidden_loss
+    if not math.isnan(loss):
+        return f"loss {loss:.2f} nats for a hidden token: {_between(loss, entropies)}"
+    loss = run.last_loss
+    if not run.predicts_tokens or math.isnan(loss):
+        return "no loss to compare with the entropies of the corpus"
+    in_training = {name: shown_loss(value, run.form) for name, value in entropies.items()}
+    return f"loss {loss:.2f} nats in training: {_between(loss, in_training)}"
 
 
 def knows_frequencies_only(evidence: Evidence) -> bool:
-    """Return whether the loss lies at the unigram entropy or above it: no neighbour of a hidden token is used yet."""
+    """Return whether the loss is no lower than the unigram entropy: predictions do not depend on neighbours yet."""
     return evidence.corpus is not None and (evidence.hidden_loss > evidence.corpus.unigram - SLACK)
 
 
-def _between(loss: float, steps: dict[str, float]) -> str:
-    """Return the place of a loss among descending entropies, in words."""
-    above: tuple[str, float] | None = None
-    for name, value in steps.items():
-        if loss >= value:
-            here = f"{name} entropy {value:.2f}"
-            return f"between {above[0]} {above[1]:.2f} and {here}" if above else f"above {here}"
-        above = (name, value)
-    assert above
-    return f"below {above[0]} entropy {above[1]:.2f}"
+def _between(loss: float, entropies: dict[str, float]) -> str:
+    """Return in words between which two entropies a loss lies; they are in descending order."""
+    above = ""
+    for name, value in entropies.items():
+        if loss < value:
+            above = f"{name} {value:.2f}"
+        elif above:
+            return f"between {above} and {name} entropy {value:.2f}"
+        else:
+            return f"above {name} entropy {value:.2f}"
+    return f"below {name} entropy {value:.2f}"
 
 
 def diagnoses_list() -> str:

@@ -1,10 +1,10 @@
-"""The log of duels, `duels.jsonl`: an append-only file like a run's (cramming/runlog.py), with events of its own.
+"""The log of duels, `duels.jsonl`: an append-only file in the format of a run log (cramming/runlog.py).
 
-No candidate is forgotten and none is fought twice: both sides' settings, every pair that was started, what it gave, and
-the verdict are there.
+Its events are the settings of both sides, the start and the result of every pair, and the verdict. So no comparison is
+forgotten, and none is made twice.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,9 +30,10 @@ class SideTerms(BaseModel):
 
 
 class SideResult(BaseModel):
-    """Result of one run: losses in nats per target, `seconds` on the clock, validations by progress.
+    """Result of one run: losses in nats per target, and seconds on the clock of the budget.
 
-    `score`: the mean over its tasks if it has all of them. A run without a model has no losses.
+    `curve` has (progress, validation loss). `score` is the mean over the run's tasks, None if one of them has no score.
+    The losses of a run without a model are None.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -49,14 +50,13 @@ class SideResult(BaseModel):
     score: FiniteFloat | None = None
 
     def value(self, measure: Measure) -> float | None:
-        """Return what a measure gives of this run."""
-        return {"loss": self.loss, "bits_per_byte": self.bits_per_byte, "score": self.score}[
-            measure
-        ]
+        """Return the value of a measure, or None if the run has none."""
+        values = {"loss": self.loss, "bits_per_byte": self.bits_per_byte, "score": self.score}
+        return values[measure]
 
 
 class Configuration(Event):
-    """All settings of a side, once for each hash."""
+    """Settings of a side, logged once for each hash."""
 
     event: Literal["configuration"] = "configuration"
     hash: str
@@ -64,10 +64,10 @@ class Configuration(Event):
 
 
 class Terms(Event):
-    """A duel began. Everything that decides it is settled before the first pair.
+    """Begin of a duel: everything that decides it, settled before the first pair.
 
-    `seed`: of the first pair. `budgets`: limit by unit of base and candidate. `code`: commit, and hash of what differs
-    from it. `corpora`: SHA-256 of both manifests.
+    `seed` is the seed of the first pair. `budgets` are the limits of base and candidate, by unit. `code` has the commit
+    and the hash of uncommitted changes. `corpora` are the SHA-256 of both manifests.
     """
 
     event: Literal["duel"] = "duel"
@@ -88,7 +88,7 @@ class Terms(Event):
 
 
 class PairStart(Event):
-    """A pair began to train."""
+    """Begin of a pair's training."""
 
     event: Literal["start"] = "start"
     id: str
@@ -96,7 +96,7 @@ class PairStart(Event):
 
 
 class PairResult(Event):
-    """Both runs of a pair have ended. `turned`: on the other cores, or in the other order."""
+    """Results of a pair. `turned` is true if cores or order were swapped: the candidate had the first core or turn."""
 
     event: Literal["pair"] = "pair"
     id: str
@@ -108,9 +108,9 @@ class PairResult(Event):
 
 
 class Decision(Event):
-    """A duel ended. The numbers are those of the last look (eval/duel/sequential_test.py).
+    """End of a duel. The numbers are those of the last look (eval/duel/sequential_test.py).
 
-    `why`: of a duel that ended because a side has no result.
+    `why` is the reason if the duel ended because a side has no result, and then there are no numbers.
     """
 
     event: Literal["verdict"] = "verdict"
@@ -135,11 +135,11 @@ DUEL_EVENTS: TypeAdapter[Any] = TypeAdapter(DuelEvent)
 
 @dataclass
 class Duel:
-    """A duel as the log tells of it: pairs in the order in which they were fought."""
+    """State of a duel according to the log, with pairs in the order in which they were fought."""
 
     terms: Terms
     pairs: list[PairResult] = field(default_factory=list)
-    starts: int = 0  # of pairs: more than there are pairs where some were interrupted
+    starts: int = 0  # started pairs, of which interrupted ones have no result
     decision: Decision | None = None
 
     @property
@@ -149,24 +149,34 @@ class Duel:
 
     @property
     def test(self) -> SequentialTest:
-        """The rule that was set before the first pair."""
+        """Test of the duel, with the settings of its terms."""
         rule = {name: getattr(self.terms, name) for name in RULE}
         return SequentialTest(**rule, higher_is_better=self.terms.measure == "score")
 
     def differences(self) -> list[float]:
-        """Return candidate minus base, pair by pair, without pairs of which a side has no result."""
+        """Return candidate minus base for each pair in which both sides have a result."""
         measure = self.terms.measure
         return _differences(self.pairs, lambda side: side.value(measure))
 
     def score_differences(self) -> list[float]:
-        """Return the differences of the mean score over the tasks that all runs of the duel have."""
-        sides = [side for pair in self.pairs for side in (pair.base, pair.candidate)]
-        by_run = [side.scores or {} for side in sides]
-        first = by_run[0] if by_run else {}
-        common = [task for task in first if all(scores.get(task) is not None for scores in by_run)]
+        """Return candidate minus base of the mean score, over the tasks of which every run of the duel has a score."""
+        by_run: list[dict[str, float | None]] = []
+        for pair in self.pairs:
+            by_run += [pair.base.scores or {}, pair.candidate.scores or {}]
+        common = _common_tasks(by_run)
         if not common:
             return []
         return _differences(self.pairs, lambda side: _mean(side.scores or {}, common))
+
+
+def _common_tasks(by_run: Sequence[Mapping[str, float | None]]) -> list[str]:
+    """Return the tasks of which every run has a score, in the order of the first run."""
+    if not by_run:
+        return []
+    common = list(by_run[0])
+    for scores in by_run:
+        common = [task for task in common if scores.get(task) is not None]
+    return common
 
 
 def _differences(
@@ -213,7 +223,7 @@ class DuelLog:
         return duels
 
     def configurations(self) -> dict[str, dict[str, Any]]:
-        """Return all settings that ever fought, by their hash."""
+        """Return the settings of the sides of all duels, by hash."""
         events = [entry.event for entry in read_log(self.path, DUEL_EVENTS)]
         return {event.hash: event.settings for event in events if isinstance(event, Configuration)}
 

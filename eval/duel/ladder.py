@@ -25,7 +25,7 @@ HEADERS = (
     "reaches base at",
     "verdict",
 )
-SAID = {
+VERDICT_TEXTS = {
     "win": "wins, its {measure} is {better} by {size:.4f}",
     "loss": "loses, its {measure} is {worse} by {size:.4f}",
     "equivalent": "makes no difference above {delta:g}, its {measure} differs by {mean:+.4f}",
@@ -57,8 +57,13 @@ def p_text(p: float | None) -> str:
 
 def interval_text(low: float | None, high: float | None) -> str:
     """Return an interval as text, with dashes for missing ends: too few pairs, or differences without variance."""
-    ends = ("–" if end is None or not math.isfinite(end) else f"{end:+.4f}" for end in (low, high))
-    return f"[{', '.join(ends)}]"
+    return f"[{_end_text(low)}, {_end_text(high)}]"
+
+
+def _end_text(end: float | None) -> str:
+    if end is None or not math.isfinite(end):
+        return "–"
+    return f"{end:+.4f}"
 
 
 def summary(duel: Duel) -> dict[str, Any]:
@@ -150,9 +155,11 @@ def sentence(duel: Duel) -> str:
 
 def _decision_words(duel: Duel, decision: Decision) -> str:
     measure, unit = MEASURES[duel.terms.measure]
-    better, worse = ("higher", "lower") if duel.test.higher_is_better else ("lower", "higher")
+    better, worse = "lower", "higher"
+    if duel.test.higher_is_better:
+        better, worse = worse, better
     mean = decision.mean or 0.0
-    words = SAID[decision.verdict].format(
+    words = VERDICT_TEXTS[decision.verdict].format(
         measure=measure,
         better=better,
         worse=worse,

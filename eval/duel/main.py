@@ -45,14 +45,15 @@ from eval.duel.sides import Side
 from eval.recipe import Recipe, compared, recipe
 
 # Settings that cost time of the budget, and must be equal for both sides.
-ON_THE_CLOCK = (
+TIMED_SETTINGS = (
     ("train", "validations"),
     ("train", "validation_tokens"),
     ("train", "log_every"),
     ("checkpoint", "every_minutes"),
     ("checkpoint", "every_steps"),
 )
-OF_A_STEP = (("train", "batch_size"), ("train", "sequence_length"))
+# Settings that decide the number of tokens in a step.
+STEP_SIZE_SETTINGS = (("train", "batch_size"), ("train", "sequence_length"))
 
 
 @dataclass(frozen=True)
@@ -82,13 +83,13 @@ class DuelConfig:
 
 
 class Opponent(NamedTuple):
-    """A side's overrides, and the settings that they give."""
+    """Overrides of one side, and the settings composed from them."""
 
     overrides: list[str]
     settings: dict[str, Any]
 
 
-Opponents = Sequence[Opponent]  # both, the base first
+Opponents = Sequence[Opponent]  # base and candidate, in this order
 
 
 def main(recipe: dict[str, Any], invocation: Invocation, **options: Any) -> None:
@@ -98,28 +99,29 @@ def main(recipe: dict[str, Any], invocation: Invocation, **options: Any) -> None
         use_stderr()
     log = DuelLog(config.duels)
     opponents = read_opponents(config, invocation.overrides)
-    cores, device = where(invocation.device)
-    opponents = on_the_clock(opponents, cores)
+    cores, device = cores_and_device(invocation.device)
+    opponents = with_comparable_budgets(opponents, cores)
     check_sides(opponents, config, invocation)
-    by_score = needs_scores(opponents, config.glue)
+    scores_decide = needs_scores(opponents, config.glue)
     prepare(opponents, invocation, config.json)
-    both = [side.settings for side in opponents]
-    folders = [corpus_folder(side, invocation.corpora) for side in both]
-    measure: Measure = "score" if by_score else measure_of(both, folders)
+    settings = [side.settings for side in opponents]
+    folders = [corpus_folder(side, invocation.corpora) for side in settings]
+    measure: Measure = "score" if scores_decide else measure_of(settings, folders)
     seed = int(recipe["seed"])
-    judged = {**{name: getattr(config, name) for name in RULE}, "measure": measure, "seed": seed}
-    hashes = [settings_hash(compared(side)) for side in both]
+    rule = {name: getattr(config, name) for name in RULE}
+    rule |= {"measure": measure, "seed": seed}
+    hashes = [settings_hash(compared(side)) for side in settings]
     corpora = [Manifest.load(folder / MANIFEST).sha256() for folder in folders]
-    scored = [side["eval"] for side in both] if config.glue else None
-    duel_id = settings_hash(hashes, corpora, judged, scored, device)
+    scored = [side["eval"] for side in settings] if config.glue else None
+    duel_id = settings_hash(hashes, corpora, rule, scored, device)
     known = log.duels().get(duel_id)
-    over = (
-        known is not None and known.decision is not None
-    )  # then it is only shown, also while another is fought
-    with nullcontext() if over else lock(config.duels, "fighting a duel", "wait for it"):
+    is_decided = known is not None and known.decision is not None
+    # A decided duel is only printed, which needs no lock and works while another duel is fought.
+    guard = nullcontext() if is_decided else lock(config.duels, "fighting a duel", "wait for it")
+    with guard:
         if duel_id not in log.duels():
-            check_seeds(log, both, corpora, device, range(seed, seed + config.pairs))
-            begin(log, duel_id, opponents, hashes, {**judged, "corpora": corpora}, device)
+            check_seeds(log, settings, corpora, device, range(seed, seed + config.pairs))
+            begin(log, duel_id, opponents, hashes, {**rule, "corpora": corpora}, device)
         fight(log, duel_id, cores, opponents, config, invocation, seed)
 
 
@@ -143,36 +145,41 @@ def _opponent(name: str, shared: Sequence[str], text: str) -> Opponent:
     except ValueError as error:  # quotes that do not close
         raise UserError(f"--{name}={text}: {error}") from None
     try:
-        # Limits with the units that they replace.
+        # A limit in one unit replaces a shared limit in another: budget.steps also drops budget.hours.
         limits = [word for word in with_implied(words) if word.startswith("budget.")]
         typed = {name_of(word) for word in (*words, *limits)}
         forbidden = [word for word in words if name_of(word) == "seed"]
-        require(not forbidden, f"{' '.join(forbidden)} is for the whole duel. Write it outside.")
+        require(
+            not forbidden,
+            f"{' '.join(forbidden)} is for the whole duel. Write it outside --{name}.",
+        )
         overrides = [word for word in shared if name_of(word) not in typed] + words
         return Opponent(overrides, compose(overrides))
     except UserError as error:
         raise UserError(f"--{name}: {error}") from None
 
 
-def where(device: DeviceKind) -> tuple[list[int], str]:
-    """Return the cores of base and candidate, none if they train one after the other, and the device's name."""
+def cores_and_device(device: DeviceKind) -> tuple[list[int], str]:
+    """Return one core for each side, and the device's name; no cores if the sides train one after the other."""
     from cramming.device import describe, select
 
     described = describe(select(device))
     cores: list[int] = []
     if hasattr(os, "sched_getaffinity"):  # otherwise processes cannot be pinned
         cores = sorted(os.sched_getaffinity(0))
-    return cores[:2] if described.kind == "cpu" and len(cores) > 1 else [], described.name
+    if described.kind != "cpu" or len(cores) < 2:
+        return [], described.name
+    return cores[:2], described.name
 
 
-def on_the_clock(opponents: Opponents, cores: Sequence[int]) -> Opponents:
+def with_comparable_budgets(opponents: Opponents, cores: Sequence[int]) -> Opponents:
     """Return the opponents, with the CPU clock if both train at once; raise UserError if budgets do not compare."""
     if cores:
-        opponents = [_on_the_cpu_clock(side) for side in opponents]
+        opponents = [_with_cpu_clock(side) for side in opponents]
     settings = [side.settings for side in opponents]
-    names = list(ON_THE_CLOCK)
-    if settings[0]["budget"]["steps"] is not None:  # equal work only with equally many tokens
-        names += OF_A_STEP
+    names = list(TIMED_SETTINGS)
+    if settings[0]["budget"]["steps"] is not None:  # equal steps are equal work only at one size
+        names += STEP_SIZE_SETTINGS
     for section, name in names:
         base_value, candidate_value = (side[section][name] for side in settings)
         require(
@@ -189,7 +196,7 @@ def on_the_clock(opponents: Opponents, cores: Sequence[int]) -> Opponents:
     return opponents
 
 
-def _on_the_cpu_clock(side: Opponent) -> Opponent:
+def _with_cpu_clock(side: Opponent) -> Opponent:
     settings = side.settings | {"budget": {**side.settings["budget"], "clock": "cpu"}}
     return Opponent([*side.overrides, "budget.clock=cpu"], settings)
 
@@ -200,9 +207,10 @@ def _limits_text(limits: Mapping[Any, float]) -> str:
 
 def check_sides(opponents: Opponents, config: DuelConfig, invocation: Invocation) -> None:
     """Raise UserError for settings of a side that a verb would refuse for a new run."""
+    verbs = ("pretrain", "glue") if config.glue else ("pretrain",)
     for name, side in zip(("base", "candidate"), opponents):
         try:
-            for verb in ("pretrain", "glue") if config.glue else ("pretrain",):
+            for verb in verbs:
                 check(verb, side.settings, replace(invocation, name=name, runs=config.duels))
         except UserError as error:
             raise UserError(f"--{name}: {error}") from None
@@ -235,7 +243,7 @@ def prepare(opponents: Opponents, invocation: Invocation, quietly: bool) -> None
 
 
 def measure_of(
-    both: Sequence[Mapping[str, Any]], corpora: Sequence[Path]
+    settings: Sequence[Mapping[str, Any]], corpora: Sequence[Path]
 ) -> Literal["loss", "bits_per_byte"]:
     """Return the measure that decides: the pinned loss with one tokenizer, else bits per byte.
 
@@ -243,7 +251,7 @@ def measure_of(
     """
     first, second = (
         Manifest.load(_validation_folder(side, corpus) / MANIFEST)
-        for side, corpus in zip(both, corpora, strict=True)
+        for side, corpus in zip(settings, corpora, strict=True)
     )
     same_tokenizer = first.tokenizer.sha256 == second.tokenizer.sha256
     require(
@@ -254,7 +262,8 @@ def measure_of(
     texts = [_text_of(manifest, same_tokenizer) for manifest in (first, second)]
     require(
         texts[0] == texts[1],
-        "duel: the sides are validated on different text. Set train.validation_corpus for both (one tokenizer).",
+        "duel: the sides are validated on different text. Set one train.validation_corpus for both, which needs one"
+        " tokenizer.",
     )
     return "loss" if same_tokenizer else "bits_per_byte"
 
@@ -265,7 +274,11 @@ def _validation_folder(side: Mapping[str, Any], corpus: Path) -> Path:
 
 
 def _text_of(manifest: Manifest, same_tokenizer: bool) -> Any:
-    """Return a key of the held-out text: its tokens, or with two tokenizers the sources and choice of documents."""
+    """Return a key that is equal for equal held-out texts.
+
+    With one tokenizer these are the hashes of its shards. With two the shards differ, and the key is what decides the
+    text: source files, settings of section `data`, and documents per shard.
+    """
     if same_tokenizer:
         return [shard.sha256 for shard in manifest.splits["validation"]]
     files = []
@@ -282,27 +295,30 @@ def check_seeds(
     device: str,
     seeds: Sequence[int],
 ) -> None:
-    """Raise UserError if the same two recipes have met with one of these seeds.
+    """Raise UserError if the same two recipes were compared before with one of these seeds.
 
-    A rule for known results could be chosen to suit them, and the ladder's sum of errors would not hold.
+    The results of these seeds are known, so the test's options could be chosen to get a wanted verdict from them.
+    The ladder's bound on wrong verdicts, the sum of the duels' errors, would then not hold.
     """
-    known = log.configurations()
+    configurations = log.configurations()
     now = list(map(_recipe, settings, corpora))
     for duel in log.duels().values():
         terms = duel.terms
-        met = range(terms.seed, terms.seed + len(duel.pairs))
-        theirs = [known[side.hash] for side in (terms.base, terms.candidate)]
-        before = list(map(_recipe, theirs, terms.corpora))
+        used_seeds = range(terms.seed, terms.seed + len(duel.pairs))
+        earlier_settings = [configurations[side.hash] for side in (terms.base, terms.candidate)]
+        before = list(map(_recipe, earlier_settings, terms.corpora))
         is_same = set(before) == set(now) and terms.device == device
-        if not is_same or not set(met) & set(seeds):
+        if not is_same or not set(used_seeds) & set(seeds):
             continue
-        words = f"seeds {met.start} to {met.stop - 1}" if len(met) > 1 else f"seed {met.start}"
+        words = f"seed {used_seeds.start}"
+        if len(used_seeds) > 1:
+            words = f"seeds {used_seeds.start} to {used_seeds.stop - 1}"
         how = "with base and candidate exchanged"
         if before == now:
             how = "under another rule or fine-tuning"
         raise UserError(
             f"duel: the same sides met in duel {duel.id} with {words}, {how}."
-            f" Set seed={met.stop}, or repeat the settings of that duel to see its result."
+            f" Set seed={used_seeds.stop}, or repeat the settings of that duel to see its result."
         )
 
 
@@ -318,7 +334,10 @@ def begin(
     rule: Mapping[str, Any],
     device: str,
 ) -> None:
-    """Append the events of a new duel; `rule` has the settings of the test, with measure, first seed and corpora."""
+    """Append the events of a new duel.
+
+    `rule` has the settings of the test, the measure, the first seed and the SHA-256 of both corpora.
+    """
     for sha256, side in zip(hashes, opponents, strict=True):
         if sha256 not in log.configurations():
             log.append(Configuration(hash=sha256, settings=compared(side.settings)))
@@ -359,7 +378,9 @@ def fight(
     duel = log.duels()[duel_id]
     for count in range(1, len(duel.pairs) + 1):
         say_pair(duel, count)
-    while not decide(log, duel):  # a kill may have come between a pair and its verdict
+    while not decide(
+        log, duel
+    ):  # first for the logged pairs: a kill may have prevented their verdict
         require(
             duel.terms.code == code(),
             f"duel {duel_id}: began with commit {duel.terms.code['commit']}, but the code differs now. Check that"
@@ -373,18 +394,19 @@ def fight(
     say(ladder.sentence(duel))
     if not config.json:
         show_table(f"duel {duel_id}", ladder.HEADERS, [ladder.row(duel)])
-    if config.json:
-        pairs = [pair.model_dump(mode="json") for pair in duel.pairs]
-        print(json.dumps({**ladder.summary(duel), "pairs": pairs}), flush=True)
+        return
+    pairs = [pair.model_dump(mode="json") for pair in duel.pairs]
+    print(json.dumps({**ladder.summary(duel), "pairs": pairs}), flush=True)
 
 
 def decide(log: DuelLog, duel: Duel) -> bool:
     """Return whether the duel has a verdict; append one to the log if its pairs decide it."""
     if duel.decision is not None:
         return True
-    why = failure(duel)
-    if why:
-        verdict: Literal["loss", "void"] = "loss" if why.startswith("the candidate") else "void"
+    failed = failure(duel)
+    if failed is not None:
+        side, why = failed
+        verdict: Literal["loss", "void"] = "loss" if side == "candidate" else "void"
         log.append(Decision(id=duel.id, verdict=verdict, why=why))
         return True
     look = duel.test.look(duel.differences())
@@ -414,7 +436,9 @@ def fight_pair(
         )
         for side, opponent in zip(("base", "candidate"), opponents, strict=True)
     )
-    turned = seed % 2 == 1  # the other core, or the other order
+    turned = (
+        seed % 2 == 1
+    )  # each side then has the other core, or the sides train in the other order
     order = [candidate, base] if turned else [base, candidate]
     sides.train(order, cores, f"duel {duel_id}, seed {seed}")
     if config.glue:
@@ -430,37 +454,40 @@ def fight_pair(
         base=base.result(),
         candidate=candidate.result(),
     )
-    if not config.keep:  # before the event, after which no call looks at this pair's runs again
+    if not config.keep:  # before the event is logged: no later call opens the runs of a logged pair
         base.drop_weights()
         candidate.drop_weights()
     log.append(result)
 
 
-def failure(duel: Duel) -> str | None:
-    """Return which side has no result, and why; the base's comes first.
+def failure(duel: Duel) -> tuple[Literal["base", "candidate"], str] | None:
+    """Return the side that has no result and the reason as a sentence, or None; the base if both have none.
 
-    It diverged, had no time for a step (`exhausted`), or a task has no score.
+    A run has no result if it diverged, had no time for a step (`exhausted`), or lacks the score of a task.
     """
-    for name in ("base", "candidate"):
+    sides: tuple[Literal["base", "candidate"], ...] = ("base", "candidate")
+    for name in sides:
         for pair in duel.pairs:
             side = pair.base if name == "base" else pair.candidate
             if side.value(duel.terms.measure) is None:
                 is_finished = side.status == "finished"
-                what = "has a task without a score" if is_finished else f"is {side.status}"
-                return f"the {name} {what} with seed {pair.seed}"
+                problem = "has a task without a score" if is_finished else f"is {side.status}"
+                return name, f"the {name} {problem} with seed {pair.seed}"
     return None
 
 
 def say_pair(duel: Duel, count: int) -> None:
-    """Print the test's state after `count` pairs, as a line."""
+    """Print one line: the results of pair `count`, and the state of the test after it."""
     terms = duel.terms
-    seen = replace(duel, pairs=duel.pairs[:count])
+    so_far = replace(duel, pairs=duel.pairs[:count])
     pair = duel.pairs[count - 1]
     results = {"base": pair.base, "candidate": pair.candidate}
     values = {name: side.value(terms.measure) for name, side in results.items()}
     shown = ", ".join(f"{name} {value:.4f}" for name, value in values.items() if value is not None)
-    state = failure(seen)
-    if state is None:
-        state = ladder.numbers(duel.test.look(seen.differences()), duel.test.first_look)
+    failed = failure(so_far)
+    if failed is not None:
+        _, state = failed
+    else:
+        state = ladder.numbers(duel.test.look(so_far.differences()), duel.test.first_look)
     unit = ladder.MEASURES[terms.measure][1]
     say(f"pair {count} of {terms.pairs} (seed {pair.seed}): {shown} {unit}; {state}")

@@ -21,12 +21,13 @@ import numpy.typing as npt
 Verdict = Literal["win", "loss", "equivalent", "undecided"]
 RULE = ("pairs", "error", "delta", "first_look")  # settings of a test that the caller chooses
 MIN_PAIRS = 3  # pairs before a first look: two tell next to nothing about the standard deviation
-# 1 stops large effects a little earlier, 2 detects small ones a little more often
+# Exponent of the spending function: with 1 large effects are decided a little earlier, with 2 small ones are detected a
+# little more often.
 SPENDING_POWER = 1.5
 PATHS = 200_000  # simulated duels
 ROUNDING = 1e-9  # nats, bits or points: closer numbers are equal
-SMALLEST_P = 1e-3  # below it too few simulated paths are left to count
-POWER = 0.9  # of predictions
+SMALLEST_P = 1e-3  # smaller p-values would be counts of too few simulated paths
+POWER = 0.9  # probability of a decision for which `pairs_needed` is computed
 
 Array = npt.NDArray[np.float64]
 
@@ -69,9 +70,12 @@ class SequentialTest:
     def look(self, differences: Sequence[float]) -> Look:
         """Return the state of the duel after these differences."""
         count = len(differences)
-        mean, sd = statistics.fmean(differences) if count else 0.0, _sd(differences)
+        mean = statistics.fmean(differences) if count else 0.0
+        sd = _sd(differences)
         low, high = self.interval(differences)
-        needed = self.pairs_needed(abs(mean) / sd) if count >= self.first_look and sd else None
+        needed: int | None = None
+        if count >= self.first_look and sd:
+            needed = self.pairs_needed(abs(mean) / sd)
         verdict = self.verdict(low, high)
         over = verdict != "undecided" or count >= self.pairs
         return Look(count, mean, sd, low, high, self.p_value(differences), verdict, needed, over)
@@ -99,33 +103,40 @@ class SequentialTest:
         return "equivalent" if -self.delta <= low and high <= self.delta else "undecided"
 
     def p_value(self, differences: Sequence[float]) -> float:
-        """Return the smallest error at which a look up to now would have excluded 0, to 2 %.
+        """Return the smallest error at which a look up to now would have excluded 0, within 2 % of its value.
 
-        The minimum is `SMALLEST_P`. The value is at most the test's error if a look has excluded 0 with it.
+        It is at least `SMALLEST_P`, and at most the test's error if one of the looks excluded 0 at that error.
         """
 
         def excludes_zero(error: float) -> bool:
             test = replace(self, error=error)
-            looks = (
-                test.interval(differences[:k]) for k in range(self.first_look, len(differences) + 1)
-            )
-            return any(low > 0 or high < 0 for low, high in looks)
+            for count in range(self.first_look, len(differences) + 1):
+                low, high = test.interval(differences[:count])
+                if low > 0 or high < 0:
+                    return True
+            return False
 
-        low, high = SMALLEST_P, 1.0
         if not excludes_zero(0.999):
             return 1.0
-        if excludes_zero(low):
-            return low
-        low, high = (low, self.error) if excludes_zero(self.error) else (self.error, high)
-        while high / low > 1.02:
-            middle = math.sqrt(low * high)
-            low, high = (low, middle) if excludes_zero(middle) else (middle, high)
-        return high
+        if excludes_zero(SMALLEST_P):
+            return SMALLEST_P
+        too_small, enough = SMALLEST_P, 1.0
+        error = (
+            self.error
+        )  # tried first, so that the value lies on the side of it that the verdict says
+        while True:
+            if excludes_zero(error):
+                enough = error
+            else:
+                too_small = error
+            if enough / too_small <= 1.02:
+                return enough
+            error = math.sqrt(too_small * enough)
 
     def pairs_needed(self, effect: float) -> int | None:
         """Return the pairs after which a mean of `effect` standard deviations is detected with probability `POWER`.
 
-        The number is simulated up to the planned number of pairs; above that it is that of a single test.
+        Up to the planned number of pairs it is simulated. A larger number is that of a single test with all pairs.
         """
         if not effect:
             return None
@@ -141,7 +152,7 @@ class SequentialTest:
 
 
 def _sd(differences: Sequence[float]) -> float:
-    """Return the standard deviation: infinite for a single difference, 0 if it is no more than rounding."""
+    """Return the standard deviation: infinite for fewer than two differences, 0 if it is no more than rounding."""
     if len(differences) < 2:
         return math.inf
     sd = statistics.stdev(differences)

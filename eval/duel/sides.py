@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -58,7 +58,7 @@ class Side:
         return record.training.status != "finished" or record.trained is not None
 
     def is_at_work(self) -> bool:
-        """Return whether a process, of this or another call, has the lock of the run."""
+        """Return whether a process holds the lock of the run, whether this call or another one started it."""
         if not (self.folder / LOCK).exists():
             return False
         try:
@@ -81,8 +81,13 @@ class Side:
         """Return the run's entry for the log of duels."""
         record = read_record(load_record(self.folder))
         training, scored = record.training, record.trained
-        rows = load_metrics(self.folder)
-        scores = {name: task.score for name, task in scored.tasks.items()} if scored else None
+        curve: list[tuple[float, float | None]] = []
+        for row in load_metrics(self.folder):
+            if "validation_loss" in row:
+                curve.append((row["progress"], row["validation_loss"]))
+        scores: dict[str, float | None] | None = None
+        if scored:
+            scores = {name: task.score for name, task in scored.tasks.items()}
         return SideResult(
             status=training.status or "unknown",
             loss=training.validation.loss,
@@ -91,11 +96,7 @@ class Side:
             steps=training.steps,
             tokens=training.tokens,
             seconds=training.budget.spent_seconds,
-            curve=[
-                (row["progress"], row["validation_loss"])
-                for row in rows
-                if "validation_loss" in row
-            ],
+            curve=curve,
             scores=scores,
             score=mean_of(list((scores or {}).values())),
         )
@@ -109,8 +110,8 @@ class Side:
 def train(sides: Sequence[Side], cores: Sequence[int], title: str) -> None:
     """Pretrain the sides that have not ended, at once on a core each, or one after the other without `cores`.
 
-    If only one of two simultaneous sides is left, it does not train alone on an otherwise idle machine: the other side
-    trains a second time beside it, and that result is discarded.
+    If only one of two simultaneous sides is left, it does not train alone on an otherwise idle machine: a copy of the
+    other side trains beside it as its load, and the result of the copy is discarded.
     """
     left = [side for side in sides if not side.has_trained()]
     if not cores:
@@ -118,24 +119,29 @@ def train(sides: Sequence[Side], cores: Sequence[int], title: str) -> None:
             _run("pretrain", [side], [None], title)
         return
     if len(left) == 1 and not left[0].is_at_work():
-        with_company = [side if side in left else _beside(side) for side in sides]
-        _run("pretrain", with_company, cores, title)
+        left_and_copy: list[Side] = []
+        for side in sides:
+            left_and_copy.append(side if side in left else _discarded_copy(side))
+        _run("pretrain", left_and_copy, cores, title)
     elif left:
         _run("pretrain", left, [cores[sides.index(side)] for side in left], title)
-    for extra in map(_beside, sides):
-        if not extra.is_at_work():  # a run of this call, or of one that was killed
-            remove(extra.folder)
-            _log(extra).unlink(missing_ok=True)
+    for copy in map(_discarded_copy, sides):
+        if not copy.is_at_work():  # also removes the copy of a call that was killed
+            remove(copy.folder)
+            _log(copy).unlink(missing_ok=True)
 
 
 def score(sides: Sequence[Side], cores: Sequence[int], title: str) -> None:
     """Fine-tune and score the sides that are not scored."""
     left = [side for side in sides if not side.has_scores()]
-    for group in [left] if cores else [[side] for side in left]:
-        _run("glue", group, [cores[sides.index(side)] if cores else None for side in group], title)
+    if cores:
+        _run("glue", left, [cores[sides.index(side)] for side in left], title)
+        return
+    for side in left:
+        _run("glue", [side], [None], title)
 
 
-def _beside(side: Side) -> Side:
+def _discarded_copy(side: Side) -> Side:
     return Side(replace(side.call, name=f"{side.call.name}-again"))
 
 
@@ -150,9 +156,7 @@ def _run(verb: str, sides: Sequence[Side], cores: Sequence[int | None], title: s
         )
     try:
         with Progress(title, total=100.0, unit="%") as bar:
-            while any(process.poll() is None for process in started.values()) or any(
-                side.is_at_work() for side in others
-            ):
+            while _is_running(started.values(), others):
                 time.sleep(POLL_SECONDS)
                 if verb == "pretrain":
                     bar.update(100 * min(side.progress() for side in sides))
@@ -163,7 +167,8 @@ def _run(verb: str, sides: Sequence[Side], cores: Sequence[int | None], title: s
             process.wait()
         raise
     for side in sides:
-        if not (side.has_trained() if verb == "pretrain" else side.has_scores()):
+        is_done = side.has_trained() if verb == "pretrain" else side.has_scores()
+        if not is_done:
             code = started[side.folder].returncode if side.folder in started else None
             raise UserError(
                 f"duel: `cramming {verb}` of {side.folder.name} {_ending(code, _log(side))}. See {_log(side)}. The same"
@@ -171,10 +176,18 @@ def _run(verb: str, sides: Sequence[Side], cores: Sequence[int | None], title: s
             )
 
 
+def _is_running(processes: Iterable[subprocess.Popen[bytes]], others: Sequence[Side]) -> bool:
+    if any(process.poll() is None for process in processes):
+        return True
+    return any(side.is_at_work() for side in others)
+
+
 def _start(verb: str, side: Side, core: int | None) -> subprocess.Popen[bytes]:
-    """Start a verb in a new session, which neither Ctrl-C nor the end of this process reaches, on a core if any."""
+    """Start a verb, on `core` if given, in a new session: Ctrl-C and the end of this process do not stop it."""
     if verb == "pretrain":
-        remove(side.folder)  # a killed run, which a resume would charge for starting twice
+        remove(
+            side.folder
+        )  # the folder of a killed run: resuming it would spend budget on a second start
     side.folder.parent.mkdir(parents=True, exist_ok=True)
     threads = {} if core is None else ONE_THREAD
     with _log(side).open("ab") as log:
@@ -187,7 +200,7 @@ def _start(verb: str, side: Side, core: int | None) -> subprocess.Popen[bytes]:
             start_new_session=True,
         )
     if core is not None and hasattr(os, "sched_setaffinity"):
-        # in time: the imports of the process take seconds before it starts threads
+        # The process starts no thread before this call: its imports take seconds.
         os.sched_setaffinity(process.pid, {core})
     return process
 

@@ -33,30 +33,31 @@ class PowerLaw:
     """Power law by least squares through `amounts` (of compute or another cost, above 0) and `losses`, [n] each.
 
     `falls` is False if losses do not fall with the amount: then there is no law, and the other members are invalid.
+    Arrays have a suffix for their shape: G values of alpha in the grid, N runs.
     """
 
     def __init__(self, amounts: Sequence[float], losses: Sequence[float]) -> None:
-        loss_N = np.asarray(losses)
+        losses_N = np.asarray(losses)
         self.largest = max(amounts)
-        power_GN = self._powers(np.asarray(amounts))  # G: the grid of alpha
+        power_GN = self._powers(np.asarray(amounts))
         mean_G, count = power_GN.mean(axis=1), len(losses)
-        around_G = ((power_GN - mean_G[:, None]) ** 2).sum(axis=1)
-        gain_G = (power_GN - mean_G[:, None]) @ (loss_N - loss_N.mean()) / around_G
-        floor_G = loss_N.mean() - gain_G * mean_G
-        self._at_zero_G = floor_G < 0  # E is then 0: a line through the origin
-        square_G = (power_GN**2).sum(axis=1)
-        self._gain_G = np.where(self._at_zero_G, power_GN @ loss_N / square_G, gain_G)
+        centred_squares_G = ((power_GN - mean_G[:, None]) ** 2).sum(axis=1)
+        gain_G = (power_GN - mean_G[:, None]) @ (losses_N - losses_N.mean()) / centred_squares_G
+        floor_G = losses_N.mean() - gain_G * mean_G
+        self._at_zero_G = floor_G < 0  # E is then 0, and A the slope of a line through the origin
+        power_squares_G = (power_GN**2).sum(axis=1)
+        self._gain_G = np.where(self._at_zero_G, power_GN @ losses_N / power_squares_G, gain_G)
         self._floor_G = np.where(self._at_zero_G, 0.0, floor_G)
-        residual_GN = loss_N - self._floor_G[:, None] - self._gain_G[:, None] * power_GN
-        self._squares_G = np.where(gain_G > 0, (residual_GN**2).sum(axis=1), np.inf)
-        self._mean_G, self._around_G = mean_G, around_G
-        self._square_G, self._count = square_G, count
-        self._best = int(self._squares_G.argmin())
-        self.falls = bool(np.isfinite(self._squares_G[self._best]))
+        residual_GN = losses_N - self._floor_G[:, None] - self._gain_G[:, None] * power_GN
+        self._residual_squares_G = np.where(gain_G > 0, (residual_GN**2).sum(axis=1), np.inf)
+        self._mean_G, self._centred_squares_G = mean_G, centred_squares_G
+        self._power_squares_G, self._count = power_squares_G, count
+        self._best = int(self._residual_squares_G.argmin())
+        self.falls = bool(np.isfinite(self._residual_squares_G[self._best]))
         self.freedom = count - PARAMETERS
         self.noise: float | None = None
         if self.freedom > 0:
-            self.noise = float(np.sqrt(self._squares_G[self._best] / self.freedom))
+            self.noise = float(np.sqrt(self._residual_squares_G[self._best] / self.freedom))
 
     @property
     def alpha(self) -> Estimate:
@@ -65,7 +66,7 @@ class PowerLaw:
         limit = self._limit()
         if limit is None:
             return Estimate(value, None, None)
-        inside = np.flatnonzero(self._squares_G <= limit)
+        inside = np.flatnonzero(self._residual_squares_G <= limit)
         low, high = inside[0], inside[-1]
         last = len(ALPHAS) - 1
         return Estimate(
@@ -99,18 +100,18 @@ class PowerLaw:
         from scipy.special import stdtrit  # imported late: slow
 
         student = float(stdtrit(self.freedom, (1 + LEVEL) / 2))
-        return float(self._squares_G[self._best]) + (student * self.noise) ** 2
+        return float(self._residual_squares_G[self._best]) + (student * self.noise) ** 2
 
     def _profile(self, power_G: np.ndarray, noise: float) -> Estimate:
-        """Return E + A power with its interval; `noise` is the number of added variances of a single run."""
+        """Return E + A * power with its interval, which includes `noise` times the variance of a single run."""
         value_G = self._floor_G + self._gain_G * power_G
         value = float(value_G[self._best])
         limit = self._limit()
         if limit is None:
             return Estimate(value, None, None)
-        free_G = 1 / self._count + (power_G - self._mean_G) ** 2 / self._around_G
-        leverage_G = np.where(self._at_zero_G, power_G**2 / self._square_G, free_G)
-        inside = self._squares_G <= limit
-        reach_G = np.sqrt((noise + leverage_G[inside]) * (limit - self._squares_G[inside]))
+        free_G = 1 / self._count + (power_G - self._mean_G) ** 2 / self._centred_squares_G
+        leverage_G = np.where(self._at_zero_G, power_G**2 / self._power_squares_G, free_G)
+        inside = self._residual_squares_G <= limit
+        reach_G = np.sqrt((noise + leverage_G[inside]) * (limit - self._residual_squares_G[inside]))
         low, high = (value_G[inside] - reach_G).min(), (value_G[inside] + reach_G).max()
         return Estimate(value, max(0.0, float(low)), float(high))

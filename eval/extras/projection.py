@@ -67,6 +67,10 @@ def fit(budgets: Sequence[Sequence[Point]], measure: Callable[[Point], float]) -
     """
     if len(budgets) < MIN_BUDGETS:
         return None
-    amounts = [statistics.fmean(point.exaflops for point in budget) for budget in budgets]
-    law = PowerLaw(amounts, [statistics.fmean(map(measure, budget)) for budget in budgets])
+    amounts: list[float] = []
+    losses: list[float] = []
+    for budget in budgets:
+        amounts.append(statistics.fmean(point.exaflops for point in budget))
+        losses.append(statistics.fmean(map(measure, budget)))
+    law = PowerLaw(amounts, losses)
     return law if law.falls else None

@@ -2,7 +2,7 @@
 
 Each run is one point: its end. The learning rate schedule follows the budget, so that a long run after a tenth of its
 steps has not learned what a run with a tenth of the budget learns (Hoffmann et al. 2022, "Training compute-optimal
-large language models", section 2): losses within a run are too high for the compute that they took.
+large language models", section 2). So losses within a run are too high to be points of the law.
 """
 
 from collections.abc import Iterator, Sequence
@@ -102,7 +102,7 @@ def read_runs(folder: Path, names: Sequence[str] | None) -> Runs:
 
 
 def _of_one_suite(points: Sequence[Point]) -> list[Point]:
-    """Return the points without scores of another suite than that of the longest scored run."""
+    """Return all points; those scored on another suite than the longest scored run lose their score."""
     scored = [point for point in points if point.score is not None]
     if not scored:
         return list(points)
@@ -140,7 +140,7 @@ def point_of(run: Run) -> Point | str:
 
 
 def _unit(record: Record) -> str:
-    """Return the unit of the run's budget; hours are those of a clock and a device, other units of any device."""
+    """Return the unit of the run's budget; for hours with clock and device, because hours on two devices differ."""
     budget, count = record.training.budget, record.training.devices
     device = record.environment.device
     if budget.unit != "hours":
@@ -152,7 +152,8 @@ def _unit(record: Record) -> str:
 def budgets_of(points: Sequence[Point]) -> list[list[Point]]:
     """Return the points of each budget, all seeds together, by ascending compute.
 
-    Budgets in different units whose runs took the same compute, such as 20 steps and their number of tokens, are one.
+    Budgets in different units are merged if their runs took about the same compute: 20 steps, and a budget of as many
+    tokens, are one budget.
     """
     compute = attrgetter("exaflops")
     by_budget = dict[tuple[str, float], list[Point]]()

@@ -1,4 +1,7 @@
-"""Output of a projection: tables and sentences, or JSON."""
+"""Output of a projection: tables and sentences, or JSON.
+
+A law of scores is fitted to the lost score, 100 minus the score, which falls with compute as a loss does.
+"""
 
 import math
 from collections.abc import Iterator
@@ -24,7 +27,9 @@ def show(runs: Runs, projection: Projection, scores: Projection | None) -> None:
     held_out = [_held_out(held) for held in projection.held_out]
     if held_out:
         show_table("held-out budgets, each predicted from the shorter ones", HELD_OUT, held_out)
-    title = f"loss = E + A (exaflops / longest budget's)^-alpha; intervals of {LEVEL:.0%}"
+    title = (
+        f"loss = E + A (exaflops / exaflops of the longest budget)^-alpha; intervals of {LEVEL:.0%}"
+    )
     show_table(title, LAW, [_law(projection)])
     for line in sentences(runs.points, projection, scores):
         say(line)
@@ -40,8 +45,7 @@ def sentences(
     cost = f"{projection.amount:.3g} exaflops ({duration(seconds)}, x{times:.3g} of the longest budget)"
     yield f"full budget of {cost}: pinned validation loss {_interval(projection.predicted)}"
     if scores:
-        best, worst = (None if lost is None else 100 - lost for lost in scores.predicted[1:])
-        yield f"score there {_interval(Estimate(100 - scores.predicted.value, worst, best), 1)}"
+        yield f"score there {_interval(_score_of(scores.predicted), 1)}"
     if projection.law.noise is None:
         yield f"no interval: {PARAMETERS} budgets determine the law's {PARAMETERS} parameters and leave no residual"
     beyond = max((held.beyond for held in projection.held_out), default=math.inf)
@@ -52,23 +56,34 @@ def sentences(
         yield f"the full budget reads the corpus {times * epochs:.1f} times, which the law does not account for"
 
 
+def _score_of(lost: Estimate) -> Estimate:
+    """Return the score for an estimate of the lost score; its lower end is 100 minus the upper end of the loss."""
+    low = None if lost.high is None else 100 - lost.high
+    high = None if lost.low is None else 100 - lost.low
+    return Estimate(100 - lost.value, low, high)
+
+
 def for_programs(runs: Runs, losses: Projection, scores: Projection | None) -> dict[str, Any]:
-    """Return everything as JSON values; `lost_score` is 100 minus the score, errors are in percent of `measured`."""
-    fields = ("exaflops", "tokens", "seconds", "loss", "score")
+    """Return runs and laws as JSON values; `lost_score` is 100 minus the score, errors are in percent of `measured`."""
     return {
         "level": LEVEL,
-        "runs": [
-            {
-                "name": point.run.label,
-                "budget": _budget(point.budget),
-                "seed": point.run.record.training.seed,
-            }
-            | {name: getattr(point, name) for name in fields}
-            for point in runs.points
-        ],
+        "runs": [_run_for_programs(point) for point in runs.points],
         "left_out": runs.left_out,
         "loss": _law_for_programs(losses),
         "lost_score": scores and _law_for_programs(scores),
+    }
+
+
+def _run_for_programs(point: Point) -> dict[str, Any]:
+    return {
+        "name": point.run.label,
+        "budget": _budget(point.budget),
+        "seed": point.run.record.training.seed,
+        "exaflops": point.exaflops,
+        "tokens": point.tokens,
+        "seconds": point.seconds,
+        "loss": point.loss,
+        "score": point.score,
     }
 
 

@@ -1,12 +1,11 @@
 """`cramming study vocab|data|architectures|schedules|batch|masking|pipelines`: which variant is best in one budget.
 
 The cramming paper's figures of architectures, schedules, batch sizes, masking and vocabularies, and its table of data
-sets (Geiping and Goldstein 2022, section 4), at any size and budget. Each variant and seed is a run of its own,
-`<name>-<variant>-<seed>`, made by the verbs prepare, pretrain and glue in processes of their own. The same command
-again continues an interrupted study; a run of its names that was made with other settings ends it before any training
-(eval/extras/earlier_runs.py). `study.md` has the table, `study.svg` the runs' losses. Validation losses compare
-runs over one tokenizer and one text only: where they differ (`vocab`, `data`), scores compare variants. `pipelines` is
-no study of runs but of update rules (cramming/experimental/pipeline_study.py).
+sets (Geiping and Goldstein 2022, section 4), at any size and budget. Each variant and seed is a separate run,
+`<name>-<variant>-<seed>`, made by the verbs prepare, pretrain and glue in separate processes. The same command resumes
+an interrupted study (eval/extras/earlier_runs.py). `study.md` has the table, `study.svg` the losses. If the variants
+have different tokenizers or texts (`vocab`, `data`), validation losses do not compare them, and scores do. `pipelines`
+studies update rules in place of runs (cramming/experimental/pipeline_study.py).
 """
 
 import math
@@ -34,7 +33,7 @@ from cramming.progress import say, show_table
 from cramming.record import WITHOUT_MODEL, is_run
 from cramming.verbs import OPTIONS
 from eval import plots
-from eval.extras.earlier_runs import refuse_other
+from eval.extras.earlier_runs import require_same_settings
 from eval.report.table import columns_of, trained_row
 from eval.rules.load import Run, load_run
 
@@ -52,9 +51,10 @@ HEADER = (
 
 @dataclass(frozen=True)
 class Study:
-    """A study: `variants` has the overrides of each; runs are named `<name>-<variant>-<seed>`.
+    """Variants of a recipe, each with its overrides, and the seeds of their runs.
 
-    `invocation`: with the recipe that all runs share. `fine_tunes`: runs are scored as well.
+    `invocation` has the name of the study and the overrides that all runs share. `fine_tunes` is true if runs are also
+    fine-tuned and scored.
     """
 
     what: str
@@ -64,7 +64,7 @@ class Study:
     fine_tunes: bool
 
     def runs_of(self, variant: str) -> list[Invocation]:
-        """Return the call of each seed's run; UserError names the variant whose overrides are wrong."""
+        """Return the invocation of each seed's run; raise UserError with the variant's name for wrong overrides."""
         shared = self.invocation
         overrides = (*shared.overrides, *self.changes_of(variant))
         runs = []
@@ -74,14 +74,17 @@ class Study:
         return runs
 
     def composed(self, variant: str, overrides: Sequence[str]) -> dict[str, Any]:
-        """Return the recipe of a variant; a UserError names it."""
+        """Return the recipe of a variant; raise UserError with its name for wrong overrides."""
         try:
             return compose(overrides)
         except UserError as error:
             raise UserError(f"study {self.what}, variant {variant}: {error}") from None
 
     def changes_of(self, variant: str) -> list[str]:
-        """Return the variant's overrides; multiples are of what it has without them, its own values included."""
+        """Return the variant's overrides, with values in place of multiples such as `optim.lr*=0.5`.
+
+        A multiple is of the value that the variant has by all of its other overrides.
+        """
         changes = self.variants[variant]
         multiples = [word for word in changes if MULTIPLE.fullmatch(word)]
         plain = [word for word in changes if word not in multiples]
@@ -96,7 +99,7 @@ class Study:
 
 
 def variants_of(what: str, vocab_sizes: str) -> dict[str, list[str]]:
-    """Return the variants of a study: of conf/study, of a YAML file of the user's, or vocabularies of these sizes."""
+    """Return the variants of the study `what`: `vocab`, a table of conf/study, or a YAML file of the user."""
     if what == "vocab":
         sizes = whole_numbers("--vocab-sizes", vocab_sizes)
         return {f"vocab{size}": [f"tokenizer.vocab_size={size}"] for size in sizes}
@@ -106,13 +109,7 @@ def variants_of(what: str, vocab_sizes: str) -> dict[str, list[str]]:
     require(
         file.is_file(), f"study {what}: no such study. Choose one of {names}, or give a YAML file."
     )
-    table = yaml.safe_load(file.read_text(encoding="utf-8"))
-    require(
-        isinstance(table, dict)
-        and table
-        and all(isinstance(each, list) for each in table.values()),
-        f"{file}: not a table of variants. Write `name: [overrides]` lines.",
-    )
+    table = _read_table(file)
     variants = {str(name): list(map(str, changes)) for name, changes in table.items()}
     for name, changes in variants.items():
         folder_name(name, f"study {what}, variant", "runs")
@@ -123,11 +120,22 @@ def variants_of(what: str, vocab_sizes: str) -> dict[str, list[str]]:
     return variants
 
 
-def multiplied(override: str, settings: Mapping[str, Any]) -> str | None:
-    """`train.batch_size*=0.5` with half of the batch that is set, rounded where that is a whole number.
+def _read_table(file: Path) -> Mapping[Any, list[Any]]:
+    problem = f"{file}: not a table of variants. Write `name: [overrides]` lines."
+    try:
+        table = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError):
+        raise UserError(problem) from None
+    require(isinstance(table, dict) and table, problem)
+    require(all(isinstance(changes, list) for changes in table.values()), problem)
+    return table
 
-    So a table of variants is right for any size. None for a setting of a section that is null; UserError where nothing
-    can be multiplied.
+
+def multiplied(override: str, settings: Mapping[str, Any]) -> str | None:
+    """Return an override such as `train.batch_size*=0.5` with the product of the set value and the factor.
+
+    The product of a whole number is rounded. Returns None if a section on the way to the setting is null (it has no
+    value then), and raises UserError if value or factor is not a number.
     """
     name, _, times = override.partition("*=")
     value: Any = settings
@@ -159,7 +167,7 @@ def main(
     glue: bool | None,
     out: Path | None,
 ) -> None:
-    """Run the verb `study`: checks of all verbs first, then run after run; the table is written after each."""
+    """Run the verb `study`: check all runs, then make one after the other; the table is written after each run."""
     for word in invocation.overrides:
         require(
             not word.lstrip("+").startswith("seed="),
@@ -176,46 +184,53 @@ def main(
         pipeline_study = load_experiment("pipeline_study")  # trains in this process, with torch
         pipeline_study.main(recipe, invocation, stages, numbers, out, draw_losses)
         return
-    fine_tunes = what in ("vocab", "data") if glue is None else glue  # losses of several texts
+    fine_tunes = what in (
+        "vocab",
+        "data",
+    )  # their losses do not compare, because tokens or texts differ
+    if glue is not None:
+        fine_tunes = glue
     study = Study(title, variants_of(what, vocab_sizes), numbers, invocation, fine_tunes)
     calls = {variant: study.runs_of(variant) for variant in study.variants}
     check(study, calls)
     made: dict[str, list[Run]] = {}
-    for place in range(len(numbers)):  # all variants of a seed first: an early stop compares them
+    for index in range(len(numbers)):  # seed by seed, so that an interrupted study can be compared
         for variant, runs in calls.items():
-            _run(runs[place], fine_tunes)
-            made.setdefault(variant, []).append(load_run(runs[place].run_folder))
+            _run(runs[index], fine_tunes)
+            made.setdefault(variant, []).append(load_run(runs[index].run_folder))
             rows = write(out, title, made)
     show_table(f"study {title}", HEADER, rows)
     say(f"{out / 'study.md'}: {len(study.variants)} variants with {len(numbers)} seeds")
 
 
 def check(study: Study, calls: Mapping[str, Sequence[Invocation]]) -> None:
-    """Raise UserError for what a verb would refuse in any run of a study, before the first one trains."""
+    """Raise UserError if an existing run has other settings, or if a verb would refuse any run of the study."""
     for variant, runs in calls.items():
         composed = study.composed(variant, runs[0].overrides)
         folders = {seed: run.run_folder for seed, run in zip(study.seeds, runs, strict=True)}
         corpus = corpus_folder(composed, study.invocation.corpora)
-        refuse_other(folders, composed, corpus, study.fine_tunes)
+        require_same_settings(folders, composed, corpus, study.fine_tunes)
     for runs in calls.values():
-        lacking: dict[str, Invocation] = {}
+        run_by_verb: dict[
+            str, Invocation
+        ] = {}  # one run that needs it: seeds do not decide a check
         for run in runs:
-            lacking |= dict.fromkeys(_missing(run.run_folder, study.fine_tunes), run)
-        for verb in sorted(lacking):
-            _verb(verb, lacking[verb], "--check")
+            run_by_verb |= dict.fromkeys(_missing(run.run_folder, study.fine_tunes), run)
+        for verb in sorted(run_by_verb):
+            _verb(verb, run_by_verb[verb], "--check")
 
 
 def draw_losses(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> str | None:
-    """Return an SVG of the losses under their names, or None where there are none."""
+    """Return an SVG of the losses in metrics rows, by the name of their curve, or None if there are none."""
     curves = [plots.Curve(name, curve_rows) for name, curve_rows in rows.items()]
     figure = plots.training(curves, "training loss")
     return plots.svg(figure, "study") if figure else None
 
 
 def _missing(folder: Path, glue: bool) -> list[str]:
-    """Return the verbs that a run still needs. One without a model has no score, and needs none.
+    """Return the verbs that a run still needs; a run that ended without a model needs none.
 
-    Whether all is scored only `glue` itself knows: it keeps what it has and does the rest.
+    `glue` is always among them, because only the verb itself knows whether scores are missing.
     """
     status = load_run(folder).record.training.status
     if status in WITHOUT_MODEL:
@@ -225,10 +240,10 @@ def _missing(folder: Path, glue: bool) -> list[str]:
 
 
 def _run(call: Invocation, glue: bool) -> None:
-    """Do what is still missing of one run. One that leaves no model has no score, and the study goes on."""
+    """Run the verbs that one run still needs; none after `pretrain` if that ends without a model."""
     folder = call.run_folder
     for verb in _missing(folder, glue):
-        if verb not in _missing(folder, glue):
+        if verb not in _missing(folder, glue):  # training has ended without a model
             return
         _verb(verb, replace(call, resume=is_run(folder)), may_end_without_model=True)
 
@@ -248,19 +263,20 @@ def _verb(verb: str, call: Invocation, *flags: str, may_end_without_model: bool 
 
 
 def row_of(variant: str, runs: Sequence[Run]) -> tuple[list[str], list[str]]:
-    """Return a line of the table, and the titles of the entries that all runs of a variant have.
+    """Return a line of the table, and the titles of the scored entries that all runs of a variant have.
 
-    The score of the variant is the mean over these entries. A subset of the tasks (`eval.tasks`) is enough to compare
-    variants. Means are over the runs that have a model.
+    The score of the variant is the mean over these entries, so that it also compares variants that are scored on a part
+    of the tasks (`eval.tasks`). Means are over the runs that have a model.
     """
-    ended = _with_model(runs)
-    scores = [_scores(run) for run in ended if run.record.trained is not None]
+    with_model = _with_model(runs)
+    scores = [_scores(run) for run in with_model if run.record.trained is not None]
     common = _common_entries(scores)
-    means = []
+    means: list[float] = []
     if common:
-        means = [statistics.fmean(each[entry] for entry in common) for each in scores]
-    losses = [run.record.training.validation.loss for run in ended]
-    tokens = [run.record.training.tokens for run in ended]
+        for by_entry in scores:
+            means.append(statistics.fmean(by_entry[entry] for entry in common))
+    losses = [run.record.training.validation.loss for run in with_model]
+    tokens = [run.record.training.tokens for run in with_model]
     sizes = [run.record.corpus.vocab_size for run in runs]
     stds = [statistics.stdev(means)] if len(means) > 1 else []
     cells = [
@@ -280,7 +296,10 @@ def row_of(variant: str, runs: Sequence[Run]) -> tuple[list[str], list[str]]:
 def _common_entries(scores: Sequence[Mapping[str, float]]) -> list[str]:
     if not scores:
         return []
-    return [entry for entry in scores[0] if all(entry in each for each in scores)]
+    common = list(scores[0])
+    for by_entry in scores:
+        common = [entry for entry in common if entry in by_entry]
+    return common
 
 
 def _numbers(values: Iterable[float | None]) -> list[float]:
@@ -306,11 +325,12 @@ def write(out: Path, what: str, runs: dict[str, list[Run]]) -> list[list[str]]:
     """Write `study.md`, a table of the runs by variant, and `study.svg`, their losses; return the table's rows."""
     rows, entries = zip(*(row_of(variant, of_variant) for variant, of_variant in runs.items()))
     every = list(chain.from_iterable(runs.values()))
-    texts = {_validated_on(run) for run in _with_model(every)}
-    compare = len(texts) == 1 and None not in texts
+    validation_sets = {_validation_set(run) for run in _with_model(every)}
+    losses_compare = len(validation_sets) == 1 and None not in validation_sets
     lines = [f"| {' | '.join(row)} |" for row in (HEADER, ["---"] * len(HEADER), *rows)]
-    scored = "; or ".join(sorted({", ".join(titles) for titles in entries if titles})) or "nothing"
-    losses = "are all on one text" if compare else "of different rows are not comparable"
+    scored_sets = {", ".join(titles) for titles in entries if titles}
+    scored = "; or ".join(sorted(scored_sets)) or "nothing"
+    losses = "are all on one text" if losses_compare else "of different rows are not comparable"
     notes = [f"Scores are means in percent of: {scored}. Validation losses {losses}."]
     curves = []
     for variant, of_variant in runs.items():
@@ -328,8 +348,8 @@ def write(out: Path, what: str, runs: dict[str, list[Run]]) -> list[list[str]]:
     return list(rows)
 
 
-def _validated_on(run: Run) -> tuple[str | None, ...] | None:
-    """Return a key that comparable validation losses share: text, tokenizer and targets; None if unknown."""
+def _validation_set(run: Run) -> tuple[str | None, ...] | None:
+    """Return text, tokenizer and number of targets of a run's validation; None if the text is not known."""
     corpus = run.record.corpus
     text = corpus.validation.manifest_sha256 if corpus.validation.folder else corpus.manifest_sha256
     if not text:

@@ -42,7 +42,7 @@ class _Attention(_RecipeSection):
 
 
 class _Named(_RecipeSection):
-    """Section of the recipe of which only its name, mode or `compile` matters."""
+    """Section of the recipe of which the rules read only `name`, `mode` or `compile`."""
 
     name: str | None = None
     mode: str | None = None
@@ -99,7 +99,7 @@ class RecipeFacts:
 
     @property
     def is_plain(self) -> bool:
-        """True if one phase, of a masked language model, holds from the first step to the last."""
+        """True if the objective has a single phase, of a masked language model, from the first step to the last."""
         return self.objective.has_masked_lm and len(self.objective.phases_by_start) == 1
 
     @property

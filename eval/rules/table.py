@@ -12,8 +12,8 @@ from cramming.record_schema import Record, read_record
 from eval.rules import closed_division, curves, fine_tuning, plausibility, validity
 from eval.rules.evidence import Evidence, Outcome
 
-# Consequence of a broken rule. "finished": the run is not finished. "both": the run is invalid. "closed": the run is in
-# the open division. "remark": none.
+# Kind of a rule: its consequence if it is broken. The run is then not finished ("finished"), invalid ("both"), in the
+# open division ("closed"), or only has a remark ("remark").
 Kind = Literal["finished", "both", "closed", "remark"]
 Division = Literal["closed", "open", "unfinished", "invalid"]
 
@@ -48,7 +48,9 @@ class Rule(NamedTuple):
             return Finding(self.number, self.untrained, "no pretraining in this record")
         try:
             return Finding(self.number, *self.check(evidence))
-        except UserError as error:  # the recipe is one that no run starts with
+        except (
+            UserError
+        ) as error:  # the recipe of the record is invalid, so that no run starts with it
             return Finding(self.number, False, str(error))
 
 
@@ -68,7 +70,7 @@ class Verdict(NamedTuple):
         return tuple(f for f in self.findings if not f.ok and KINDS[f.rule] == kind)
 
     def with_record(self, record: Record) -> "Verdict":
-        """Return the verdict with the rules that read other runs checked for `record`, other findings unchanged."""
+        """Return the verdict on `record`, which other runs were added to. Only the rules that read them are checked."""
         findings = list(self.findings)
         for index, rule in enumerate(RECORD_RULES):
             if rule.number in READ_OTHER_RUNS:
@@ -124,7 +126,9 @@ PLAUSIBILITY_RULES = (
     Rule("P17", "remark", curves.varies_from_step_to_step, untrained=True),
 )
 RULES = (*RECORD_RULES, *PLAUSIBILITY_RULES)
-READ_OTHER_RUNS = ("R17",)  # what other runs of a report fine-tuned of the same weights
+READ_OTHER_RUNS = (
+    "R17",
+)  # rules that read `Record.elsewhere`, the fine-tunings of the same weights by other runs
 KINDS: dict[str, Kind] = {rule.number: rule.kind for rule in RULES}
 # rules that a run can already break when its training begins
 FORESEEABLE = ("R7", "R8", "R9", "R10", "R12", "R13", "R14", "R20", "R21", "R22")
@@ -155,7 +159,7 @@ def _division(record: Record, findings: list[Finding]) -> Division:
 def foreseen(known: Mapping[str, Any]) -> list[str]:
     """Return one line for each rule of the closed division that a run breaks before its first step.
 
-    `known` is the record of the log at that time; its seconds are those that the budget allows.
+    `known` is the record of the log at that time, with the limit of the budget as the spent seconds.
     """
     record = read_record(known)
     findings = [rule(record) for rule in RECORD_RULES if rule.number in FORESEEABLE]

@@ -40,7 +40,7 @@ class Split:
 class TaskData:
     """Data of one task: training set, labelled sets to score, and test sets to predict.
 
-    `absent` holds the reasons for missing entries, `unasked` test sets that exist but are not asked for.
+    `absent` holds the reasons for missing entries, `unasked` the test sets that exist but are not to be predicted.
     """
 
     task: Task
@@ -62,7 +62,7 @@ class TaskData:
 
     @property
     def whole(self) -> "TaskData":
-        """Data with all test sets. No score depends on them, so a result with their predictions also counts without."""
+        """Data with all test sets. A stored result for these data is valid for `self` too: no score depends on them."""
         return replace(self, blind=self.blind + self.unasked, unasked=())
 
     @property
@@ -85,15 +85,18 @@ def in_one_order(data: TaskData) -> TaskData:
 
     Copies of a data set in another order thus train the same model.
     """
-    train, rows = data.train, _rows_as_text(data.train)
+    train = data.train
+    rows = _rows_as_text(train)
 
     def sort_key(index: int) -> tuple[str, list[str]]:
         return rows[index], [column[index] for column in train.texts]
 
     order = sorted(range(len(train)), key=sort_key)
     labels = None if train.labels is None else train.labels[order]
-    texts = tuple([column[i] for i in order] for column in train.texts)
-    return replace(data, train=replace(train, texts=texts, labels=labels))
+    texts: list[list[str]] = []
+    for column in train.texts:
+        texts.append([column[index] for index in order])
+    return replace(data, train=replace(train, texts=tuple(texts), labels=labels))
 
 
 def _rows_as_text(split: Split) -> list[str]:
@@ -108,7 +111,7 @@ def seen_in_training(train: Split, split: Split) -> int:
     """Return the number of examples of `split` that are training examples too, whatever their labels.
 
     In GLUE's development sets these are 1.5 % of CoLA, 0.4 % of STS-B, and none of SST-2, MRPC, RTE, QNLI and MNLI
-    (the last two in a part of the training set).
+    (for QNLI and MNLI only a part of the training set was searched).
     """
     known = {tuple(map(_plain, texts)) for texts in zip(*train.texts)}
     return sum(tuple(map(_plain, texts)) in known for texts in zip(*split.texts))

@@ -1,9 +1,9 @@
 """Readers of official files, tab-separated (GLUE) or JSON lines (SuperGLUE), and of GLUE on the hub.
 
 GLUE's files have no quoting, one example per line; CoLA's training and dev files have no header. Every reader is
-strict: a deviation ends with one line naming file, line and the expected content, because a misread column still
-trains and still gives a number. Other fields of SuperGLUE become text (`TEXTS`), as is usual for an encoder without
-span heads.
+strict: a deviation is an error that names file, line and the expected content, because a misread column still trains
+and still gives a number. SuperGLUE's words and spans are written into the texts (`TEXTS`), as is usual for an encoder
+without span heads.
 """
 
 import json
@@ -32,8 +32,8 @@ def read_file(path: Path, task: Task, source: ExampleFile, labelled: bool) -> Sp
         raise UserError(
             f"{path}:{line}: not UTF-8 (byte 0x{byte:02x}). Save the file as UTF-8."
         ) from None
-    whole = lines[-1] == ""
-    if whole:
+    ends_with_newline = lines[-1] == ""
+    if ends_with_newline:
         del lines[-1]
     read_lines = _read_jsonl if path.suffix == ".jsonl" else _read_tsv
     split = read_lines(path, lines, task, source, labelled)
@@ -41,7 +41,7 @@ def read_file(path: Path, task: Task, source: ExampleFile, labelled: bool) -> Sp
         len(split) > 0, f"{path}: no examples in this file, {task.title} has {source.examples}."
     )
     require(
-        whole or len(split) >= source.examples,
+        ends_with_newline or len(split) >= source.examples,
         f"{path}:{len(lines)}: the last line has no newline, and there are {len(split)} of {source.examples} examples."
         " If the file is not truncated but a subset, end it with a newline.",
     )
@@ -57,13 +57,18 @@ def _read_tsv(
     label_index = columns.index(task.label) if labelled else 0
     id_indices = [columns.index(name) for name in ID_COLUMNS if name in columns]
     may_skip = task.broken_rows if source is task.train else 0
-    rows, labels, ids, skipped = list[list[str]](), list[float](), list[int](), 0
+    rows, labels, ids = list[list[str]](), list[float](), list[int]()
+    skipped = 0
     for number, line in enumerate(lines[first_row:], start=first_row + 1):
-        fields, place = line.rstrip("\r").split("\t"), f"{path}:{number}"
+        fields = line.rstrip("\r").split("\t")
+        place = f"{path}:{number}"
         if len(fields) != len(columns):
             skipped += 1
-            wrong = f"expected {len(columns)} tab-separated fields ({', '.join(columns)}), found {len(fields)}"
-            require(skipped <= may_skip and number < len(lines), f"{place}: {wrong}")
+            # A short last line is never a known broken row, but a sign of a truncated file.
+            require(
+                skipped <= may_skip and number < len(lines),
+                f"{place}: expected {len(columns)} tab-separated fields ({', '.join(columns)}), found {len(fields)}",
+            )
             continue
         rows.append([fields[index] for index in text_indices])
         if labelled:
@@ -91,7 +96,10 @@ def _columns_of_tsv(
 
 
 def _next_id(field: str, ids: list[int], place: str) -> int:
-    """Return the number of an example; test files must be in the official order, because answers have no numbers."""
+    """Return the number of an example; raise UserError unless it is larger than that of the example before.
+
+    Predictions are stored without these numbers, so a test file must be in the official order.
+    """
     previous = ids[-1] if ids else -1
     is_ordered = field.isdecimal() and int(field) > previous
     require(is_ordered, f"{place}: example number {field!r} is not in the official order")
@@ -156,10 +164,12 @@ def _numbers(task: Task, labels: Any) -> np.ndarray:
 def _wsc(row: Mapping[str, Any]) -> tuple[str, str]:
     """Return the text, and the text with the candidate in place of the pronoun, as in WNLI.
 
-    The pronoun's position is an index of words.
+    Span 1 is the candidate, span 2 the pronoun, whose index counts words.
     """
-    words, target = row["text"].split(" "), row["target"]
-    index, size = int(target["span2_index"]), len(target["span2_text"].split(" "))
+    words = row["text"].split(" ")
+    target = row["target"]
+    index = int(target["span2_index"])
+    size = len(target["span2_text"].split(" "))
     if not 0 <= index <= len(words) - size:
         raise IndexError(
             f"span2_index {index} with {size} words lies outside the text's {len(words)} words"
@@ -168,11 +178,13 @@ def _wsc(row: Mapping[str, Any]) -> tuple[str, str]:
     return row["text"], " ".join(words)
 
 
-# Tasks whose texts are not just the fields in the table: WiC's word is put before its first sentence.
-TEXTS: dict[str, Callable[[Mapping[str, Any]], tuple[str, ...]]] = {
-    "wic": lambda row: (f"{row['word']}: {row['sentence1']}", row["sentence2"]),
-    "wsc": _wsc,
-}
+def _wic(row: Mapping[str, Any]) -> tuple[str, str]:
+    """Return both sentences, the first after the word whose meanings are compared."""
+    return row["word"] + ": " + row["sentence1"], row["sentence2"]
+
+
+# Tasks whose texts are not just fields of the row
+TEXTS: dict[str, Callable[[Mapping[str, Any]], tuple[str, ...]]] = {"wic": _wic, "wsc": _wsc}
 
 
 def read_hub_task(task: Task) -> TaskData:

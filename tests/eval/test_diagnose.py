@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models
 
 from cramming import launch
 from cramming.config import UserError
@@ -150,6 +151,21 @@ def test_a_diagnosis_is_silent_on_healthy_and_on_missing_evidence(
     assert check(Evidence(CORPUS, RUN, ModelFacts())) is None
 
 
+@pytest.mark.parametrize(
+    ("name", "run"),
+    [
+        ("rate_too_high", {"losses_S": np.repeat([3.0, 5.0], 200), "norms_R": np.array([])}),
+        ("rate_too_high", {"losses_S": np.repeat([3.0, 5.0], 200), "clip": None}),
+        ("few_targets", {"losses_S": np.array([7.5]), "rate": 0.02}),
+        ("small_batch", {"losses_S": np.array([7.5]), "sequences_per_step": 1}),
+    ],
+)
+def test_evidence_names_no_number_that_is_not_known(name: str, run: dict[str, Any]) -> None:
+    findings = diagnose(Evidence(CORPUS, replace(RUN, all_mask_loss=5.2, **run)))
+    (evidence,) = [each.evidence for each in findings if each.name == name]
+    assert "nan" not in evidence
+
+
 @pytest.mark.parametrize("name", ["few_targets", "small_batch", "short_sequences", "rate_too_high"])
 def test_settings_of_a_run_that_learns_are_no_fault(name: str) -> None:
     parts = SHOWN[name]
@@ -260,6 +276,21 @@ def test_repetition_counts_windows_that_were_there_before() -> None:
     assert repetition(np.arange(5), 12)[0] == 0.0
 
 
+@pytest.mark.parametrize(
+    ("model", "entries", "beginnings"),
+    [
+        (models.WordPiece, ["[UNK]", "\u0120", "hu", "##s", "\u0120a"], [2, 1, 4]),
+        (models.BPE, ["<s>", "\u0120hu", "s", "\u0120"], [1, 3]),
+    ],
+)
+def test_entries_that_begin_a_word(model: Any, entries: list[str], beginnings: list[int]) -> None:
+    """A text in Maltese has words that begin with the letter that marks words in byte-level BPE."""
+    vocabulary = {entry: number for number, entry in enumerate(entries)}
+    arguments = {"merges": []} if model is models.BPE else {"unk_token": "[UNK]"}
+    begins_V = corpus_facts.begins_word(Tokenizer(model(vocabulary, **arguments)), len(entries))
+    assert set(np.flatnonzero(begins_V)) == set(beginnings)
+
+
 def test_facts_of_the_tiny_corpus(tiny_corpus: Path) -> None:
     """Its documents are runs of consecutive words."""
     facts = corpus_facts.corpus_facts(Corpus.open(tiny_corpus))
@@ -367,7 +398,7 @@ def test_a_run_without_its_corpus_and_checkpoints_is_diagnosed_by_its_log(
     alone = tmp_path / "alone"
     alone.mkdir()
     (alone / "run.jsonl").write_bytes((run / "run.jsonl").read_bytes())
-    monkeypatch.setattr(main, "corpus_place", lambda record, given: None)
+    monkeypatch.setattr(main, "find_corpus", lambda record, given: None)
     evidence = main.gather(alone, None)
     assert evidence.corpus is None and evidence.model == ModelFacts()
     assert diagnose(evidence)[0].name == "small_batch"

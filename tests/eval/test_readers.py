@@ -365,6 +365,11 @@ def test_superglues_official_layouts_are_read(superglue: Path) -> None:
     [
         ("cb", '{"premise": "w1", "label": "neutral"}', "KeyError: 'hypothesis'"),
         (
+            "wic",
+            '{"word": null, "sentence1": "w1", "sentence2": "w2", "label": true}',
+            "TypeError",
+        ),
+        (
             "cb",
             '{"premise": "w1", "hypothesis": "w2", "label": "maybe"}',
             "label 'maybe' is not one of entailment",

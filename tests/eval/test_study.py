@@ -379,6 +379,14 @@ def test_mistakes_in_options_are_named(
     assert names in str(caught.value) and not calls
 
 
+@pytest.mark.parametrize("content", [b"a: [", b"a: [x]\nb: \xff", b"- a", b"", b"a: x"])
+def test_a_file_that_is_no_table_of_variants_is_named(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=r"mine\.yaml: not a table of variants"):
+        variants_of(str(file), "1")
+
+
 def test_a_study_that_is_ended_ends_its_training_in_order(tmp_path: Path) -> None:
     """SIGTERM, as from a job scheduler: the verb that runs hears of it and ends in its own way."""
     child = tmp_path / "python"

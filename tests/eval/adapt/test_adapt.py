@@ -186,6 +186,16 @@ def test_few_documents_are_said_to_give_no_interval(
     assert "the interval is too narrow" in text and "no masked-LM head" in text
 
 
+def test_many_epochs_are_shown_as_a_plain_number(
+    adapted: tuple[Result, Path, Path], tmp_path: Path
+) -> None:
+    record = adapted[0].record
+    pretrain = record.training.model_copy(update={"corpus_epochs": 123.4})
+    record = record.model_copy(update={"pretrain": pretrain})
+    write_page(replace(adapted[0], record=record), tmp_path)
+    assert "123.4 times the text" in (tmp_path / "adapt.md").read_text()
+
+
 def test_only_masked_language_models_are_compared(
     place: tuple[Path, Path, Path], tmp_path: Path
 ) -> None:
@@ -193,7 +203,7 @@ def test_only_masked_language_models_are_compared(
     for more, problem in (
         (["objective=rtd"], "objective=rtd"),
         (["--general-text", "nothing.txt"], "--general-text=nothing.txt: no such file"),
-        (["--keep", "0.1"], "--keep=0.1: of which text"),
+        (["--keep", "0.1"], "--keep=0.1: no text to keep"),
     ):
         call = cli.parse([*words, "--check", *more])
         assert call is not None

@@ -22,7 +22,14 @@ from cramming.record import load_metrics
 from cramming.runlog import RUN_LOG, Event, Timed, read_log
 from eval.duel import ladder, main, sides
 from eval.duel.duel_log import Decision, Duel, DuelLog, PairResult, SideResult, SideTerms, Terms
-from eval.duel.main import DuelConfig, Opponent, fight, measure_of, needs_scores, on_the_clock
+from eval.duel.main import (
+    DuelConfig,
+    Opponent,
+    fight,
+    measure_of,
+    needs_scores,
+    with_comparable_budgets,
+)
 from eval.duel.sequential_test import RULE
 from eval.duel.sides import Side
 from tests.eval.runs import write_run
@@ -406,7 +413,7 @@ def test_both_sides_need_the_same_text_and_one_budget(
     third = make_corpus(tmp_path / "c", spelling="<pad>")
     assert measure_of([base, compose(f"data.corpus={third}")], [first, third]) == "bits_per_byte"
     less, more = compose("budget.minutes=1"), compose("budget.minutes=2")
-    timed = on_the_clock(against(more, less), [0, 1])
+    timed = with_comparable_budgets(against(more, less), [0, 1])
     assert [side.settings["budget"]["clock"] for side in timed] == ["cpu", "cpu"]
     for candidate, says in (
         (more, "budget.hours="),
@@ -414,7 +421,7 @@ def test_both_sides_need_the_same_text_and_one_budget(
         (compose("budget.minutes=1", "train.validations=0"), "train.validations: 4 and 0"),
     ):
         with pytest.raises(UserError, match=says):
-            on_the_clock(against(less, candidate), [])
+            with_comparable_budgets(against(less, candidate), [])
 
 
 def test_a_sides_budget_replaces_the_shared_one_in_whichever_unit() -> None:

@@ -1,6 +1,7 @@
 """`cramming verify`: a finished run is in order, an unfinished one is told from a broken one, every change is named."""
 
 import json
+import math
 import random
 import shutil
 from collections.abc import Callable
@@ -8,9 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from eval import verify
+from cramming.model.export import load_masked_lm
+from cramming.model.heads import MaskedLM
+from eval import recompute, verify
 from eval.archive import SUFFIX, pack
 from eval.report.table import rows_of
 from eval.rules.load import load_runs
@@ -45,6 +50,35 @@ def test_a_fine_tuning_done_again_gives_the_same(honest_run: Path, inputs: Input
         result = verify_run(honest_run, replace(inputs, refinetune=True, draw=draw))
         assert result.in_order, result.problems
         assert any("prediction by prediction" in line for line in result.checked)
+
+
+def test_weights_that_give_no_number_are_named(
+    honest_run: Path, inputs: Inputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_nan(folder: Path) -> MaskedLM:
+        model = load_masked_lm(folder)
+        torch.nn.utils.vector_to_parameters(
+            torch.full((sum(each.numel() for each in model.parameters()),), math.nan),
+            model.parameters(),
+        )
+        return model
+
+    monkeypatch.setattr(recompute, "load_masked_lm", load_nan)
+    result = verify_run(honest_run, inputs)
+    assert any("validation loss nan computed again" in problem for problem in result.problems)
+
+
+@pytest.mark.parametrize(
+    ("stored", "message"),
+    [
+        ([0, 1, 1], []),
+        ([0, 0, 1], ["1 of 3 predictions of rte differ"]),
+        ([0, 1], ["2 predictions of rte, not 3"]),
+    ],
+)
+def test_other_predictions_are_named(stored: list[int], message: list[str]) -> None:
+    repeated = np.array([0, 1, 1])
+    assert recompute.differing_predictions("rte", np.array(stored), repeated) == message
 
 
 def test_an_archive_is_in_order(
