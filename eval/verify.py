@@ -309,8 +309,6 @@ def _check_weights(folder: Path, record: Record, inputs: Inputs, result: Verific
     from eval.recompute import other_files, recompute_validation
 
     if inputs.weights is not None:
-        if not weights.is_dir():
-            raise UserError(f"--weights={weights}: no such folder.")
         result.problems += other_files(weights, record)
     corpus = _find_corpus(record, inputs)
     if corpus is None:
@@ -368,6 +366,8 @@ def main(
     if is_archive(path) or has_log(path):
         if tasks is not None and not tasks.is_dir():
             raise UserError(f"--tasks={tasks}: no such folder. {GIVE_TASKS}.")
+        if weights is not None and not weights.is_dir():
+            raise UserError(f"--weights={weights}: no such folder. Check the path.")
         inputs = Inputs(
             make_tasks,
             search,
@@ -418,7 +418,8 @@ def _lines_of(findings: tuple[Finding, ...]) -> Iterator[str]:
             continue
         mark = "REMARK: " if KINDS[rule] == "remark" else "BROKEN: "
         if rule in waiting:
-            yield f"{rule:<4}{evidence}, which {', '.join(waiting[1:])} need too"
+            others = f", which {', '.join(waiting[1:])} need too" if waiting[1:] else ""
+            yield f"{rule:<4}{evidence}{others}"
         else:
             yield f"{rule:<4}{'' if ok else mark}{evidence}"
 

@@ -49,7 +49,7 @@ def few_epochs(record: Record) -> Outcome:
     for init, section in record.glue.items():
         count = section.epochs
         holds = holds and count is not None and count <= MAX_EPOCHS
-        number = count if count is None else f"{count:g}"
+        number = "an unknown number of" if count is None else f"{count:g}"
         words.append(f"{init}: {number} epoch{'' if count == 1 else 's'}")
     return holds, ", ".join(words) or NO_SCORES
 

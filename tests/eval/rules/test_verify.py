@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from cramming.model.export import load_masked_lm
+from cramming.config import UserError
 from cramming.model.heads import MaskedLM
+from cramming.model.load import load_masked_lm
 from eval import recompute, verify
 from eval.archive import SUFFIX, pack
 from eval.report.table import rows_of
@@ -105,6 +106,24 @@ def test_an_archive_is_in_order(
         )
         summary = json.loads(capsys.readouterr().out)
         assert summary["in_order"] and summary["division"] == division, summary
+
+
+@pytest.mark.parametrize("option", ["tasks", "weights"])
+def test_a_folder_that_is_not_there_is_no_fault_of_the_run(
+    copied: Path, tmp_path: Path, inputs: Inputs, option: str
+) -> None:
+    folders: dict[str, Path | None] = {"tasks": None, "weights": None, option: tmp_path / "typo"}
+    with pytest.raises(UserError, match=f"^--{option}=.*typo: no such folder"):
+        verify.main(
+            path=copied,
+            json=False,
+            corpus=None,
+            refinetune=False,
+            overlap_seconds=60.0,
+            make_tasks=inputs.make_tasks,
+            search=inputs.search,
+            **folders,
+        )
 
 
 def test_weights_given_apart_are_verified(copied: Path, tmp_path: Path, inputs: Inputs) -> None:
