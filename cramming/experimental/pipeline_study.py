@@ -16,7 +16,7 @@ import torch
 
 from cramming import device as devices
 from cramming.config import require
-from cramming.data.batches import PINNED
+from cramming.data.batches import BERT_MASKING
 from cramming.data.manifest import corpus_folder
 from cramming.data.run_data import RunData, fit_to_corpus
 from cramming.engine import DivergedError, build_engine
@@ -164,7 +164,7 @@ def _train(
             "lr": rate,
         }
         log.append(row)
-    loss, _, _ = engine.evaluate(data.held_out.batches(PINNED, rows))
+    loss, _, _ = engine.evaluate(data.held_out.batches(BERT_MASKING, rows))
     return {"rows": log, "validation_loss": loss}
 
 
