@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from cramming.config import UserError
-from cramming.data.batches import ALL_MASK, EXCERPT_TOKENS, BERT_MASKING, BatchSource, HeldOut
+from cramming.data.batches import ALL_MASK, BERT_MASKING, EXCERPT_TOKENS, BatchSource, HeldOut
 from cramming.data.corpus import Corpus
 from cramming.objectives.masking import IGNORE, MaskedTargets, Masker
 

@@ -54,11 +54,11 @@ class PrecisionConfig(Section):
 
     @model_validator(mode="after")
     def _has_fp8_settings_for_fp8_alone(self) -> Self:
-        cure = f"does nothing with precision.mode={self.mode}. Set precision.mode=fp8 too."
+        problem = f"does nothing with precision.mode={self.mode}. Set precision.mode=fp8 too."
         if self.emulate_fp8 and self.mode != "fp8":
-            raise ValueError(f"emulate_fp8=true: {cure}")
+            raise ValueError(f"emulate_fp8=true: {problem}")
         if self.fp8_scaling != "tensorwise" and self.mode != "fp8":
-            raise ValueError(f"fp8_scaling={self.fp8_scaling}: {cure}")
+            raise ValueError(f"fp8_scaling={self.fp8_scaling}: {problem}")
         return self
 
 

@@ -52,7 +52,9 @@ SEED = 20_221_228  # seed of the validation
 EXCERPT_TOKENS = 1024
 # Devlin et al. 2019, section 3.1, whatever the objective of the run
 BERT_MASKING = MaskedTargets(PER_BLOCK / BLOCK, 0.8, 0.1)
-ALL_MASK = replace(BERT_MASKING, mask_share=1.0, random_share=0.0)  # every target is shown as [MASK]
+ALL_MASK = replace(
+    BERT_MASKING, mask_share=1.0, random_share=0.0
+)  # every target is shown as [MASK]
 _PERMUTE, _OFFSET, _CHOOSE = 11, 12, 21  # streams of random numbers
 
 
@@ -278,7 +280,7 @@ class HeldOut:
         masker = copy.copy(self.source.masker)
         masker.seed, masker.weights_V = SEED, None
         masker.targets = _HeldOutTargets(
-            masking.rate, masking, is_target_RL, self.source.masker.targets.draws
+            masking.rate, masking, is_target_RL, self.source.masker.targets.needs_uniform
         )
         stream = TokenStream.of_array(ids_P, starts)
         source = _OrderedRows(stream, masker, self.length, self.source.packing)
@@ -335,13 +337,17 @@ class _HeldOutTargets(Targets):
         chosen_NC = np.sort(first_NC, axis=1)
         is_target_NC = np.take_along_axis(is_target_NL, chosen_NC, 1)
         keys = (samples_N[:, None] * length + chosen_NC,)
-        return self.masking.hide(masker, ids_NL, chosen_NC, is_target_NC, keys, draws=self.has_uniform)
+        return self.masking.hide(
+            masker, ids_NL, chosen_NC, is_target_NC, keys, needs_uniform=self.has_uniform
+        )
 
 
 class _OrderedRows(BatchSource):
     """Source of the validation text: sample r is row r."""
 
-    def __init__(self, stream: TokenStream, masker: Masker, length: int, packing: PackingMode) -> None:
+    def __init__(
+        self, stream: TokenStream, masker: Masker, length: int, packing: PackingMode
+    ) -> None:
         self.stream = stream
         self.masker = masker
         self.sequence_length = length

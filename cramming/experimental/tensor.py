@@ -12,6 +12,7 @@ size.
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -175,7 +176,7 @@ def _compute_locally(
     The forward method is wrapped, and not a hook added, so that FSDP has gathered the parameters before.
     """
     modules = [part for part in module.modules() if owners is None or part in owners]
-    slots = [slot for part in modules for slot in _slots(part, part in in_parts)]
+    slots = list(chain.from_iterable(_slots(part, part in in_parts) for part in modules))
     forward = module.forward
 
     def local_forward(*inputs: Any, **named: Any) -> Any:
@@ -235,7 +236,10 @@ class _InParts(ParallelStyle):
         self, mesh: DeviceMesh, module: nn.Module, inputs: tuple[Any, ...]
     ) -> tuple[Any, ...]:
         """Return the inputs with whole hidden states and context; other inputs are not tensors and stay unchanged."""
-        return tuple(_enter(x, mesh, self.stream) if isinstance(x, Tensor) else x for x in inputs)
+        entered = []
+        for x in inputs:
+            entered.append(_enter(x, mesh, self.stream) if isinstance(x, Tensor) else x)
+        return tuple(entered)
 
     def _leave(self, mesh: DeviceMesh, module: nn.Module, inputs: object, output: Any) -> Any:
         """Return the output summed over ranks (Megatron's g)."""

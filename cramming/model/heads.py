@@ -275,6 +275,13 @@ class PretrainedModel(nn.Module):
         """All encoders of the model, including that of a generator."""
         return [module for module in self.modules() if isinstance(module, Encoder)]
 
+    def block_parameters(self) -> set[nn.Parameter]:
+        """Return the parameters of all blocks: those that `memory.offload_weights` moves to the host."""
+        parameters: set[nn.Parameter] = set()
+        for encoder in self.encoders:
+            parameters.update(encoder.blocks.parameters())
+        return parameters
+
     def describe_generator(self) -> str:
         """Return a description of the generator for the line about the model, or "" for a model without one."""
         return ""

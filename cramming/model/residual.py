@@ -1,8 +1,8 @@
 """The residual stream in 16 bits: hidden states between blocks, and the outputs of norms.
 
 Autocast lowers matrix products only. Here the output of the embeddings is lowered, and so are all later sums of the
-stream; each norm computes in fp32 and returns the type of its input. Weights, their gradients, and the norms within the embeddings
-and of queries and keys stay fp32. Shapes: T tokens, D hidden size.
+stream; each norm computes in fp32 and returns the type of its input. Weights, their gradients, and the norms within the
+embeddings and of queries and keys stay fp32. Shapes: T tokens, D hidden size.
 """
 
 from collections.abc import Callable

@@ -18,8 +18,8 @@ from cramming.precision import DTYPES, Mode, float32_products
 # published rates of crammed BERT, compiled, are 65 % on a 2080 Ti and 40 % on an A6000
 # (docs/tutorials/first_gpu_day.md); 25 % for eager steps is assumed.
 GPU_SHARES = (0.25, 0.65)
-# The peak of a CPU is the rate of a product that is measured now: `cramming bench` measured steps at 52 to 78 % of it in
-# fp32 (docs/results/tricks.md), and a step with AMX in bf16 reached 17 % (docs/log.md).
+# The peak of a CPU is the rate of a product that is measured now: `cramming bench` measured steps at 52 to 78 % of it
+# in fp32 (docs/results/tricks.md), and a step with AMX in bf16 reached 17 % (docs/log.md).
 CPU_FP32_SHARES = (0.5, 0.8)
 CPU_16_BIT_SHARES = (0.15, 0.5)
 TF32_SHARE = 0.5  # of the 16-bit products, on every card that has TF32

@@ -73,7 +73,8 @@ def test_no_more_tokens_are_counted_than_there_are(
 @pytest.mark.parametrize("window", [[1, 2, MASK, 4, 5], [5, MASK, MASK, MASK, 1], [4, 1, 3, 2, 2]])
 def test_losses_are_of_probabilities(neighbours: Any, window: list[int]) -> None:
     sums = [
-        neighbours.losses(np.array(window), target, MASK, BERT_MASKING) for target in range(VOCABULARY)
+        neighbours.losses(np.array(window), target, MASK, BERT_MASKING)
+        for target in range(VOCABULARY)
     ]
     for used in sums[0]:
         assert sum(math.exp(-losses[used]) for losses in sums) == pytest.approx(1.0)

@@ -12,8 +12,8 @@ import torch
 
 from cramming.data.batches import (
     ALL_MASK,
-    EXCERPT_TOKENS,
     BERT_MASKING,
+    EXCERPT_TOKENS,
     BatchSource,
     HeldOut,
     tokens_per_byte,
