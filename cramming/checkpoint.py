@@ -193,12 +193,6 @@ def _write(state: dict[str, Any], path: Path) -> str:
     return handle.sha256.hexdigest()
 
 
-def newest_steps(folder: Path) -> int | None:
-    """Return the number in the name of the newest file, even one that is not in the log; None if there is none."""
-    files = _files(folder)
-    return _steps(files[0]) if files else None
-
-
 def newest_of(folder: Path, known: Sequence[Saved]) -> Saved | None:
     """Return the newest whole checkpoint among the `known` ones, or None if there is no file.
 

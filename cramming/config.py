@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 import unicodedata
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -318,17 +318,22 @@ def below(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
 
-def shown(value: Any) -> str:
-    """Return a value as a user types it: null, true, `[a, b]`, and a section as `{start: 0.3, every: 0.1}`."""
+def shown(value: Any, quote: Callable[[str], str] | None = None) -> str:
+    """Return a value as a user types it: null, true, `[a, b]`, and a section as `{start: 0.3, every: 0.1}`.
+
+    `quote` writes the texts in it; without, they are made `printable`.
+    """
     if isinstance(value, Section):
         value = value.model_dump(by_alias=True)
     if isinstance(value, Mapping):
-        pairs = [f"{name}: {shown(each)}" for name, each in value.items()]
+        pairs = [f"{name}: {shown(each, quote)}" for name, each in value.items()]
         return f"{{{', '.join(pairs)}}}"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(shown, value))}]"
+        return f"[{', '.join(shown(each, quote) for each in value)}]"
     if value is None or isinstance(value, bool):
         return json.dumps(value)
+    if quote and isinstance(value, str):
+        return quote(value)
     return printable(str(value))
 
 

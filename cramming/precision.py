@@ -90,9 +90,7 @@ def slow_products(mode: Mode, device_type: str) -> str | None:
     fp16 trained at 0.08 and bf16 at 0.1 times the speed of fp32 on a CPU without instructions for them
     (docs/results/tricks.md).
     """
-    if device_type != "cpu" or mode == resolve("auto", torch.device("cpu")):
-        return None
-    if DTYPES[mode] == torch.float32:
+    if device_type != "cpu" or mode in ("fp32", resolve("auto", torch.device("cpu"))):
         return None
     return (
         f"warning: precision.mode={mode}: this CPU has no fast products in this format. A step may take ten times as"

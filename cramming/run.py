@@ -48,47 +48,25 @@ class Run:
 
     folder: Path
     config: Config
-    mesh: Mesh
     data: RunData
     engine: Engine
     clock: Clock
     logger: Logger
-    validator: Validator
-    checkpointer: Checkpointer
-    batches: BatchStream
-    parts: tuple[Logger | Validator | Checkpointer, ...]
     has_auto_micro_batch: bool = False
 
-    @classmethod
-    def of(
-        cls,
-        folder: Path,
-        config: Config,
-        data: RunData,
-        engine: Engine,
-        clock: Clock,
-        logger: Logger,
-    ) -> "Run":
-        """Return a run of these parts and of those that are built from them."""
-        validator = Validator(config, clock, logger, engine)
-        checkpointer = Checkpointer(folder, data, clock, logger, engine)
-        return cls(
-            folder=folder,
-            config=config,
-            mesh=engine.mesh,
-            data=data,
-            engine=engine,
-            clock=clock,
-            logger=logger,
-            validator=validator,
-            checkpointer=checkpointer,
-            batches=BatchStream(data, config, engine),
-            parts=(logger, validator, checkpointer),
+    def __post_init__(self) -> None:
+        """Build the other parts; reads the held-out text."""
+        config, engine, clock, logger = self.config, self.engine, self.clock, self.logger
+        self.mesh = engine.mesh
+        self.batches = BatchStream(self.data, config, engine)
+        self.validator = Validator(config, clock, logger, engine)
+        self.validator.batches = self.data.held_out.batches(BERT_MASKING, config.train.rows)
+        self.checkpointer = Checkpointer(self.folder, self.data, clock, logger, engine)
+        self.parts: tuple[Logger | Validator | Checkpointer, ...] = (
+            logger,
+            self.validator,
+            self.checkpointer,
         )
-
-    def prepare_validation(self) -> None:
-        """Read the held-out text."""
-        self.validator.batches = self.data.held_out.batches(BERT_MASKING, self.config.train.rows)
 
 
 def build_run(
@@ -126,9 +104,8 @@ def build_run(
         from cramming.trackers import Trackers  # slow to import
 
         trackers = Trackers(folder, invocation.trackers, work.steps, training.recipe)
-    run = Run.of(folder, config, data, engine, clock, Logger(config, clock, log, trackers))
-    run.has_auto_micro_batch = has_auto_micro_batch
-    run.prepare_validation()
+    logger = Logger(config, clock, log, trackers)
+    run = Run(folder, config, data, engine, clock, logger, has_auto_micro_batch)
     run.logger.continue_row(training)
     run.checkpointer.changed_files |= training.changed_files
     if budget and not clock.has_ended:
@@ -227,6 +204,11 @@ def differences(earlier: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator
     """Yield the differences between two environments that can change the bits of a result."""
     if earlier["device"]["name"] != here["device"]["name"]:
         yield f"device {earlier['device']['name']}, here {here['device']['name']}"
+    yield from cpu_differences(earlier, here)
+
+
+def cpu_differences(earlier: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the differences between two environments that can change the bits of a result on a CPU."""
     for name in SAME_BITS:
         if earlier.get(name) != here[name]:
             yield f"{name} {earlier.get(name)}, here {here[name]}"

@@ -341,6 +341,5 @@ def _list_points(
             varied.append(key)
     points: list[dict[str, Any]] = []
     for each, mean in zip(sets, means, strict=True):
-        hyperparameters = {key: each.get(key) for key in varied}
-        points.append({"hyperparameters": hyperparameters, "mean": mean})
+        points.append({"hyperparameters": {key: each.get(key) for key in varied}, "mean": mean})
     return points

@@ -277,10 +277,7 @@ class PretrainedModel(nn.Module):
 
     def block_parameters(self) -> set[nn.Parameter]:
         """Return the parameters of all blocks: those that `memory.offload_weights` moves to the host."""
-        parameters: set[nn.Parameter] = set()
-        for encoder in self.encoders:
-            parameters.update(encoder.blocks.parameters())
-        return parameters
+        return set().union(*(encoder.blocks.parameters() for encoder in self.encoders))
 
     def describe_generator(self) -> str:
         """Return a description of the generator for the line about the model, or "" for a model without one."""

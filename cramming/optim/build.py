@@ -89,13 +89,10 @@ def _build_by_name(
     The arguments are the settings that are not in COMMON, and `fixed`.
     """
 
-    def build(groups: Groups, config: Any) -> torch.optim.Optimizer:
+    def build(groups: Groups, config: Any) -> Any:
         settings = {name: value for name, value in vars(config).items() if name not in COMMON}
-        optimizer_class = getattr(import_module(module), class_name)
-        optimizer: torch.optim.Optimizer = optimizer_class(
-            groups, lr=config.lr, **settings, **fixed
-        )
-        return optimizer
+        optimizer = getattr(import_module(module), class_name)
+        return optimizer(groups, lr=config.lr, **settings, **fixed)
 
     return build
 
