@@ -49,9 +49,8 @@ def _work(config: Config, device: DeviceKind, tokens_per_step: int) -> str:
     unit, limit = config.budget.unit, config.budget.limit
     if unit == "hours" and devices.select(device).type == "cuda":
         return _prediction(config, device)
-    if (
-        unit == "hours"
-    ):  # on two busy cores the same product was measured with speeds that differ by 15 times
+    if unit == "hours":
+        # On two busy cores the measured speed of one product varied by a factor of 15.
         return "as many steps as the device makes (`cramming plan` predicts tokens)"
     if unit == "steps":
         return f"{format_count(limit * tokens_per_step, 'tokens')}, as long as it takes"

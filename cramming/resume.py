@@ -40,9 +40,9 @@ def check_resume(
     budget: BudgetConfig,
     training: Training,
 ) -> None:
-    """Raise UserError if settings, budget or corpus are not those of the run in `folder`, or its log is incomplete.
+    """Raise UserError if settings, budget or corpus are not those of the run in `folder`.
 
-    Reads only the log, the corpus's manifest and the names of the checkpoints.
+    Reads only the corpus's manifest.
     """
     for key, before, now in changed_settings(training.recipe, settings):
         raise UserError(
@@ -57,7 +57,6 @@ def check_resume(
             f" {budget_text(start.unit, start.limit)} by the {start.clock} clock. {_ANOTHER}."
         )
     _refuse_other_corpus(folder, settings, corpus, training)
-    refuse_lost_log(folder, training)
 
 
 def refuse_lost_log(folder: Path, training: Training) -> None:

@@ -101,9 +101,9 @@ def build_run(
     clock = Clock(budget, config, mesh, work, stop_requested)
     trackers = None
     if log and invocation.trackers:
-        from cramming.trackers import Trackers  # slow to import
+        from cramming.trackers import Tracked, Trackers  # slow to import
 
-        trackers = Trackers(folder, invocation.trackers, work.steps, training.recipe)
+        trackers = Trackers(Tracked(folder, work.steps, training.recipe), invocation.trackers)
     logger = Logger(config, clock, log, trackers)
     run = Run(folder, config, data, engine, clock, logger, has_auto_micro_batch)
     run.logger.continue_row(training)

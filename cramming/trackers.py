@@ -132,10 +132,7 @@ class _Feed(Thread):
 class Trackers:
     """Trackers of a run, each of which gets every row."""
 
-    def __init__(
-        self, folder: Path, names: Sequence[str], steps: int, settings: Mapping[str, Any]
-    ) -> None:
-        run = Tracked(folder, steps, settings)
+    def __init__(self, run: Tracked, names: Sequence[str]) -> None:
         self._feeds = [_Feed(name, run) for name in dict.fromkeys(names)]
 
     def write(self, row: Mapping[str, float]) -> None:

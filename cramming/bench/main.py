@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -146,8 +147,6 @@ class Bench:
         self.config, self.device, self.running, self.make = config, device, running, make
         self.curves = Curves(small, config.gate_steps, config.gate_vocab_size, device.type, make)
         self.bases: dict[str, Worker] = {}
-        # (precision mode, whether fp32 products are TF32's) -> floating-point operations per second
-        self.ceilings: dict[tuple[str, bool], float] = {}
 
     def checked_row(self, trick: Trick) -> tuple[dict[str, Any], verdicts.Verdict | None]:
         """Return a row of the table, and the gate's verdict.
@@ -183,10 +182,9 @@ class Bench:
         row = measure(self.bases[shape], spec, self.config.rounds, self.config.steps, self.make)
         if "error" in row:
             return row
-        mode, tf32 = row["precision"], spec["settings"]["precision"]["tf32"]
-        if (mode, tf32) not in self.ceilings:
-            self.ceilings[mode, tf32] = matmul_flops(self.device, DTYPES[mode], tf32)
-        return {**row, "shape": shape, "ceiling_flops": self.ceilings[mode, tf32]}
+        tf32 = spec["settings"]["precision"]["tf32"]
+        ceiling = matmul_flops(self.device, DTYPES[row["precision"]], tf32)
+        return {**row, "shape": shape, "ceiling_flops": ceiling}
 
 
 def measure(
@@ -206,7 +204,8 @@ def measure(
     except UserError as error:  # the trick cannot run on this device
         return {"error": str(error)}
     medians = {name: statistics.median(values) for name, values in seconds.items()}
-    tokens = spec["settings"]["train"]["batch_size"] * spec["settings"]["train"]["sequence_length"]
+    train = spec["settings"]["train"]
+    tokens = train["batch_size"] * train["sequence_length"]
     return {
         **candidate.facts,
         "compile_seconds": result.compile_seconds,  # the last turn is the candidate's
@@ -229,6 +228,7 @@ def is_too_slow_here(trick: Trick, device: torch.device) -> bool:
     return device.type == "cpu" and mode != "fp32" and mode != resolve("auto", device)
 
 
+@cache  # one measurement for all rows
 def matmul_flops(
     device: torch.device, dtype: torch.dtype, tf32: bool = False, seconds: float = 1.0
 ) -> float:

@@ -48,13 +48,12 @@ from cramming.objectives.masking import (
 PackingMode = Literal["rows", "documents"]
 
 SEED = 20_221_228  # seed of the validation
-# length of the excerpts of the held-out split that the validation consists of
+# length of the excerpts of the held-out split that form the validation text
 EXCERPT_TOKENS = 1024
 # Devlin et al. 2019, section 3.1, whatever the objective of the run
 BERT_MASKING = MaskedTargets(PER_BLOCK / BLOCK, 0.8, 0.1)
-ALL_MASK = replace(
-    BERT_MASKING, mask_share=1.0, random_share=0.0
-)  # every target is shown as [MASK]
+# every target is shown as [MASK]
+ALL_MASK = replace(BERT_MASKING, mask_share=1.0, random_share=0.0)
 _PERMUTE, _OFFSET, _CHOOSE = 11, 12, 21  # streams of random numbers
 
 
@@ -213,13 +212,12 @@ class BatchSource:
             bounds_S[: len(sequences)] = sequences
             sizes = np.diff(np.append(sequences, rows * length))
             positions_T = np.arange(rows * length) - np.repeat(sequences, sizes)
-        causal = self.masker.targets.is_causal
         packing = Packing(
             torch.from_numpy(bounds_S),
             row_length,
             max_length=length,
             aligned_length=length,
-            causal=causal,
+            causal=self.masker.targets.is_causal,
         )
         uniform_M = None if masked.uniform_M is None else torch.from_numpy(masked.uniform_M)
         return Batch(

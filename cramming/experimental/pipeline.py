@@ -283,16 +283,19 @@ class Pipeline(ParallelStrategy):
             loss = torch.empty((), device="meta")
             stages = []
             for index, stage in self.stages.items():
-                pipeline_stage = pipelining.PipelineStage(
-                    stage,
-                    index,
-                    self.num_stages,
-                    self.device,
-                    group=self.group,
-                    input_args=() if stage.is_first else (hidden,),
-                    output_args=(loss if stage.is_last else hidden,),
+                inputs = () if stage.is_first else (hidden,)
+                output = loss if stage.is_last else hidden
+                stages.append(
+                    pipelining.PipelineStage(
+                        stage,
+                        index,
+                        self.num_stages,
+                        self.device,
+                        group=self.group,
+                        input_args=inputs,
+                        output_args=(output,),
+                    )
                 )
-                stages.append(pipeline_stage)
             self._schedules[key] = make_schedule(self.schedule, stages, micro_batches)
         return self._schedules[key]
 

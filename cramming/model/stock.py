@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from cramming.config import UserError
 from cramming.model.config import ModelConfig
 
-HF_ACTIVATIONS = {  # name in transformers -> name here; `to_stock` writes the first of several names
+HF_ACTIVATIONS = {  # name in transformers -> name here
     "gelu": "gelu",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
@@ -22,6 +22,8 @@ HF_ACTIVATIONS = {  # name in transformers -> name here; `to_stock` writes the f
     "silu": "silu",
     "swish": "silu",
 }
+# name here -> the first of its names in transformers
+STOCK_ACTIVATIONS = {name: stock for stock, name in reversed(HF_ACTIVATIONS.items())}
 SIZES = {  # stock setting -> field of ModelConfig; every configuration must have them
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
@@ -57,11 +59,9 @@ class Family(NamedTuple):
 def to_stock(config: ModelConfig, family: Family) -> Node:
     """Return the stock configuration of a ModelConfig."""
     node = {key: getattr(config, field) for key, field in family.sizes.items()}
-    node |= {key: getattr(config, field) for key, (field, _) in family.settings.items()}
-    names = [stock for stock, name in HF_ACTIVATIONS.items() if name == config.activation]
     for key, (field, _) in family.settings.items():
-        if field == "activation":
-            node[key] = names[0]
+        value = getattr(config, field)
+        node[key] = STOCK_ACTIVATIONS[value] if field == "activation" else value
     return node | {"tie_word_embeddings": config.tie_embeddings} | family.to_node(config)
 
 

@@ -59,9 +59,8 @@ class Simulation:
         self._is_flash = is_flash(config, hardware)
         self._executed = executed_config(config, hardware, memory_bytes)
         self._fake_mode = FakeTensorMode()
-        with self._without_data(
-            truth=False
-        ):  # truncated initialisation asks whether any number is out of bounds
+        # Truncated initialisation repeats while any number is out of bounds, which must be false.
+        with self._without_data(truth=False):
             model = build_model(self._executed)
         with self._without_data():
             self._engine = equip(model, self._executed, Mesh.solo(CPU), CPU)
