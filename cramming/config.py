@@ -344,9 +344,7 @@ def folder_name(name: str, setting: str, place: object) -> str:
             f"{setting}={printable(name)}: no name for a folder under {place}. Use letters, digits and . _ - + = , @."
         )
     if len(name.encode()) > LONGEST_NAME:
-        raise UserError(
-            f"{setting}={name[:20]}...: {len(name.encode())} bytes are too many for a folder. Shorten it."
-        )
+        raise UserError(f"{setting}={name[:20]}...: too long for the name of a folder. Shorten it.")
     return name
 
 

@@ -171,13 +171,6 @@ def synchronize(device: torch.device) -> None:
 # Memory ---------------------------------------------------------------------------------------------------------------
 
 
-def reset_peak_memory(device: torch.device) -> None:
-    """Free cached memory of a GPU, and begin its peak anew: the record's peak is that of training."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
-
-
 def peak_memory_bytes(device: torch.device) -> int:
     """Return the peak memory so far: allocated on a GPU, or the resident set of this process on a CPU."""
     if device.type == "cuda":

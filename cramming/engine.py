@@ -313,9 +313,9 @@ def equip(model: PretrainedModel, config: Config, mesh: Mesh, device: torch.devi
     build, groups = config.optim.build, config.optim.groups(model)
     optimizer: torch.optim.Optimizer
     if memory.offload_optimizer and not (strategy and strategy.is_on_host):
-        from cramming.parallel.offload import CopyStream, build_on_host
+        from cramming.parallel.offload import CopyStream, block_parameters, build_on_host
 
-        host_parameters = model.block_parameters() if memory.offload_weights else set()
+        host_parameters = block_parameters(model.encoders) if memory.offload_weights else set()
         optimizer = build_on_host(groups, build, CopyStream(device), host_parameters)
     else:
         optimizer = build(groups)

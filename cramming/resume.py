@@ -92,8 +92,8 @@ def _refuse_other_corpus(
     hashes = {corpus: setup.manifest_sha256}
     validation = settings["train"]["validation_corpus"]
     if validation is not None:
-        validation_corpus = expand_home(validation, "train.validation_corpus")
-        hashes[validation_corpus] = setup.corpus["validation"]["manifest_sha256"]
+        place = expand_home(validation, "train.validation_corpus")
+        hashes[place] = setup.corpus["validation"]["manifest_sha256"]
     for corpus_folder, sha256 in hashes.items():
         manifest = corpus_folder / MANIFEST
         if manifest.is_file() and Manifest.load(manifest).sha256() != sha256:

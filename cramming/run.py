@@ -56,12 +56,12 @@ class Run:
 
     def __post_init__(self) -> None:
         """Build the other parts; reads the held-out text."""
-        config, engine, clock, logger = self.config, self.engine, self.clock, self.logger
+        config, engine, logger = self.config, self.engine, self.logger
         self.mesh = engine.mesh
         self.batches = BatchStream(self.data, config, engine)
-        self.validator = Validator(config, clock, logger, engine)
+        self.validator = Validator(config, self.clock, logger, engine)
         self.validator.batches = self.data.held_out.batches(BERT_MASKING, config.train.rows)
-        self.checkpointer = Checkpointer(self.folder, self.data, clock, logger, engine)
+        self.checkpointer = Checkpointer(self.folder, self.data, self.clock, logger, engine)
         self.parts: tuple[Logger | Validator | Checkpointer, ...] = (
             logger,
             self.validator,
@@ -104,8 +104,15 @@ def build_run(
         from cramming.trackers import Tracked, Trackers  # slow to import
 
         trackers = Trackers(Tracked(folder, work.steps, training.recipe), invocation.trackers)
-    logger = Logger(config, clock, log, trackers)
-    run = Run(folder, config, data, engine, clock, logger, has_auto_micro_batch)
+    run = Run(
+        folder,
+        config,
+        data,
+        engine,
+        clock,
+        Logger(config, clock, log, trackers),
+        has_auto_micro_batch,
+    )
     run.logger.continue_row(training)
     run.checkpointer.changed_files |= training.changed_files
     if budget and not clock.has_ended:
@@ -181,8 +188,10 @@ def announce(run: Run, kernels: list[str]) -> None:
         f" {budget_text(budget.config.unit, budget.config.limit)}, of which {budget.elapsed_seconds():.1f} s went into"
         f" the start; begins at step {run.clock.work.steps}"
     )
-    slow_format = slow_products(engine.precision.mode, engine.device.type)
-    for warning in (tiny_defaults(config), slow_format):
+    for warning in (
+        tiny_defaults(config),
+        slow_products(engine.precision.mode, engine.device.type),
+    ):
         if warning:
             say(warning)
 

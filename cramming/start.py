@@ -15,7 +15,6 @@ from scipy import sparse
 from torch import Tensor, nn
 
 from cramming.data.corpus import Corpus, TokenStream
-from cramming.device import reset_peak_memory
 from cramming.engine import Engine
 from cramming.model.heads import MaskedLM, PretrainedModel
 from cramming.precision import float32_products
@@ -41,7 +40,9 @@ def start_engine_from_text(
         start_from_text(
             model, corpus.stream("train"), special_ids, start, config.training_seed, engine.device
         )
-    reset_peak_memory(engine.device)
+    if engine.device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(engine.device)  # the record's peak is that of training
     if engine.strategy:
         engine.strategy.load_weights(model.state_dict() if model else {})
 

@@ -275,10 +275,6 @@ class PretrainedModel(nn.Module):
         """All encoders of the model, including that of a generator."""
         return [module for module in self.modules() if isinstance(module, Encoder)]
 
-    def block_parameters(self) -> set[nn.Parameter]:
-        """Return the parameters of all blocks: those that `memory.offload_weights` moves to the host."""
-        return set().union(*(encoder.blocks.parameters() for encoder in self.encoders))
-
     def describe_generator(self) -> str:
         """Return a description of the generator for the line about the model, or "" for a model without one."""
         return ""

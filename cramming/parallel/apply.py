@@ -68,10 +68,10 @@ def move_weights(
     """Move the weights to `device`; with `offload_weights` those of the blocks stay on the host, pinned."""
     if not config.offload_weights:
         return model.to(device)
-    from cramming.parallel.offload import CopyStream
+    from cramming.parallel.offload import CopyStream, block_parameters
 
     copy_stream = CopyStream(device)
-    host_parameters = model.block_parameters()
+    host_parameters = block_parameters(model.encoders)
     for p in model.parameters():
         if p in host_parameters:
             p.data = copy_stream.host_empty(p).copy_(p.data)

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
 
+from cramming.model.encoder import Encoder
+
 SMALLEST = 1024  # elements: below, a copy costs more than the memory it frees
 BLOCKS_IN_FLIGHT = 2  # whose activations are still on the device while they are copied out
 
@@ -77,6 +79,11 @@ def storage_id(tensor: Tensor) -> int:
 
 
 # Weights -------------------------------------------------------------------------------------------------------------
+
+
+def block_parameters(encoders: Sequence[Encoder]) -> set[nn.Parameter]:
+    """Return the parameters of all blocks: those that `memory.offload_weights` moves to the host."""
+    return set().union(*(encoder.blocks.parameters() for encoder in encoders))
 
 
 class HostWeights:

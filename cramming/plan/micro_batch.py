@@ -138,7 +138,9 @@ def release(engine: Engine) -> None:
         torch.compiler.reset()  # FlexAttention's code for the tried size: only so many may be kept
     engine.optimizer.zero_grad(set_to_none=True)
     gc.collect()  # an exception's frames hold tensors in circles
-    devices.reset_peak_memory(engine.device)
+    if engine.device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(engine.device)  # the record's peak is that of training
 
 
 def _prediction(engine: Engine, config: Config, sequences: int) -> Callable[[int], bool]:
