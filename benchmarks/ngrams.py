@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from cramming.config import UserError
-from cramming.data.batches import ALL_MASK, EXCERPT_TOKENS, PINNED, BatchSource, HeldOut
+from cramming.data.batches import ALL_MASK, BERT_MASKING, EXCERPT_TOKENS, BatchSource, HeldOut
 from cramming.data.corpus import Corpus
 from cramming.objectives.masking import IGNORE, MaskedTargets, Masker
 
@@ -145,7 +145,7 @@ def main() -> None:
             f"{args.corpus}: its vocabulary has {corpus.vocab_size} entries, at most {MAX_ENTRIES} can be counted"
         )
     masker = Masker(
-        PINNED, corpus.vocab_size, corpus.special_ids.mask, tuple(corpus.special_ids), seed=0
+        BERT_MASKING, corpus.vocab_size, corpus.special_ids.mask, tuple(corpus.special_ids), seed=0
     )
     held_out = HeldOut(
         BatchSource(corpus.stream("validation"), masker, EXCERPT_TOKENS, "rows", 0),
@@ -157,7 +157,7 @@ def main() -> None:
         stream.gather(np.zeros(1, np.int64), count).reshape(-1).astype(np.int64), corpus.vocab_size
     )
     print(f"{count:,} tokens counted in {time.process_time() - begin:.1f} s of CPU time")
-    for name, form in (("pinned", PINNED), ("all hidden", ALL_MASK)):
+    for name, form in (("pinned", BERT_MASKING), ("all hidden", ALL_MASK)):
         for used, losses in answers(held_out, form, neighbours, corpus.special_ids.mask).items():
             print(f"{name:10}  {used:10}  {np.mean(losses):.4f} nats, {len(losses)} targets")
 

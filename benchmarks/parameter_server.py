@@ -30,7 +30,7 @@ from torch.nn.utils import clip_grad_norm_, parameters_to_vector, vector_to_para
 from wire import ADDRESS, INTERFACE, ROUTER, hosts, in_hosts
 
 from cramming.bench.tables import versions
-from cramming.data.batches import PINNED, BatchSource, HeldOut
+from cramming.data.batches import BERT_MASKING, BatchSource, HeldOut
 from cramming.data.corpus import Corpus
 from cramming.engine import Engine, build_engine
 from cramming.environment import cpu_name
@@ -77,7 +77,7 @@ class Task:
         )
 
     def loss(self, engine: Engine) -> float:
-        return engine.evaluate(self.held_out.batches(PINNED, ROWS))[0]
+        return engine.evaluate(self.held_out.batches(BERT_MASKING, ROWS))[0]
 
 
 class Counts:

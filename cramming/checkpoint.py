@@ -1,11 +1,11 @@
 """Atomic checkpoints: everything that the next step depends on, in one file that is whole or does not exist.
 
 A checkpoint holds weights (and their mean, where one is computed), optimizer state, loss scale, random states
-(dropout), losses by token where masks follow them, and the work counters; the data position is `sequences` of the
-counters. Time is stored in the run log (cramming/runlog.py), where every checkpoint is an event before its file gets
-its name: a kill in between leaves an event without a file, and a file without an event belongs to another run. The
-event has the number of steps of the saved state and the time at which the file was whole. Files are the newest two,
-`step-<n>.pt`, and those retained for a replay (cramming/replay.py), `kept-<n>.pt`.
+(dropout), the state of hooks (such as the losses by token that weight masks) and the work counters, whose `sequences`
+is the data position. Time is stored in the run log (cramming/runlog.py), where every checkpoint is an event before its
+file gets its name: a kill in between leaves an event without a file, and a file without an event belongs to another
+run. The event has the number of steps of the saved state and the time at which the file was complete. Files are the
+newest two, `step-<n>.pt`, and those retained for a replay (cramming/replay.py), `kept-<n>.pt`.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ from cramming.files import overwrite_atomically
 from cramming.progress import say
 from cramming.runlog import Saved, Training
 
-KEEP = 2
+MAX_NEWEST = 2  # older `step-<n>.pt` are removed
 NEWEST, KEPT = "step", "kept"  # beginnings of file names
 BACKGROUND_DEVICES = {"cuda"}  # types of devices for which a thread writes the checkpoints
 
@@ -59,17 +59,22 @@ class Saver:
             self.wait()
 
     def save(
-        self, folder: Path, engine: Engine, work: Work, enter: Callable[[str], None], retain: bool
+        self,
+        folder: Path,
+        engine: Engine,
+        work: Work,
+        log_sha256: Callable[[str], None],
+        retain: bool,
     ) -> None:
         """Save as the function `save` does; on a GPU, return once the state is copied."""
         self.wait()
         if engine.device.type not in BACKGROUND_DEVICES or engine.strategy:
-            save(folder, engine, work, enter, retain)
+            save(folder, engine, work, log_sha256, retain)
             return
         state = copy_to_host(contents(engine, work))
         synchronize(engine.device)
         path = _path(folder, work, retain)
-        self._pending = self._thread.submit(_write_checkpoint, path, state, enter)
+        self._pending = self._thread.submit(_write_checkpoint, path, state, log_sha256)
 
     def check(self) -> None:
         """Raise the error of a checkpoint that could not be written, without waiting for one that is being written."""
@@ -84,16 +89,20 @@ class Saver:
 
 
 def save(
-    folder: Path, engine: Engine, work: Work, enter: Callable[[str], None], retain: bool = False
+    folder: Path,
+    engine: Engine,
+    work: Work,
+    log_sha256: Callable[[str], None],
+    retain: bool = False,
 ) -> Path:
-    """Write `folder/step-<n>.pt` and remove all but the newest two of these; `enter` logs its SHA-256.
+    """Write `folder/step-<n>.pt` and remove all but the newest two of these; `log_sha256` gets the file's hash.
 
     With `retain` the file is `kept-<n>.pt`, which is never removed. All processes must call this; rank 0 writes.
     """
     state = contents(engine, work)
     path = _path(folder, work, retain)
     if engine.mesh.is_main:
-        _write_checkpoint(path, state, enter)
+        _write_checkpoint(path, state, log_sha256)
     return path
 
 
@@ -102,9 +111,9 @@ def _path(folder: Path, work: Work, retain: bool) -> Path:
     return folder / f"{kind}-{work.steps:08d}.pt"
 
 
-def _write_checkpoint(path: Path, state: dict[str, Any], enter: Callable[[str], None]) -> None:
-    overwrite_atomically(path, lambda temporary: enter(_write(state, temporary)))
-    for old in _files(path.parent, NEWEST)[KEEP:]:
+def _write_checkpoint(path: Path, state: dict[str, Any], log_sha256: Callable[[str], None]) -> None:
+    overwrite_atomically(path, lambda temporary: log_sha256(_write(state, temporary)))
+    for old in _files(path.parent, NEWEST)[MAX_NEWEST:]:
         old.unlink()
 
 
@@ -184,12 +193,6 @@ def _write(state: dict[str, Any], path: Path) -> str:
     return handle.sha256.hexdigest()
 
 
-def newest_steps(folder: Path) -> int | None:
-    """Return the number in the name of the newest file, even one that is not in the log; None if there is none."""
-    files = _files(folder)
-    return _steps(files[0]) if files else None
-
-
 def newest_of(folder: Path, known: Sequence[Saved]) -> Saved | None:
     """Return the newest whole checkpoint among the `known` ones, or None if there is no file.
 
@@ -204,18 +207,20 @@ def newest_of(folder: Path, known: Sequence[Saved]) -> Saved | None:
         say(f"{path}: damaged, or a checkpoint of another run. Trying the previous one.")
     if files:
         raise UserError(
-            f"{folder}: no checkpoint there is as it was saved. Start again under another name."
+            f"{folder}: every checkpoint is damaged or of another run. Start again under another name."
         )
     return None
 
 
 def checkpoint_to_resume(folder: Path, training: Training) -> Saved | None:
-    """Return the checkpoint that a process of this run begins with; None where it begins with the first step.
+    """Return the checkpoint that a process of this run resumes from, or None to begin with the first step.
 
-    Raises UserError where the folder holds checkpoints that the log does not have.
+    Raises UserError if the folder holds checkpoints, but none that the log has.
     """
     checkpoints, ended = folder / "checkpoints", training.finished_after
-    known = [saved for saved in training.saved if ended in (None, saved.steps)]
+    known = training.saved
+    if ended is not None:
+        known = [saved for saved in known if saved.steps == ended]
     newest = newest_of(checkpoints, known)
     if newest is None and ended:
         raise UserError(

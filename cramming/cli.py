@@ -616,9 +616,8 @@ def main() -> None:
     if by_torchrun and call.verb != "pretrain":
         _fail(f"torchrun: {call.verb} is one process. Start it as `cramming {call.verb} ...`.")
     signal.signal(signal.SIGTERM, _terminate)
-    if (
-        by_torchrun and sys.platform == "linux"
-    ):  # else a killed torchrun leaves its processes training
+    if by_torchrun and sys.platform == "linux":
+        # A killed torchrun would otherwise leave its processes training.
         end_with_parent(os.getppid())()
     sys.unraisablehook = _send_again
     with ending_in_one_line(UNREAD):

@@ -10,9 +10,10 @@ import hashlib
 import json
 import re
 import unicodedata
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, cast
 
@@ -190,15 +191,15 @@ def _explain(error: ValidationError, root: Schema, path: str) -> str:
         problem = str(first["ctx"]["error"])
         is_section = any("properties" in schema for schema in schemas)
         return below(setting, problem) if is_section else f"{setting}={shown(value)}: {problem}"
-    names = [name for schema in schemas for name in _names(schema)]
+    names = list(chain.from_iterable(map(_names, schemas)))
     hint = suggestion(value, names) if closest(value, names) else ""
     return f"{setting}={shown(value)}: expected {describe(schemas)}. {hint}".rstrip()
 
 
 def _locate(root: Schema, loc: Iterable[int | str], path: str) -> _Spot:
-    """Return what pydantic's location of an error stands for.
+    """Return the setting at pydantic's location of an error.
 
-    Its parts are also tags of a choice and labels of a union's members, which no user types.
+    Some parts of a location are tags of a choice or labels of a union's members, which are no settings.
     """
     spot = _Spot(path, options_of(root, root), [])
     for part in loc:
@@ -213,7 +214,7 @@ def _locate(root: Schema, loc: Iterable[int | str], path: str) -> _Spot:
             spot = spot._replace(schemas=options_of(root, {"$ref": choices[0][part]}))
         elif sections:
             values = [_value(section, part) for section in sections]
-            siblings = [name for section in sections for name in section.get("properties", {})]
+            siblings = list(chain.from_iterable(each.get("properties", {}) for each in sections))
             spot = _Spot(below(spot.setting, part), options_of(root, *values), siblings)
     return spot
 
@@ -299,7 +300,7 @@ def closest(typed: object, known: Iterable[str]) -> str | None:
 
 
 def suggestion(typed: object, known: Iterable[str]) -> str:
-    """Return the sentence behind a word that is not known: the one that was meant, or all that there are."""
+    """Return the hint for an unknown word: the closest known word, or all known words."""
     words = list(known)
     meant = closest(typed, words)
     if meant is not None:
@@ -308,7 +309,7 @@ def suggestion(typed: object, known: Iterable[str]) -> str:
 
 
 def unknown_choice(setting: str, typed: object, known: Iterable[str]) -> str:
-    """Return the line about a name that is none of a table's."""
+    """Return the message for a name that is not in a table."""
     return f"{setting}={shown(typed)}: unknown choice. {suggestion(typed, known)}"
 
 
@@ -317,17 +318,22 @@ def below(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
 
-def shown(value: Any) -> str:
-    """Return a value as a user types it: null, true, `[a, b]`, and a section as `{start: 0.3, every: 0.1}`."""
+def shown(value: Any, quote: Callable[[str], str] | None = None) -> str:
+    """Return a value as a user types it: null, true, `[a, b]`, and a section as `{start: 0.3, every: 0.1}`.
+
+    `quote` writes the texts in it; without, they are made `printable`.
+    """
     if isinstance(value, Section):
         value = value.model_dump(by_alias=True)
     if isinstance(value, Mapping):
-        pairs = [f"{name}: {shown(each)}" for name, each in value.items()]
+        pairs = [f"{name}: {shown(each, quote)}" for name, each in value.items()]
         return f"{{{', '.join(pairs)}}}"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(shown, value))}]"
+        return f"[{', '.join(shown(each, quote) for each in value)}]"
     if value is None or isinstance(value, bool):
         return json.dumps(value)
+    if quote and isinstance(value, str):
+        return quote(value)
     return printable(str(value))
 
 
@@ -338,9 +344,7 @@ def folder_name(name: str, setting: str, place: object) -> str:
             f"{setting}={printable(name)}: no name for a folder under {place}. Use letters, digits and . _ - + = , @."
         )
     if len(name.encode()) > LONGEST_NAME:
-        raise UserError(
-            f"{setting}={name[:20]}...: {len(name)} characters are too many for a folder. Shorten it."
-        )
+        raise UserError(f"{setting}={name[:20]}...: too long for the name of a folder. Shorten it.")
     return name
 
 
@@ -362,7 +366,7 @@ def config_folder() -> Path:
 def printable(text: str) -> str:
     """Return text as one line without control characters, halves of a surrogate pair and changes of direction.
 
-    Other signs without a shape of their own stay.
+    Other invisible format characters stay, such as joiners.
     """
     return "".join(map(_printable_sign, text))
 
@@ -389,7 +393,7 @@ def _plain_number(digits: str) -> int | float:
 
 
 def settings_hash(*nodes: Any) -> str:
-    """Return the first 12 hex digits of the SHA-256 of the nodes' canonical JSON: names things made from settings."""
+    """Return the first 12 hex digits of the SHA-256 of the nodes' canonical JSON, for names made from settings."""
     text = json.dumps(nodes, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

@@ -313,14 +313,10 @@ def equip(model: PretrainedModel, config: Config, mesh: Mesh, device: torch.devi
     build, groups = config.optim.build, config.optim.groups(model)
     optimizer: torch.optim.Optimizer
     if memory.offload_optimizer and not (strategy and strategy.is_on_host):
-        from cramming.parallel.offload import CopyStream, build_on_host
+        from cramming.parallel.offload import CopyStream, block_parameters, build_on_host
 
-        at_home = (
-            {p for e in model.encoders for p in e.blocks.parameters()}
-            if memory.offload_weights
-            else set()
-        )
-        optimizer = build_on_host(groups, build, CopyStream(device), at_home)
+        host_parameters = block_parameters(model.encoders) if memory.offload_weights else set()
+        optimizer = build_on_host(groups, build, CopyStream(device), host_parameters)
     else:
         optimizer = build(groups)
     return Engine(

@@ -1,9 +1,9 @@
 """Files on any file system: atomic replacement, one writer per folder, and advice on errors of the system.
 
 Clusters and FUSE mounts may lack `flock` or `fsync`. A lock is a file `.lock` in the folder: with `flock` the kernel
-frees it with the process; without, its existence is the lock. A finished file is accepted without `fsync`, the run
-log is not. Names of temporary files contain the id of their process, so that those of killed processes can be
-removed.
+frees it with the process; without, its existence is the lock. Where `fsync` is missing, finished files are written
+without it, but a run log is refused. Names of temporary files contain the id of their process, so that those of killed
+processes can be removed.
 """
 
 import errno
@@ -70,10 +70,10 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileNotFoundError as error:
-        raise _takes_nothing(error.filename) from None
+        raise _cannot_create(error.filename) from None
 
 
-def _takes_nothing(path: Path | str) -> UserError:
+def _cannot_create(path: Path | str) -> UserError:
     return UserError(f"{path}: nothing can be created here. {_FOLDER}, then run again.")
 
 
@@ -129,7 +129,10 @@ def _locked(path: Path, busy: str, advice: str) -> int:
         try:
             has_flock = _is_supported(fcntl.flock, descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if existed and not has_flock:
-                problem = f", or one was killed here: this file system has no flock to tell; if none is, delete {path}"
+                problem = (
+                    ", or was killed at it (this file system has no flock to tell)."
+                    f" If it was killed, delete {path}"
+                )
         except BlockingIOError:
             problem = f"; {advice}"
         if problem is None and _is_at(descriptor, path):
@@ -137,7 +140,7 @@ def _locked(path: Path, busy: str, advice: str) -> int:
         os.close(descriptor)
         if problem:
             raise UserError(busy + problem)
-    raise _takes_nothing(path.parent)
+    raise _cannot_create(path.parent)
 
 
 def _open_lock(path: Path) -> tuple[int, bool]:
@@ -152,6 +155,7 @@ def _open_lock(path: Path) -> tuple[int, bool]:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
+    """Return whether `path` is still the open file."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -218,7 +222,8 @@ def overwrite_atomically(
     if path.is_symlink():
         path = path.resolve()  # the target of the link is replaced, not the link
     make_folder(path.parent)
-    temporary, written = path.with_name(f".{path.name}.{os.getpid()}.tmp"), False
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    written = False
     remove(temporary)
     try:
         write(temporary)
@@ -235,7 +240,7 @@ def overwrite_atomically(
         if isinstance(error, OSError) and error.errno and _is_about(error, temporary):
             is_missing = error.errno == errno.ENOENT and error.filename == str(temporary)
             if is_missing and not written and path.parent.is_dir():  # as in /proc
-                raise _takes_nothing(path) from None
+                raise _cannot_create(path) from None
             error.filename = str(path)  # errors of writing and syncing have no file name
         raise
 

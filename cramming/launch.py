@@ -36,7 +36,7 @@ def main(
     invocation: Invocation,
     broken_rules: BrokenRules = lambda record: [],
 ) -> None:
-    """Run the verb `pretrain`, once per process. `broken_rules`: what a run breaks before its first step, in words."""
+    """Run the verb `pretrain` in this process. `broken_rules` describes the rules that a record breaks."""
     folder = invocation.run_folder
     _require_trackers(invocation)
     if int(os.environ.get("RANK", "0")) != 0:
@@ -65,7 +65,7 @@ def _pretrain(
     clock: BudgetClock | None,
     broken_rules: BrokenRules,
 ) -> None:
-    """Build the typed configuration and train: from here on nobody sees the recipe."""
+    """Build the typed configuration and train. The code below sees no untyped recipe."""
     from cramming import pretrain
     from cramming.recipe import Config
 
@@ -74,9 +74,9 @@ def _pretrain(
 
 
 def check(recipe: dict[str, Any], invocation: Invocation) -> Iterator[str]:
-    """Return lines about what would be trained; UserError for what can be known to be wrong. Nothing is written.
+    """Return lines about what would be trained; raise UserError for a mistake. Nothing is written.
 
-    The lines are made as they are read: a sweep that reads none measures no speed, which would take memory of a GPU.
+    The lines are made lazily: a sweep that reads none measures no speed, which would take memory of a GPU.
     """
     from cramming import pretrain, preview
     from cramming.plan.search import planned_vocabulary
@@ -91,7 +91,7 @@ def check(recipe: dict[str, Any], invocation: Invocation) -> Iterator[str]:
 
 
 def _require_trackers(invocation: Invocation) -> None:
-    """Raise UserError for a tracker that cannot be used; none is loaded where none is asked for."""
+    """Raise UserError for a tracker that cannot be used. Their module is imported only if one is requested."""
     if invocation.trackers:
         from cramming.trackers import require_trackers
 
@@ -99,7 +99,7 @@ def _require_trackers(invocation: Invocation) -> None:
 
 
 def begin(recipe: Mapping[str, Any], invocation: Invocation) -> BudgetClock:
-    """Start the clock of a new run, or of one that is resumed; UserError where it cannot be."""
+    """Start the clock of a new or resumed run; raise UserError if the run cannot be resumed."""
     budget = build(BudgetConfig, recipe["budget"], "budget")
     folder = invocation.run_folder
     path = folder / RUN_LOG

@@ -100,12 +100,7 @@ def setting(name: str, value: str) -> str:
 
 def in_words(value: object) -> str:
     """Return a list, a mapping or a scalar as the value of an override."""
-    if isinstance(value, Mapping):
-        pairs = [f"{key}: {in_words(each)}" for key, each in value.items()]
-        return f"{{{', '.join(pairs)}}}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(in_words, value))}]"
-    return _literal(value) if isinstance(value, str) else shown(value)
+    return shown(value, _literal)
 
 
 def hydra_words(overrides: Iterable[str]) -> dict[str, str]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cramming import device as devices
-from cramming.checkpoint import KEEP
+from cramming.checkpoint import MAX_NEWEST
 from cramming.data.manifest import MANIFEST
 from cramming.invocation import DeviceKind
 from cramming.progress import budget_text, format_count
@@ -39,7 +39,7 @@ def training_lines(
     )
     budget = budget_text(config.budget.unit, config.budget.limit)
     yield f"budget: {budget} by the {config.budget.clock} clock: {_work(config, device, tokens)}"
-    files = len(config.checkpoint.keep_at) + KEEP
+    files = len(config.checkpoint.keep_at) + MAX_NEWEST
     disk = files * BYTES_PER_PARAMETER * parameters
     yield f"disk: about {format_count(disk, 'B')} for {files} checkpoints"
 
@@ -49,9 +49,8 @@ def _work(config: Config, device: DeviceKind, tokens_per_step: int) -> str:
     unit, limit = config.budget.unit, config.budget.limit
     if unit == "hours" and devices.select(device).type == "cuda":
         return _prediction(config, device)
-    if (
-        unit == "hours"
-    ):  # on two busy cores the same product was measured with speeds that differ by 15 times
+    if unit == "hours":
+        # On two busy cores the measured speed of one product varied by a factor of 15.
         return "as many steps as the device makes (`cramming plan` predicts tokens)"
     if unit == "steps":
         return f"{format_count(limit * tokens_per_step, 'tokens')}, as long as it takes"

@@ -26,9 +26,8 @@ from cramming.config import UserError
 CONTEXT = multiprocessing.get_context("spawn")
 
 Submit = Callable[..., Future[Any]]
-Map = Callable[
-    [Callable[[Any], Any], Iterable[Any]], list[Any]
-]  # a function's result for each item
+# (function, items) -> the function's result for each item
+Map = Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]
 Call = tuple[Future[Any], tuple[Callable[..., Any], tuple[Any, ...]]]
 Calls = SimpleQueue[Call | None]  # None ends the queue
 
@@ -134,9 +133,8 @@ def _serve(pipe: Connection, sent: Sequence[Any], calls: Calls, died: str) -> No
             if not future.set_running_or_notify_cancel():
                 continue
             try:
-                if (
-                    not begun
-                ):  # through the pipe, because the start of a process does not detect its crash
+                if not begun:
+                    # through the pipe, because the start of a process does not detect its crash
                     pipe.send(sent)
                     begun = True
                 pipe.send(call)

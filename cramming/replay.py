@@ -48,7 +48,7 @@ from cramming.progress import say, show_table, use_stderr
 from cramming.recipe import Config
 from cramming.record import derive, read_run
 from cramming.record_schema import finite
-from cramming.run import SAME_BITS, Run, environment_here, start_engine
+from cramming.run import Run, cpu_differences, environment_here, start_engine
 from cramming.runlog import Event, Saved, Steps, Training, Validation, training_of
 from cramming.train_parts import Logger
 
@@ -442,8 +442,7 @@ class Replay:
             perturb(engine.parameters, self.rounding, twin)
         recorded = RecordedClock(config.budget, work, self.run.steps)
         clock, log = Clock(recorded, config, mesh, work, _never), MemoryLog()
-        run = Run.of(folder, config, self.data, engine, clock, Logger(config, clock, log, None))
-        run.prepare_validation()
+        run = Run(folder, config, self.data, engine, clock, Logger(config, clock, log, None))
         run.parts = (run.logger,)  # nothing is saved, and validations are the recorded ones
         return run, recorded, log
 
@@ -635,9 +634,7 @@ def differences_of_hardware(run: RecordedRun, device: torch.device) -> Iterator[
             names = f"{recorded['device']['name']}, here {here['device']['name']}"
             yield f"a GPU's sums have no fixed order ({names})"
             return
-        for name in SAME_BITS:
-            if recorded.get(name) != here[name]:
-                yield f"{name} {recorded.get(name)}, here {here[name]}"
+        yield from cpu_differences(recorded, here)
 
 
 def has_dropout(run: RecordedRun) -> bool:

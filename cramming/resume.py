@@ -1,8 +1,8 @@
-"""What a resume continues: a run whose log and checkpoints tell of the same past, with the run's own settings.
+"""Checks before a resume: settings, corpus and checkpoints must be those of the run in the log.
 
-The log (cramming/runlog.py) says what was spent. Were it lost, cut short or replaced, the clock would give time back;
-were a checkpoint another run's, training would be given. Whatever contradicts the log ends the resume before anything
-is written. A whole folder that was put back to an earlier moment cannot be told from that moment.
+The log (cramming/runlog.py) has the time that was spent. If the log was lost, cut short or replaced, a resume would get
+spent time back, and with a checkpoint of another run it would get training for free. Any contradiction ends the resume
+before anything is written. A whole folder that was restored to an earlier state is not detected.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from cramming.budget import BudgetConfig, unit_on
-from cramming.config import UserError, shown
+from cramming.config import UserError, expand_home, shown
 from cramming.data.manifest import MANIFEST, Manifest
 from cramming.progress import budget_text
 from cramming.record import RECORD
 from cramming.runlog import RUN_LOG, Training
 
 _ANOTHER = "Start again under another name"
-# Sections and settings that a resume may change: where the corpus lies, how the model is scored, and what the gate lets
-# pass. The log keeps what any of the run's processes forced, and how many devices each had.
+# Sections and settings that a resume may change: the folder of the corpus, the scoring of the model, the gate. The log
+# has the forced settings and the number of devices of each process.
 _FREE_TO_CHANGE = {
     "checkpoint",
     "data.corpus",
@@ -40,9 +40,9 @@ def check_resume(
     budget: BudgetConfig,
     training: Training,
 ) -> None:
-    """Raise UserError where settings, budget or corpus are not those of the run in `folder`, or its log is not whole.
+    """Raise UserError if settings, budget or corpus are not those of the run in `folder`.
 
-    Nothing is read but the log, the corpus's manifest and the names of the checkpoints.
+    Reads only the corpus's manifest.
     """
     for key, before, now in changed_settings(training.recipe, settings):
         raise UserError(
@@ -50,20 +50,17 @@ def check_resume(
             f" Resume with the same settings. {_ANOTHER} to change them."
         )
     start = training.processes[0].start
-    if (unit_on(start.clock, start.unit), start.limit) != (
-        unit_on(budget.clock, budget.unit),
-        budget.limit,
-    ):
+    limit_at_start = (unit_on(start.clock, start.unit), start.limit)
+    if limit_at_start != (unit_on(budget.clock, budget.unit), budget.limit):
         raise UserError(
             f"budget.{budget.unit}={budget.limit:g}: the run in {folder} has a limit of"
             f" {budget_text(start.unit, start.limit)} by the {start.clock} clock. {_ANOTHER}."
         )
     _refuse_other_corpus(folder, settings, corpus, training)
-    refuse_lost_log(folder, training)
 
 
 def refuse_lost_log(folder: Path, training: Training) -> None:
-    """Raise UserError where a checkpoint has a later step than the log: that was cut short, or is another run's."""
+    """Raise UserError if a checkpoint has a later step than the log, which was then cut short, lost or replaced."""
     newest = max(_steps_of_files(folder), default=None)
     if not training.processes and (newest is not None or (folder / RECORD).exists()):
         raise UserError(f"{folder}: a run without its log {RUN_LOG}. Restore the log. {_ANOTHER}.")
@@ -73,7 +70,7 @@ def refuse_lost_log(folder: Path, training: Training) -> None:
     if newest > max(logged, training.counters.get("steps", 0)):
         raise UserError(
             f"{folder / 'checkpoints'}: a checkpoint of step {newest}, which {RUN_LOG} does not reach."
-            f" Put back what was there. {_ANOTHER}."
+            f" Restore the folder's files. {_ANOTHER}."
         )
 
 
@@ -88,19 +85,20 @@ def _steps_of_files(folder: Path) -> Iterator[int]:
 def _refuse_other_corpus(
     folder: Path, settings: Mapping[str, Any], corpus: Path, training: Training
 ) -> None:
-    """Raise UserError where the corpus's manifest is not the one that the run began with."""
+    """Raise UserError if the corpus's manifest is not the one that the run began with."""
     setup = training.setup
     if setup is None or setup.corpus is None:
         return
-    began_with = {corpus: setup.manifest_sha256}
+    hashes = {corpus: setup.manifest_sha256}
     validation = settings["train"]["validation_corpus"]
     if validation is not None:
-        began_with[Path(validation)] = setup.corpus["validation"]["manifest_sha256"]
-    for place, sha256 in began_with.items():
-        manifest = place / MANIFEST
+        place = expand_home(validation, "train.validation_corpus")
+        hashes[place] = setup.corpus["validation"]["manifest_sha256"]
+    for corpus_folder, sha256 in hashes.items():
+        manifest = corpus_folder / MANIFEST
         if manifest.is_file() and Manifest.load(manifest).sha256() != sha256:
             raise UserError(
-                f"{place}: not the corpus that the run in {folder} was started with (its manifest"
+                f"{corpus_folder}: not the corpus that the run in {folder} was started with (its manifest"
                 f" differs). Restore that one. {_ANOTHER}."
             )
 
@@ -108,9 +106,9 @@ def _refuse_other_corpus(
 def changed_settings(
     recipe: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Yield each setting that no resume may change and that differs: its name, the value then, and now.
+    """Yield name, earlier value and present value of each setting that differs and that no resume may change.
 
-    A value is None where there is no such setting.
+    The value of a missing setting is None.
     """
     before, now = leaves(recipe), leaves(settings)
     for each in (before, now):
@@ -124,7 +122,7 @@ def changed_settings(
 
 
 def all_changes(recipe: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that differ from the recipe, by dotted name."""
+    """Return the present values of settings that differ from the recipe, by dotted name."""
     before, now = leaves(recipe), leaves(settings)
     return {key: value for key, value in now.items() if before.get(key) != value}
 

@@ -13,7 +13,7 @@ from cramming import device as devices
 from cramming.budget import BudgetClock, Work
 from cramming.clock import Clock
 from cramming.config import UserError
-from cramming.data.batches import PINNED, tokens_per_byte
+from cramming.data.batches import BERT_MASKING, tokens_per_byte
 from cramming.data.run_data import RunData, fit_to_corpus
 from cramming.engine import Engine, build_engine
 from cramming.environment import environment
@@ -39,55 +39,33 @@ SAME_BITS = ("cpu", "torch", "threads")
 
 @dataclass
 class Run:
-    """All that training works with.
+    """Parts of a training run.
 
-    `config` has the corpus's vocabulary size and a number for `train.micro_batch`, which was found by trying where
-    `has_auto_micro_batch`. `parts` work after each step, in this order.
+    `config` has the corpus's vocabulary size and a number for `train.micro_batch`, which was determined by trial if
+    `has_auto_micro_batch`. `parts` are called after each step, in this order.
     """
 
     folder: Path
     config: Config
-    mesh: Mesh
     data: RunData
     engine: Engine
     clock: Clock
     logger: Logger
-    validator: Validator
-    checkpointer: Checkpointer
-    batches: BatchStream
-    parts: tuple[Logger | Validator | Checkpointer, ...]
     has_auto_micro_batch: bool = False
 
-    @classmethod
-    def of(
-        cls,
-        folder: Path,
-        config: Config,
-        data: RunData,
-        engine: Engine,
-        clock: Clock,
-        logger: Logger,
-    ) -> "Run":
-        """Add the parts that follow from these."""
-        validator = Validator(config, clock, logger, engine)
-        checkpointer = Checkpointer(folder, data, clock, logger, engine)
-        return cls(
-            folder=folder,
-            config=config,
-            mesh=engine.mesh,
-            data=data,
-            engine=engine,
-            clock=clock,
-            logger=logger,
-            validator=validator,
-            checkpointer=checkpointer,
-            batches=BatchStream(data, config, engine),
-            parts=(logger, validator, checkpointer),
+    def __post_init__(self) -> None:
+        """Build the other parts; reads the held-out text."""
+        config, engine, logger = self.config, self.engine, self.logger
+        self.mesh = engine.mesh
+        self.batches = BatchStream(self.data, config, engine)
+        self.validator = Validator(config, self.clock, logger, engine)
+        self.validator.batches = self.data.held_out.batches(BERT_MASKING, config.train.rows)
+        self.checkpointer = Checkpointer(self.folder, self.data, self.clock, logger, engine)
+        self.parts: tuple[Logger | Validator | Checkpointer, ...] = (
+            logger,
+            self.validator,
+            self.checkpointer,
         )
-
-    def prepare_validation(self) -> None:
-        """Read the held-out text."""
-        self.validator.batches = self.data.held_out.batches(PINNED, self.config.train.rows)
 
 
 def build_run(
@@ -98,7 +76,7 @@ def build_run(
     budget: BudgetClock | None,
     stop_requested: Callable[[], bool],
 ) -> Run:
-    """Build a new run, or one that resumes from its newest checkpoint. `budget`: rank 0's clock."""
+    """Build a new run, or resume one from its newest checkpoint. `budget` is the clock on rank 0, None elsewhere."""
     device = mesh.device
     kernels, gates = check_run(config, device, mesh.world_size)
     folder = invocation.run_folder
@@ -109,7 +87,7 @@ def build_run(
     if budget:
         training = training_of(read_log(folder / RUN_LOG))
         saved = checkpoint.checkpoint_to_resume(folder, training)
-        if mesh.world_size == 1:  # the meter would know of one card only
+        if mesh.world_size == 1:  # the reader measures one card only
             budget.measure_energy(devices.energy_reader(device))
     saved = mesh.object_from_main(saved)
     newest = checkpoint.path_of(folder / "checkpoints", saved) if saved and saved.steps else None
@@ -122,12 +100,18 @@ def build_run(
     clock = Clock(budget, config, mesh, work, stop_requested)
     trackers = None
     if log and invocation.trackers:
-        from cramming.trackers import Trackers  # only for those who ask
+        from cramming.trackers import Tracked, Trackers  # slow to import
 
-        trackers = Trackers(folder, invocation.trackers, work.steps, training.recipe)
-    run = Run.of(folder, config, data, engine, clock, Logger(config, clock, log, trackers))
-    run.has_auto_micro_batch = has_auto_micro_batch
-    run.prepare_validation()
+        trackers = Trackers(Tracked(folder, work.steps, training.recipe), invocation.trackers)
+    run = Run(
+        folder,
+        config,
+        data,
+        engine,
+        clock,
+        Logger(config, clock, log, trackers),
+        has_auto_micro_batch,
+    )
     run.logger.continue_row(training)
     run.checkpointer.changed_files |= training.changed_files
     if budget and not clock.has_ended:
@@ -141,7 +125,7 @@ def build_run(
 
 
 def setup_of(run: Run, here: dict[str, Any], described: dict[str, Any], *, is_first: bool) -> Setup:
-    """Return what this process knows once its model is built; the corpus in the first setup alone."""
+    """Return the `setup` event of this process; only the first of a run describes the corpus."""
     data = run.data
     return Setup(
         environment=here,
@@ -175,7 +159,7 @@ def describe_training(run: Run, kernels: list[str], gates: dict[str, str]) -> di
 
 
 def announce(run: Run, kernels: list[str]) -> None:
-    """Print the derived arithmetic before the long part begins."""
+    """Print the sizes of model, step, corpus and budget before training."""
     config, engine, budget, data = run.config, run.engine, run.clock.budget, run.data
     assert budget and isinstance(engine.model, PretrainedModel)
     train, count, processes = config.train, config.parameters, run.mesh.data_size
@@ -203,14 +187,16 @@ def announce(run: Run, kernels: list[str]) -> None:
         f" {budget_text(budget.config.unit, budget.config.limit)}, of which {budget.elapsed_seconds():.1f} s went into"
         f" the start; begins at step {run.clock.work.steps}"
     )
-    slow_format = slow_products(engine.precision.mode, engine.device.type)
-    for warning in (tiny_defaults(config), slow_format):
+    for warning in (
+        tiny_defaults(config),
+        slow_products(engine.precision.mode, engine.device.type),
+    ):
         if warning:
             say(warning)
 
 
 def warn_of_other_bits(training: Training, here: Mapping[str, Any]) -> None:
-    """Say so if a process of this run had other hardware, so that a resume need not give the same bits."""
+    """Print a warning if the previous process of this run had other hardware: the bits of numbers may then differ."""
     setups = [process.setup for process in training.processes if process.setup]
     if not setups or not training.has_trained:
         return
@@ -226,6 +212,11 @@ def differences(earlier: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator
     """Yield the differences between two environments that can change the bits of a result."""
     if earlier["device"]["name"] != here["device"]["name"]:
         yield f"device {earlier['device']['name']}, here {here['device']['name']}"
+    yield from cpu_differences(earlier, here)
+
+
+def cpu_differences(earlier: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the differences between two environments that can change the bits of a result on a CPU."""
     for name in SAME_BITS:
         if earlier.get(name) != here[name]:
             yield f"{name} {earlier.get(name)}, here {here[name]}"
@@ -234,7 +225,7 @@ def differences(earlier: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator
 def environment_here(
     device: torch.device, folder: Path | None = None, has_trained: bool = False
 ) -> dict[str, Any]:
-    """Return hardware and software of this process, and for a training in `folder` the place of compiled code."""
+    """Return hardware and software of this process and, with a run `folder`, where compiled code is cached."""
     here = {**environment(asdict(devices.describe(device))), "threads": torch.get_num_threads()}
     if folder is not None:
         here["compile_cache"] = devices.compile_cache(folder, has_trained)
@@ -244,7 +235,7 @@ def environment_here(
 def start_engine(
     config: Config, data: RunData, folder: Path, mesh: Mesh, saved: Path | None
 ) -> tuple[Engine, Work]:
-    """Return the engine with the `saved` state, or that before the first step, and the work done so far."""
+    """Return the engine, with the state of the checkpoint `saved` if there is one, and the work done so far."""
     device = mesh.device
     devices.prepare(config.runtime, device, folder)
     # Weights and dropout; data order and masks are functions of the seed.
@@ -275,7 +266,7 @@ def with_micro_batch(
     train = config.train
     if train.micro_batch != "auto":
         return config
-    from cramming.plan.micro_batch import micro_batch_of_run  # what it needs takes time to import
+    from cramming.plan.micro_batch import micro_batch_of_run  # slow to import
 
     largest = ramp_step(train.batch_ramp, train.batch_size) // engine.mesh.data_size
     source = data.source.with_targets(config.objective.largest_phase)

@@ -98,7 +98,9 @@ class WarmupStableDecay(Constant):
         done = (progress - (1 - self.decay)) / max(self.decay, 1e-12)
         if progress < self.warmup or done <= 0:
             return super().factor(progress)
-        return 1 + (self.final - 1) * (done if self.decay_shape == "linear" else math.sqrt(done))
+        if self.decay_shape == "sqrt":
+            done = math.sqrt(done)
+        return 1 + (self.final - 1) * done
 
 
 SCHEDULES: dict[str, type[Schedule]] = {
@@ -180,7 +182,7 @@ def ramp_step(ramp: BatchRamp | None, batch_size: int) -> int:
         if batch_size % step == 0 and round(first / step) * step < batch_size:
             return step
     raise ValueError(
-        f"batch_ramp.start={ramp.start:g}: a first batch of {first:.3g} of {batch_size} sequences, not of 1 to"
+        f"batch_ramp.start={ramp.start:g}: the first batch would have {first:.3g} sequences, not 1 to"
         f" {batch_size - 1}. Raise train.batch_size, or set train.batch_ramp=null."
     )
 

@@ -303,10 +303,9 @@ def _section(
 def _task_score(name: str, entry: LabelledSet, results: Sequence[Finetuned]) -> dict[str, Any]:
     """Return the metrics of one labelled set over seeds; one missing value leaves the summary of its metric None."""
     of_entry = [result.entries[name] for result in results]
-    metrics = {
-        metric: spread([scores.metrics.get(metric) for scores in of_entry])
-        for metric in entry.metrics
-    }
+    metrics = {}
+    for metric in entry.metrics:
+        metrics[metric] = spread([scores.metrics.get(metric) for scores in of_entry])
     median = metrics[entry.main_metric]["median"] if entry.main_metric in metrics else None
     problems: list[str] = []
     notes: list[str] = []
@@ -354,8 +353,12 @@ def _list_points(
     sets: Sequence[Mapping[str, Any]], means: Sequence[float | None]
 ) -> list[dict[str, Any]]:
     """Return the hyperparameters that differ between the points, and each point's mean score."""
-    varied = [key for key in sets[0] if len({json.dumps(each.get(key)) for each in sets}) > 1]
-    return [
-        {"hyperparameters": {key: each.get(key) for key in varied}, "mean": mean}
-        for each, mean in zip(sets, means, strict=True)
-    ]
+    varied = []
+    for key in sets[0]:
+        values = {json.dumps(each.get(key)) for each in sets}
+        if len(values) > 1:
+            varied.append(key)
+    points: list[dict[str, Any]] = []
+    for each, mean in zip(sets, means, strict=True):
+        points.append({"hyperparameters": {key: each.get(key) for key in varied}, "mean": mean})
+    return points

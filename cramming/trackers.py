@@ -22,7 +22,7 @@ CLOSE_SECONDS = 60.0  # time limit for writing queued rows after the end of the 
 
 
 class Tracked(NamedTuple):
-    """Run for a tracker: its folder, the number of steps that this process continues from, and its settings."""
+    """Run for a tracker: its folder, the number of steps that this process resumes from, and its settings."""
 
     folder: Path
     steps: int
@@ -92,7 +92,7 @@ TRACKERS: dict[str, Callable[[Tracked], Tracker]] = {
 
 
 def require_trackers(names: Sequence[str]) -> None:
-    """Raise UserError for a tracker that there is not, or whose package is not installed."""
+    """Raise UserError for an unknown tracker, or one whose package is not installed."""
     for name in names:
         require(
             name in TRACKERS, f"--tracker={name}: no such tracker. Choose {' or '.join(TRACKERS)}."
@@ -132,10 +132,7 @@ class _Feed(Thread):
 class Trackers:
     """Trackers of a run, each of which gets every row."""
 
-    def __init__(
-        self, folder: Path, names: Sequence[str], steps: int, settings: Mapping[str, Any]
-    ) -> None:
-        run = Tracked(folder, steps, settings)
+    def __init__(self, run: Tracked, names: Sequence[str]) -> None:
         self._feeds = [_Feed(name, run) for name in dict.fromkeys(names)]
 
     def write(self, row: Mapping[str, float]) -> None:

@@ -301,11 +301,11 @@ class Checkpointer:
         The file may be complete only later (`checkpoint.Saver`).
         """
         budget, work = self.clock.budget, self.clock.work
-        enter: Callable[[str], None] = _enter_nothing
+        log_sha256: Callable[[str], None] = _log_nothing
         if budget:
             self.note_changed_files()
-            enter = partial(budget.enter_checkpoint, step=work.steps, retained=is_kept)
-        self._saver.save(self.folder / "checkpoints", self.engine, work, enter, is_kept)
+            log_sha256 = partial(budget.enter_checkpoint, step=work.steps, retained=is_kept)
+        self._saver.save(self.folder / "checkpoints", self.engine, work, log_sha256, is_kept)
         self.saved_steps = work.steps
 
     def save_last(self) -> None:
@@ -346,7 +346,7 @@ def finite_or_none(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _enter_nothing(sha256: str) -> None:
+def _log_nothing(sha256: str) -> None:
     """Do nothing: only rank 0 has a log."""
 
 

@@ -226,7 +226,8 @@ def sweep_points(call: Call) -> list[Call]:
 
 def _varied(words: Sequence[str], points: Sequence[Sequence[str]]) -> list[str]:
     """Return the overrides that not all points have."""
-    return [word for word in words if any(word not in other for other in points)]
+    shared = set(words).intersection(*points)
+    return [word for word in words if word not in shared]
 
 
 def check_points(points: Sequence[Call]) -> None:
@@ -280,7 +281,9 @@ def _result(invocation: Invocation) -> list[str]:
     averages = record.get("glue", {}).get("pretrained", {}).get("averages", {})
     score = next((average["value"] for average in averages.values()), None)
     numbers = [training.get("steps"), training.get("tokens")]
-    cells = ["–" if number is None else f"{number:,}" for number in numbers]
+    cells = []
+    for number in numbers:
+        cells.append("–" if number is None else f"{number:,}")
     cells.append("–" if loss is None else f"{loss:.3f}")
     cells.append("–" if score is None else f"{score:.1f}")
     return [invocation.name, training.get("status", "–"), *cells]

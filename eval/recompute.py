@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from cramming.config import UserError, build, file_sha256
-from cramming.data.batches import ALL_MASK, PINNED, Batch
+from cramming.data.batches import ALL_MASK, BERT_MASKING, Batch
 from cramming.data.run_data import RunData, fit_to_corpus
 from cramming.data.suites import SUITES
 from cramming.device import describe, select
@@ -82,7 +82,7 @@ def recompute_validation(weights: Path, record: Record, corpus: Path) -> Outcome
     precision.convert(model.encoder)
     micro_batch = record.training.micro_batch or config.train.micro_batch
     rows = micro_batch if isinstance(micro_batch, int) else ROWS
-    recorded_losses = {PINNED: recorded.loss, ALL_MASK: recorded.all_mask_loss}
+    recorded_losses = {BERT_MASKING: recorded.loss, ALL_MASK: recorded.all_mask_loss}
     tolerance = TOLERANCE_FP8 if record.training.precision == "fp8" else TOLERANCE
     compared: list[str] = []
     problems: list[str] = []

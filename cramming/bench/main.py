@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,8 @@ Make = Callable[[Spec], Worker]
 class BenchConfig:
     """Options that measured numbers depend on.
 
-    A pair takes `rounds` turns of `steps` steps. `gate` changes the recipe by dotted name for the loss curves, which
-    need not be as large as the timed shapes.
+    Reference and candidate take `rounds` turns of `steps` steps each. `gate` holds changes of the recipe by dotted
+    name: the gate's loss curves need no model as large as the timed one.
     """
 
     rounds: int
@@ -65,7 +66,7 @@ def main(
     out: Path,
     raw: Path,
 ) -> None:
-    """Measure the wanted rows; write table and verdicts after each.
+    """Measure the selected rows; write table and verdicts after each.
 
     `only` lists names of rows, separated by semicolons. `out` is the page of the tables, `raw` the folder of the raw
     numbers.
@@ -75,11 +76,13 @@ def main(
     )
     least = 2 * loss_gate.WINDOW
     require(gate_steps >= least, f"--gate-steps={gate_steps}: too few. Give at least {least}.")
-    device, gates = devices.select(invocation.device), expand_home(settings["gates"], "gates")
+    device = devices.select(invocation.device)
+    gates = expand_home(settings["gates"], "gates")
     names = None if only is None else [name.strip() for name in only.split(";")]
-    rows, described = chosen(names, device), devices.describe(device)
+    rows = chosen(names, device)
+    described = devices.describe(device)
     verdicts.load(gates)  # a damaged file fails now, not after the first row
-    for trick in rows:
+    for trick in rows:  # a setting that does not exist fails now
         changed(settings, trick.settings, f"bench: the row '{trick.name}'")
     order = [trick.name for trick in chosen(None, device)]
     earlier, floors = tables.read_earlier(raw, described, settings, asdict(config))
@@ -91,8 +94,8 @@ def main(
             known[trick.name], verdict = bench.checked_row(trick)
             floors |= bench.curves.floors
             if verdict:
-                where = verdicts.device_key(described.name, torch.__version__)
-                loss_gate.save(gates, where, [verdict], list(bench.curves.floors.values()))
+                key = verdicts.device_key(described.name, torch.__version__)
+                loss_gate.save(gates, key, [verdict], list(bench.curves.floors.values()))
             table = [known[name] for name in order if name in known]
             file = tables.write(
                 out, raw, table, described, settings, asdict(config), list(floors.values())
@@ -114,7 +117,8 @@ def changes_of_gate(text: str) -> dict[str, Any]:
 
 def chosen(only: Sequence[str] | None, device: torch.device) -> list[Trick]:
     """Return the rows of the table: all, including those for other devices, or those named."""
-    every = {t.name: t for t in (*tricks.TRICKS, tricks.best(device.type, resolve("auto", device)))}
+    best = tricks.best(device.type, resolve("auto", device))
+    every = {trick.name: trick for trick in (*tricks.TRICKS, best)}
     unknown = sorted(set(only or ()) - every.keys())
     require(
         not unknown,
@@ -126,8 +130,8 @@ def chosen(only: Sequence[str] | None, device: torch.device) -> list[Trick]:
 class Bench:
     """Measurement of rows.
 
-    The reference's processes, one per shape, live as long as `running`, each trick's for its row. `make` starts one:
-    a `Worker`, or an object like it.
+    Processes of the reference, one per shape, end when `running` closes; a trick's process ends with its row. `make`
+    starts a process and returns its `Worker`.
     """
 
     def __init__(
@@ -143,8 +147,6 @@ class Bench:
         self.config, self.device, self.running, self.make = config, device, running, make
         self.curves = Curves(small, config.gate_steps, config.gate_vocab_size, device.type, make)
         self.bases: dict[str, Worker] = {}
-        # (precision mode, whether fp32 products are TF32's) -> floating-point operations per second
-        self.ceilings: dict[tuple[str, bool], float] = {}
 
     def checked_row(self, trick: Trick) -> tuple[dict[str, Any], verdicts.Verdict | None]:
         """Return a row of the table, and the gate's verdict.
@@ -180,10 +182,9 @@ class Bench:
         row = measure(self.bases[shape], spec, self.config.rounds, self.config.steps, self.make)
         if "error" in row:
             return row
-        mode, tf32 = row["precision"], spec["settings"]["precision"]["tf32"]
-        if (mode, tf32) not in self.ceilings:
-            self.ceilings[mode, tf32] = matmul_flops(self.device, DTYPES[mode], tf32)
-        return {**row, "shape": shape, "ceiling_flops": self.ceilings[mode, tf32]}
+        tf32 = spec["settings"]["precision"]["tf32"]
+        ceiling = matmul_flops(self.device, DTYPES[row["precision"]], tf32)
+        return {**row, "shape": shape, "ceiling_flops": ceiling}
 
 
 def measure(
@@ -193,19 +194,20 @@ def measure(
     seconds: dict[str, list[float]] = {"base": [], "other": []}
     peaks = dict[str, int]()
     try:
-        with make(spec) as other:
-            first_seconds = warm_up(other)
+        with make(spec) as candidate:
+            first_seconds = warm_up(candidate)
             for turn in range(rounds):
-                for name, worker in (("base", base), ("other", other)):
+                for name, worker in (("base", base), ("other", candidate)):
                     result = worker.run(2 + turn * steps, steps)
                     seconds[name] += result.seconds
                     peaks[name] = result.peak_bytes
     except UserError as error:  # the trick cannot run on this device
         return {"error": str(error)}
     medians = {name: statistics.median(values) for name, values in seconds.items()}
-    tokens = spec["settings"]["train"]["batch_size"] * spec["settings"]["train"]["sequence_length"]
+    train = spec["settings"]["train"]
+    tokens = train["batch_size"] * train["sequence_length"]
     return {
-        **other.facts,
+        **candidate.facts,
         "compile_seconds": result.compile_seconds,  # the last turn is the candidate's
         "speedup": medians["base"] / medians["other"],
         "tokens_per_second": tokens / medians["other"],
@@ -218,14 +220,15 @@ def measure(
 
 
 def is_too_slow_here(trick: Trick, device: torch.device) -> bool:
-    """Return whether the trick is timed on the small shape.
+    """Return whether to time the trick on the small shape.
 
-    On a CPU without an instruction for them, 16-bit products take 50 times as long.
+    On a CPU without instructions for 16-bit products, these take 50 times as long as fp32 ones.
     """
     mode = trick.settings.get("precision.mode", "fp32")
     return device.type == "cpu" and mode != "fp32" and mode != resolve("auto", device)
 
 
+@cache  # one measurement for all rows
 def matmul_flops(
     device: torch.device, dtype: torch.dtype, tf32: bool = False, seconds: float = 1.0
 ) -> float:
@@ -236,16 +239,16 @@ def matmul_flops(
     size = 8192 if device.type == "cuda" else 2048
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     with float32_products(tf32):
-        return 2 * size**3 / statistics.median(repeat_seconds(lambda: a @ b, device, seconds))
+        product_seconds = statistics.median(repeat_seconds(lambda: a @ b, device, seconds))
+    return 2 * size**3 / product_seconds
 
 
 def repeat_seconds(
     work: Callable[[], object], device: torch.device, duration_seconds: float
 ) -> list[float]:
-    """Return the seconds of each repeat of `work`, at least one, after a first one that does not count.
+    """Return the seconds per call of each repeat of `work`, at least one, after a call that is not timed.
 
-    On a GPU a repeat is many calls, and its seconds are those of one: waiting for the device takes a good part of the
-    time of a single small product.
+    On a GPU a repeat is 20 calls, because waiting for the device takes a good part of the time of one small product.
     """
     calls = 20 if device.type == "cuda" else 1
     work()

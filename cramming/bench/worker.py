@@ -40,7 +40,7 @@ Spec = Mapping[str, Any]
 WARMUP_STEPS = 20  # steps until the learning rate reaches its peak
 SPECIAL = ("pad", "unk", "cls", "sep", "mask")
 TOPICS = 4
-ROUNDS = 200
+BATCHES_OF_TEXT = 200  # before the synthetic text repeats itself
 GPU_TOKENS = 2**22  # length of the text that all candidates on a GPU share
 
 
@@ -158,10 +158,9 @@ class Workload:
         self.train, self.objective, self.optim = config.train, config.objective, config.optim
         self.flops_per_token = config.flops_per_token()
         rows = self.train.batch_size
-        if (
-            device.type == "cuda"
-        ):  # one text for all sizes of a step, because making it takes seconds
-            rows = GPU_TOKENS // ROUNDS // self.train.sequence_length
+        if device.type == "cuda":
+            # one text for all sizes of a step, because making it takes seconds
+            rows = GPU_TOKENS // BATCHES_OF_TEXT // self.train.sequence_length
         self.source = topic_batches(
             self.objective.at(0.0),
             spec["vocab_size"],
@@ -260,17 +259,17 @@ def topic_batches(
 ) -> BatchSource:
     """Return batches of synthetic text, equal on all machines, from which a model learns during the whole measurement.
 
-    Ids are below `vocab_size`; the text repeats itself after about `ROUNDS` batches of `rows` sequences. A document
-    has one of a few topics, each with its own frequent words. Half of its tokens are drawn from the topic, and half
-    follow from the token before. Frequencies are learned in tens of steps, the topics soon after, which needs
+    Ids are below `vocab_size`; the text repeats itself after about `BATCHES_OF_TEXT` batches of `rows` sequences. A
+    document has one of a few topics, each with its own frequent words. Half of its tokens are drawn from the topic, and
+    half follow from the token before. Frequencies are learned in tens of steps, the topics soon after, which needs
     attention, and the successors last.
     """
     rng = np.random.default_rng(seed)
     first, words = len(SPECIAL), vocab_size - len(SPECIAL)
-    num_tokens = max(ROUNDS * rows, 1000) * sequence_length
+    num_tokens = max(BATCHES_OF_TEXT * rows, 1000) * sequence_length
     document_length = max(8, sequence_length * 3 // 4)
     documents = -(-min(num_tokens, 2**24) // document_length)
-    # each topic's words by frequency
+    # the words of each topic, most frequent first
     order_KW = np.stack([rng.permutation(words) for _ in range(TOPICS)])
     successor_W = rng.permutation(words)
     topic_D = rng.integers(0, TOPICS, documents)
@@ -290,7 +289,7 @@ def topic_batches(
 
 
 def facts_of(candidate: Workload) -> dict[str, Any]:
-    """Return the properties of a built candidate, when `micro_batch=auto` is resolved."""
+    """Return the properties of a built candidate, in which `micro_batch=auto` is resolved."""
     return {
         name: getattr(candidate, name) for name in ("flops_per_token", "precision", "micro_batches")
     }

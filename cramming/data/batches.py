@@ -11,9 +11,9 @@ documents` ends a sequence at the end of each document, with positions from zero
 table 3: packing without such a mask costs 2.8 % of the GLUE score).
 
 Shapes: T = rows * sequence_length tokens, S bounds (cumulative starts, then T repeated up to a fixed size), M
-targets. The fixed size follows from the corpus's documents in that many rows, not from the worst window in each row:
-attention kernels allocate memory for every sequence that there may be (FlashAttention's backward pass: 128 tokens in
-fp32).
+targets. The fixed size is a bound on the sequences of a whole batch (`BatchSource.max_sequences`), tighter than rows
+times the worst window, because attention kernels allocate memory for each entry (FlashAttention's backward pass: 128
+tokens in fp32).
 """
 
 import copy
@@ -45,13 +45,15 @@ from cramming.objectives.masking import (
     hash64,
 )
 
-Packed = Literal["rows", "documents"]
+PackingMode = Literal["rows", "documents"]
 
 SEED = 20_221_228  # seed of the validation
-# length of the excerpts of the held-out split that the validation consists of
+# length of the excerpts of the held-out split that form the validation text
 EXCERPT_TOKENS = 1024
-PINNED = MaskedTargets(PER_BLOCK / BLOCK, 0.8, 0.1)  # Devlin et al. 2019, section 3.1
-ALL_MASK = replace(PINNED, mask_share=1.0, random_share=0.0)  # every target is shown as [MASK]
+# Devlin et al. 2019, section 3.1, whatever the objective of the run
+BERT_MASKING = MaskedTargets(PER_BLOCK / BLOCK, 0.8, 0.1)
+# every target is shown as [MASK]
+ALL_MASK = replace(BERT_MASKING, mask_share=1.0, random_share=0.0)
 _PERMUTE, _OFFSET, _CHOOSE = 11, 12, 21  # streams of random numbers
 
 
@@ -93,11 +95,11 @@ class Batch:
 def permute(index_N: np.ndarray, size: int, seed: int) -> np.ndarray:
     """Return a pseudo-random bijection of [0, size), evaluated at `index_N`.
 
-    A four-round Feistel network on the next even number of bits; results outside the range follow the cycle until
-    they are inside (Black & Rogaway 2002, "Ciphers with arbitrary finite domains"): fewer than 4 iterations on
-    average.
+    A four-round Feistel network on the next even number of bits. A result outside the range is permuted again until
+    it is inside (Black & Rogaway 2002, "Ciphers with arbitrary finite domains"): fewer than 4 iterations on average.
     """
-    half = max(1, (max(size - 1, 1).bit_length() + 1) // 2)
+    bits = max(size - 1, 1).bit_length()
+    half = (bits + 1) // 2
     mask = np.uint64((1 << half) - 1)
     values = index_N.astype(np.uint64)
     outside = np.ones(values.shape, dtype=bool)
@@ -118,7 +120,7 @@ class BatchSource:
         stream: TokenStream,
         masker: Masker,
         sequence_length: int,
-        packing: Packed,
+        packing: PackingMode,
         seed: int,
         shuffle: bool = True,
     ):
@@ -136,7 +138,7 @@ class BatchSource:
         self.shuffle = shuffle
         # One window less than fits, so that their number is the same for every offset.
         self.num_windows = stream.num_tokens // sequence_length - 1
-        self._most_sequences: dict[int, int] = {}  # key: rows
+        self._max_sequences: dict[int, int] = {}  # key: rows
 
     def with_targets(self, targets: Targets, weights_V: np.ndarray | None = None) -> "BatchSource":
         """Return a source of the same samples with other targets, or with other weights of the ids."""
@@ -145,35 +147,36 @@ class BatchSource:
         other.masker.targets, other.masker.weights_V = targets, weights_V
         return other
 
-    def most_sequences(self, rows: int) -> int:
+    def max_sequences(self, rows: int) -> int:
         """Return the number of sequences that a batch of this many rows has room for.
 
         It is the same for all batches, so that shapes never change. With `packing: documents` a row is one sequence,
-        plus one for each document that begins in it. Rows that follow each other in the stream have at most the
-        largest number of any window of their total length. Shuffled rows are windows drawn without replacement. Their
-        documents exceed the mean by more than t with a probability of at most exp(-t^2 / (2 n v + 2 c t / 3))
-        (Bernstein's inequality: n rows, v the variance and c the maximum per window); t is chosen so that this is
-        1e-12. A batch that has more all the same (`batch`) takes twice the size.
+        plus one for each document that begins in it. In stream order, no more documents begin in a batch than in the
+        worst window of its total length. Shuffled rows are windows drawn without replacement. Their documents exceed
+        the mean by more than t with a probability of at most exp(-t^2 / (2 n v + 2 c t / 3)) (Bernstein's inequality:
+        n rows, v the variance and c the maximum per window); t is chosen so that this is 1e-12. For a batch with
+        even more, `batch` doubles the size.
         """
         if self.packing == "rows":
             return rows
-        if rows not in self._most_sequences:
-            self._most_sequences[rows] = rows + self._most_documents(rows)
-        return self._most_sequences[rows]
+        if rows not in self._max_sequences:
+            self._max_sequences[rows] = rows + self._max_documents(rows)
+        return self._max_sequences[rows]
 
-    def _most_documents(self, rows: int) -> int:
+    def _max_documents(self, rows: int) -> int:
         starts, length = self.stream.document_starts, self.sequence_length
         if not self.shuffle:
-            return _most_starts_within(starts, rows * length)
-        maximum = _most_starts_within(starts, length)
-        # Documents of each window that has any; the others add nothing to the sum of squares.
-        counts = np.diff(np.flatnonzero(np.diff(starts // length, prepend=-1, append=-1)))
+            return _max_starts_within(starts, rows * length)
+        maximum = _max_starts_within(starts, length)
+        # Document counts of the windows that have any; the others add nothing to the sum of squares.
+        window_changes = np.diff(starts // length, prepend=-1, append=-1)
+        counts = np.diff(np.flatnonzero(window_changes))
         windows = max(self.num_windows, int(starts[-1]) // length + 1)
         mean = len(starts) / windows
         variance = float((counts**2).sum()) / windows - mean**2
-        log_probability = math.log(1e12)
-        tail = maximum * log_probability / 3
-        margin = tail + math.sqrt(tail**2 + 2 * (rows * variance) * log_probability)
+        exponent = math.log(1e12)  # of the probability exp(-exponent)
+        linear = maximum * exponent / 3
+        margin = linear + math.sqrt(linear**2 + 2 * rows * variance * exponent)
         return min(rows * maximum, math.ceil(rows * mean + margin))
 
     def window_starts(self, samples_N: np.ndarray) -> np.ndarray:
@@ -202,15 +205,20 @@ class BatchSource:
             positions_T = np.tile(np.arange(length), rows)
         else:
             sequences = self._sequence_starts(starts_N)
-            room = self.most_sequences(rows)
+            room = self.max_sequences(rows)
             while room < len(sequences):
                 room *= 2
             bounds_S = np.full(room + 1, rows * length, dtype=np.int32)
             bounds_S[: len(sequences)] = sequences
             sizes = np.diff(np.append(sequences, rows * length))
             positions_T = np.arange(rows * length) - np.repeat(sequences, sizes)
-        causal = self.masker.targets.is_causal
-        packing = Packing(torch.from_numpy(bounds_S), row_length, length, length, causal)
+        packing = Packing(
+            torch.from_numpy(bounds_S),
+            row_length,
+            max_length=length,
+            aligned_length=length,
+            causal=self.masker.targets.is_causal,
+        )
         uniform_M = None if masked.uniform_M is None else torch.from_numpy(masked.uniform_M)
         return Batch(
             ids_T=torch.from_numpy(masked.ids_NL.reshape(-1)),
@@ -234,7 +242,7 @@ class BatchSource:
         return np.sort(np.concatenate([np.arange(len(starts_N)) * length, inside_D]))
 
 
-def _most_starts_within(document_starts: np.ndarray, length: int) -> int:
+def _max_starts_within(document_starts: np.ndarray, length: int) -> int:
     """Return the largest number of document starts in any window of `length` tokens."""
     ends = np.searchsorted(document_starts, document_starts + length, side="left")
     return int((ends - np.arange(len(document_starts))).max())
@@ -255,23 +263,26 @@ class HeldOut:
         self.ids_N, self.starts = validation_text(source.stream, max(most_tokens, self.length))
         self.is_target_N = _chosen_targets(self.ids_N, source.masker.is_special_V)
 
-    def batches(self, form: MaskedTargets, rows: int) -> list[Batch]:
-        """Return the whole text in batches of equal size, of at most `rows` rows: nothing compiles twice."""
+    def batches(self, masking: MaskedTargets, rows: int) -> list[Batch]:
+        """Return the whole text in batches of at most `rows` rows, of equal size, so that nothing compiles twice.
+
+        `masking` says what is shown in place of the targets.
+        """
         needed = math.ceil(len(self.ids_N) / self.length)
         rows = min(rows, needed)
-        number = math.ceil(needed / rows)
-        missing = number * rows * self.length - len(self.ids_N)
+        num_batches = math.ceil(needed / rows)
+        missing = num_batches * rows * self.length - len(self.ids_N)
         ids_P = np.resize(self.ids_N, len(self.ids_N) + missing)
         starts = np.append(self.starts, len(self.ids_N)) if missing else self.starts
         is_target_RL = np.pad(self.is_target_N, (0, missing)).reshape(-1, self.length)
         masker = copy.copy(self.source.masker)
         masker.seed, masker.weights_V = SEED, None
         masker.targets = _HeldOutTargets(
-            form.rate, form, is_target_RL, self.source.masker.targets.draws
+            masking.rate, masking, is_target_RL, self.source.masker.targets.needs_uniform
         )
         stream = TokenStream.of_array(ids_P, starts)
         source = _OrderedRows(stream, masker, self.length, self.source.packing)
-        return [source.batch(first, rows) for first in range(0, number * rows, rows)]
+        return [source.batch(first, rows) for first in range(0, num_batches * rows, rows)]
 
 
 def validation_text(stream: TokenStream, most_tokens: int) -> tuple[np.ndarray, np.ndarray]:
@@ -292,7 +303,8 @@ def validation_text(stream: TokenStream, most_tokens: int) -> tuple[np.ndarray, 
 def _chosen_targets(ids_N: np.ndarray, is_special_V: np.ndarray) -> np.ndarray:
     """Return a bool [N] of the targets: in each block the `PER_BLOCK` regular tokens with the least hashes."""
     never = np.uint64(2**64 - 1)
-    keys = hash64(SEED, _CHOOSE, np.arange(-(-len(ids_N) // BLOCK) * BLOCK)) >> np.uint64(1)
+    num_blocks = math.ceil(len(ids_N) / BLOCK)
+    keys = hash64(SEED, _CHOOSE, np.arange(num_blocks * BLOCK)) >> np.uint64(1)
     keys[len(ids_N) :] = never
     keys[: len(ids_N)][is_special_V[ids_N]] = never
     keys_KB = keys.reshape(-1, BLOCK)
@@ -304,9 +316,9 @@ def _chosen_targets(ids_N: np.ndarray, is_special_V: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class _HeldOutTargets(Targets):
-    """Targets at fixed positions of the text, hidden according to `form`; row r holds the tokens from r * L on."""
+    """Targets at fixed positions of the text, hidden by `masking`; row r holds the tokens from r * L on."""
 
-    form: MaskedTargets
+    masking: MaskedTargets
     is_target_RL: np.ndarray
     has_uniform: bool
 
@@ -318,24 +330,29 @@ class _HeldOutTargets(Targets):
         """Mask the rows with numbers `samples_N`; rows with fewer targets than others have targets of IGNORE."""
         length = ids_NL.shape[1]
         is_target_NL = self.is_target_RL[samples_N]
+        # the row's targets, then its first other tokens
         first_NC = np.argsort(~is_target_NL, axis=1, kind="stable")[:, : self.per_row(length)]
         chosen_NC = np.sort(first_NC, axis=1)
         is_target_NC = np.take_along_axis(is_target_NL, chosen_NC, 1)
         keys = (samples_N[:, None] * length + chosen_NC,)
-        return self.form.hide(masker, ids_NL, chosen_NC, is_target_NC, keys, draws=self.has_uniform)
+        return self.masking.hide(
+            masker, ids_NL, chosen_NC, is_target_NC, keys, needs_uniform=self.has_uniform
+        )
 
 
 class _OrderedRows(BatchSource):
     """Source of the validation text: sample r is row r."""
 
-    def __init__(self, stream: TokenStream, masker: Masker, length: int, packing: Packed) -> None:
+    def __init__(
+        self, stream: TokenStream, masker: Masker, length: int, packing: PackingMode
+    ) -> None:
         self.stream = stream
         self.masker = masker
         self.sequence_length = length
         self.packing = packing
         self.seed = SEED
         self.shuffle = False
-        self._most_sequences = {}
+        self._max_sequences = {}
 
     def window_starts(self, samples_N: np.ndarray) -> np.ndarray:
         """Return the start of each row: row r begins at token r * L."""
@@ -345,9 +362,9 @@ class _OrderedRows(BatchSource):
 def tokens_per_byte(manifest: Manifest) -> float | None:
     """Return the number of tokens, without special ones, per UTF-8 byte of a corpus, as preparation counted them.
 
-    Times nats per target with every target shown as [MASK], over ln 2, this gives bits per byte, which compare
-    vocabularies. It measures the cost of a token given the other 85 %, not a likelihood of the text. None if the
-    corpus has no such count.
+    Bits per byte, which are comparable between vocabularies, are this number times the loss with every target shown
+    as [MASK] (nats per target), over ln 2. They measure the cost of a token given the other 85 %, not a likelihood of
+    the text. None if the corpus has no byte count.
     """
     counted = manifest.statistics
     if not counted.get("bytes"):

@@ -158,9 +158,7 @@ class OrderedStream(TokenStream):
         self.num_tokens, self.num_documents = stream.num_tokens, stream.num_documents
         lengths_D = np.diff(stream.document_starts, append=stream.num_tokens)[order_D]
         self.document_starts = np.cumsum(lengths_D) - lengths_D
-        self._source_starts_D = stream.document_starts[
-            order_D
-        ]  # offset of each document in the shards
+        self._source_starts_D = stream.document_starts[order_D]  # offsets in the shards
 
     def gather(self, starts_N: np.ndarray, length: int) -> np.ndarray:
         """Return the windows `[start, start + length)` of this order: int64 [N, length]."""

@@ -1,8 +1,8 @@
 """The verbs `inspect` and `verify` of a corpus.
 
 `cramming inspect <corpus>` shows splits, document lengths, sources, dropped documents with reasons, and documents as
-text. It shows an altered corpus too, and then reports it, as far as a quick check tells. `cramming verify <corpus>`
-compares every byte with the manifest.
+text. Of an altered corpus it shows the present content, then fails; it hashes only the files that it reads. `cramming
+verify <corpus>` compares every byte with the manifest.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ from cramming.data.manifest import MANIFEST, Manifest, Split
 from cramming.files import LOCK
 from cramming.progress import Progress, say, show_table
 
-BEGINNING = 400  # characters shown of each document, unless a single one is asked for
+EXCERPT_CHARACTERS = 400  # shown of each document; `--document` shows a whole one
 SOURCE_COLUMNS = ("documents", "tokens", "bytes")
 QUANTILES = {"shortest": 0.0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "longest": 1.0}
 
@@ -26,7 +26,7 @@ def verify(folder: Path) -> list[str]:
     """Print every problem of the corpus in `folder`, and return them; raise UserError if there is no corpus."""
     require(
         (folder / MANIFEST).is_file(),
-        f"{folder}: no finished corpus here, and no run. Name the folder of one behind the verb.",
+        f"{folder}: no finished corpus and no run here. Give the folder of one: cramming verify <folder>.",
     )
     messages = list(problems(folder))
     for message in messages:
@@ -54,7 +54,7 @@ def problems(folder: Path) -> Iterator[str]:
         if not path.is_file() and not path.is_symlink():
             continue
         if path.relative_to(folder).as_posix() not in known:
-            yield f"{path}: unexpected; `prepare` has not made this file"
+            yield f"{path}: unexpected; `prepare` did not write this file"
 
 
 def damaged(folder: Path, hashes: Mapping[str, str]) -> Iterator[str]:
@@ -73,15 +73,16 @@ def main(*, path: Path, split: Split, documents: int, document: int | None) -> N
     Raises UserError if there is no corpus or no document of this number, and at the end for an altered corpus.
     """
     corpus = Corpus.open(path)
-    manifest, streams = corpus.manifest, {name: corpus.stream(name) for name in SPLITS}
-    shown = streams[split]
-    numbers = list(range(min(documents, shown.num_documents)))
+    manifest = corpus.manifest
+    streams = {name: corpus.stream(name) for name in SPLITS}
+    stream = streams[split]
+    numbers = list(range(min(documents, stream.num_documents)))
     if document is not None:
         numbers = [document]
-    if numbers and numbers[-1] >= shown.num_documents:
+    if numbers and numbers[-1] >= stream.num_documents:
         raise UserError(
             f"--document={numbers[-1]}: the {split} split of {corpus.folder} has documents 0 to"
-            f" {shown.num_documents - 1}."
+            f" {stream.num_documents - 1}."
         )
     altered = list(damaged(corpus.folder, _hashes_of(manifest, split, numbers)))
 
@@ -90,7 +91,7 @@ def main(*, path: Path, split: Split, documents: int, document: int | None) -> N
         ["", "documents", "tokens", "shards"],
         _split_rows(manifest, streams),
     )
-    lengths = [_lengths(split, stream) for split, stream in streams.items()]
+    lengths = [_length_row(name, stream) for name, stream in streams.items()]
     show_table("tokens per document", ["", *QUANTILES, "mean"], lengths)
     show_table("sources", ["", *SOURCE_COLUMNS], _source_rows(manifest))
     show_table(
@@ -98,10 +99,9 @@ def main(*, path: Path, split: Split, documents: int, document: int | None) -> N
         ["", "stage", "documents", "bytes"],
         _dropped_rows(manifest),
     )
-    whole = document is not None
-    for number, tokens, text in _texts(shown, corpus.tokenizer_file, numbers):
-        if not whole and len(text) > BEGINNING:
-            text = text[:BEGINNING] + " ..."
+    for number, tokens, text in _texts(stream, corpus.tokenizer_file, numbers):
+        if document is None and len(text) > EXCERPT_CHARACTERS:
+            text = text[:EXCERPT_CHARACTERS] + " ..."
         say("")
         say(f"{split} document {number}, {tokens:,} tokens:")
         for line in text.split("\n"):
@@ -109,7 +109,7 @@ def main(*, path: Path, split: Split, documents: int, document: int | None) -> N
     if altered:
         more = f", and {len(altered) - 1} more" if len(altered) > 1 else ""
         raise UserError(
-            f"shown as it is now, not as it was prepared: {altered[0]}{more}. See `cramming verify`."
+            f"{corpus.folder}: altered since `prepare` wrote it: {altered[0]}{more}. Run `cramming verify` on it."
         )
 
 
@@ -137,7 +137,7 @@ def _dropped_rows(manifest: Manifest) -> list[list[str]]:
 
 
 def _hashes_of(manifest: Manifest, split: Split, numbers: list[int]) -> dict[str, str]:
-    """Return the SHA-256 of the shards in which these documents begin, and of all files that are not shards."""
+    """Return the SHA-256, by name, of the shards in which these documents begin and of `manifest.files`."""
     shards = manifest.splits[split]
     last_D = np.cumsum([shard.documents for shard in shards])
     hashes = dict(manifest.files)
@@ -148,7 +148,7 @@ def _hashes_of(manifest: Manifest, split: Split, numbers: list[int]) -> dict[str
     return hashes
 
 
-def _lengths(split: str, stream: TokenStream) -> list[str]:
+def _length_row(split: str, stream: TokenStream) -> list[str]:
     lengths_D = np.diff(stream.document_starts, append=stream.num_tokens)
     values = [*np.quantile(lengths_D, list(QUANTILES.values())), lengths_D.mean()]
     return [split, *(f"{value:,.0f}" for value in values)]
@@ -157,7 +157,7 @@ def _lengths(split: str, stream: TokenStream) -> list[str]:
 def _texts(
     stream: TokenStream, tokenizer_file: Path, numbers: list[int]
 ) -> Iterator[tuple[int, int, str]]:
-    """Yield number, count of tokens and text of each document."""
+    """Yield the number, the token count and the text of each document."""
     tokenizer = Tokenizer.from_buffer(tokenizer_file.read_bytes())
     for number in numbers:
         ids = stream.document(number)

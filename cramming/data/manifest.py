@@ -97,7 +97,7 @@ class StageLine:
     documents_out: int
     bytes_out: int
     dropped: dict[str, Dropped]
-    notes: dict[str, Any]  # what only this stage has: counts, parameters
+    notes: dict[str, Any]  # counts and parameters that only this stage has
 
 
 @dataclass(frozen=True)
@@ -111,21 +111,18 @@ class Manifest:
     settings: dict[str, Any]
     dtype: Literal["uint16", "uint32"]
     tokenizer: TokenizerInfo
-    sources: list[
-        dict[str, Any]
-    ]  # name, kind, license, and for files: path, bytes, mtime_ns, sha256
+    # name, kind, license, and for files: path, bytes, mtime_ns, sha256
+    sources: list[dict[str, Any]]
     counts: dict[str, int]  # documents read, kept, unknown tokens ...
     removed: dict[str, int]  # reason -> documents, over all stages
     splits: dict[Split, list[Shard]] = field(default_factory=dict)
     stages: list[StageLine] = field(default_factory=list)  # in the order of the pipeline
-    statistics: dict[str, Any] = field(default_factory=dict)  # what the corpus card shows
-    decontamination: dict[str, Any] = field(
-        default_factory=dict
-    )  # what was compared, and found, per task
+    statistics: dict[str, Any] = field(default_factory=dict)  # shown in the corpus card
+    # the comparison with each task and its result
+    decontamination: dict[str, Any] = field(default_factory=dict)
     orders: dict[str, str] = field(default_factory=dict)  # name of an order -> its file
-    files: dict[str, str] = field(
-        default_factory=dict
-    )  # every further file of the folder -> SHA-256
+    # every other file of the folder, beside shards, tokenizer.json and the manifest -> SHA-256
+    files: dict[str, str] = field(default_factory=dict)
     checksum: str = NO_CHECKSUM
 
     def to_json(self) -> str:
@@ -207,6 +204,7 @@ def corpus_folder(recipe: Mapping[str, Any], corpora: Path) -> Path:
     corpus = recipe["data"].get("corpus")
     if corpus:
         return expand_home(corpus, "data.corpus")
-    data, tokenizer = content_settings(recipe).values()
+    settings = content_settings(recipe)
+    tokenizer = settings["tokenizer"]
     kind = "file" if tokenizer.get("path") else f"{tokenizer['kind']}-{tokenizer['vocab_size']}"
-    return corpora / f"{data['name']}-{kind}-{corpus_hash(recipe)}"
+    return corpora / f"{settings['data']['name']}-{kind}-{corpus_hash(recipe)}"

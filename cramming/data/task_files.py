@@ -210,7 +210,8 @@ _SUPERGLUE = (
     _superglue("wsc", "WSC", (554, 104), ("text", "target"), _TRUTH),
 )
 
-GLUE, SUPERGLUE = ({task.name: task for task in suite} for suite in (_GLUE, _SUPERGLUE))
+GLUE = {task.name: task for task in _GLUE}
+SUPERGLUE = {task.name: task for task in _SUPERGLUE}
 TASKS = GLUE | SUPERGLUE
 ENTRIES: dict[str, tuple[Task, ExampleFile]] = {}
 for _task in GLUE.values():

@@ -230,7 +230,10 @@ class Pipeline(ParallelStrategy):
     def _names_of(self, optimizer: torch.optim.Optimizer) -> list[list[str]]:
         """Return the names of this rank's parameters in each group of the optimizer."""
         names = {parameter: name for name, parameter in self.model.named_parameters()}
-        return [[names[p] for p in group["params"]] for group in optimizer.param_groups]
+        names_of_groups = []
+        for group in optimizer.param_groups:
+            names_of_groups.append([names[p] for p in group["params"]])
+        return names_of_groups
 
     def _evaluate(self, *inputs: Any) -> LossAndHits:
         """Run the forward pass on all ranks of the pipeline; return summed loss and hits.
@@ -277,19 +280,23 @@ class Pipeline(ParallelStrategy):
             hidden = torch.empty(
                 tokens, self.width, dtype=self.stream, device="meta", requires_grad=True
             )
-            made = [
-                pipelining.PipelineStage(
-                    stage,
-                    index,
-                    self.num_stages,
-                    self.device,
-                    group=self.group,
-                    input_args=() if stage.is_first else (hidden,),
-                    output_args=(torch.empty((), device="meta") if stage.is_last else hidden,),
+            loss = torch.empty((), device="meta")
+            stages = []
+            for index, stage in self.stages.items():
+                inputs = () if stage.is_first else (hidden,)
+                output = loss if stage.is_last else hidden
+                stages.append(
+                    pipelining.PipelineStage(
+                        stage,
+                        index,
+                        self.num_stages,
+                        self.device,
+                        group=self.group,
+                        input_args=inputs,
+                        output_args=(output,),
+                    )
                 )
-                for index, stage in self.stages.items()
-            ]
-            self._schedules[key] = make_schedule(self.schedule, made, micro_batches)
+            self._schedules[key] = make_schedule(self.schedule, stages, micro_batches)
         return self._schedules[key]
 
     def _sum_shared(self, parameter: nn.Parameter) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from cramming import device as devices
 from cramming.config import require
-from cramming.data.batches import PINNED
+from cramming.data.batches import BERT_MASKING
 from cramming.data.manifest import corpus_folder
 from cramming.data.run_data import RunData, fit_to_corpus
 from cramming.engine import DivergedError, build_engine
@@ -58,7 +58,8 @@ RECIPE = (
     "tokenizer",
     "precision",
 )
-ANNEALING = 0.25  # share of the steps after which T1 no longer divides the learning rate
+# share of the steps after which PipeMare's T1 (stale_updates.py) no longer divides the learning rate
+ANNEALING = 0.25
 
 Runs = Sequence[Mapping[str, Any]]
 DrawLosses = Callable[[Mapping[str, Sequence[Mapping[str, Any]]]], str | None]
@@ -120,7 +121,7 @@ def _trained(
 ) -> dict[str, Any]:
     """Return the rows of one run and its loss, None where it diverged; train it unless its file has them."""
     recipe = {"stages": stages.number, **{section: settings[section] for section in RECIPE}}
-    recipe = json.loads(json.dumps(recipe, default=str))
+    recipe = json.loads(json.dumps(recipe, default=str))  # comparable with the file's
     seed = settings["seed"]
     file = out / f"{name}-{seed}.json"
     if file.exists():
@@ -164,7 +165,7 @@ def _train(
             "lr": rate,
         }
         log.append(row)
-    loss, _, _ = engine.evaluate(data.held_out.batches(PINNED, rows))
+    loss, _, _ = engine.evaluate(data.held_out.batches(BERT_MASKING, rows))
     return {"rows": log, "validation_loss": loss}
 
 

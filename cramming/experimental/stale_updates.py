@@ -115,9 +115,8 @@ class StaleTraining:
         self._micro_batch = 0
         result = self.engine.step(batches, learning_rate)
         if self.is_stale and result.skipped:
-            self._set(
-                self.versions[-1]
-            )  # the pre-hook of the optimizer, which does this, did not run
+            # The pre-hook of the optimizer, which does this otherwise, did not run.
+            self._set(self.versions[-1])
         if self.rule.slows:
             self._slow_down()
         if self.is_stale:

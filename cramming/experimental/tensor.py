@@ -12,6 +12,7 @@ size.
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -175,7 +176,7 @@ def _compute_locally(
     The forward method is wrapped, and not a hook added, so that FSDP has gathered the parameters before.
     """
     modules = [part for part in module.modules() if owners is None or part in owners]
-    slots = [slot for part in modules for slot in _slots(part, part in in_parts)]
+    slots = list(chain.from_iterable(_slots(part, part in in_parts) for part in modules))
     forward = module.forward
 
     def local_forward(*inputs: Any, **named: Any) -> Any:
@@ -202,9 +203,12 @@ def _moved(
     return local
 
 
-def _enter(x: Tensor, mesh: DeviceMesh, stream: Placement) -> Tensor:
-    """Return the whole stream, on which ranks compute different things: the backward pass sums (Megatron's f)."""
-    return _moved(x, mesh, stream, EVERYWHERE, SUMMANDS)
+def _gather_stream(x: Any, mesh: DeviceMesh, stream: Placement) -> Any:
+    """Return the whole stream, of which each rank uses all: the backward pass sums (Megatron's f).
+
+    What is no tensor is returned unchanged.
+    """
+    return _moved(x, mesh, stream, EVERYWHERE, SUMMANDS) if isinstance(x, Tensor) else x
 
 
 class _InParts(ParallelStyle):
@@ -235,7 +239,7 @@ class _InParts(ParallelStyle):
         self, mesh: DeviceMesh, module: nn.Module, inputs: tuple[Any, ...]
     ) -> tuple[Any, ...]:
         """Return the inputs with whole hidden states and context; other inputs are not tensors and stay unchanged."""
-        return tuple(_enter(x, mesh, self.stream) if isinstance(x, Tensor) else x for x in inputs)
+        return tuple(_gather_stream(x, mesh, self.stream) for x in inputs)
 
     def _leave(self, mesh: DeviceMesh, module: nn.Module, inputs: object, output: Any) -> Any:
         """Return the output summed over ranks (Megatron's g)."""
@@ -288,7 +292,7 @@ def _cut_tokens(encoder: Encoder, mesh: DeviceMesh, by_tokens: int) -> None:
     )
     for convolution in encoder.convolutions:  # a token's neighbours may be on another rank
         convolution.register_forward_pre_hook(
-            lambda module, inputs: (_enter(inputs[0], mesh, BY_TOKENS), *inputs[1:])
+            lambda module, inputs: (_gather_stream(inputs[0], mesh, BY_TOKENS), *inputs[1:])
         )
         convolution.register_forward_hook(
             lambda module, inputs, x_TD: x_TD.chunk(mesh.size())[mesh.get_local_rank()]

@@ -10,9 +10,8 @@ from typing import ClassVar, Literal, NamedTuple
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "relu2", "silu"]
 Pooling = Literal["mean", "cls", "pairs"]  # of a classifier (classifier.py)
-LastLayer = Literal[
-    "all", "targets"
-]  # the tokens for which a masked language model computes its late layers
+# the tokens for which a masked language model computes its late layers
+LastLayer = Literal["all", "targets"]
 Init = Literal["normal", "truncated", "depth_scaled", "small"]
 
 _LEAST = {

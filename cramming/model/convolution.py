@@ -71,8 +71,9 @@ def _neighbours(
 ) -> tuple[slice, slice, Tensor]:
     """Return slices of target and source tokens, `offset` apart, and [X, 1]: 1 if both are in one sequence, else 0."""
     last = len(positions_T) - abs(offset)
-    earlier, later = slice(0, max(0, last)), slice(abs(offset), None)
-    target, source = (earlier, later) if offset > 0 else (later, earlier)
+    target, source = slice(0, max(0, last)), slice(abs(offset), None)
+    if offset < 0:
+        target, source = source, target
     is_neighbour_X = positions_T[source] == positions_T[target] + offset
     # a number: multiplication with a bool is slow on a CPU
     return target, source, is_neighbour_X.to(dtype)[:, None]

@@ -1,8 +1,9 @@
 """FlexAttention: the block mask of a batch, and the one compiled kernel.
 
-A token sees one interval of tokens: its sequence, cut by the window and, in a causal pass, after the token. So the
-blocks follow from the ends of the intervals. `create_block_mask` would build the whole [T, T] mask, 4.3 GB at 65,536
-tokens. Shapes: T tokens, H heads, K head size, M queries, Q blocks of queries, N blocks of keys, B tokens of a block.
+A token sees one interval of tokens: its sequence within the window and, in a causal pass, up to the token itself. So
+the blocks follow from the ends of the intervals. `create_block_mask` would build the whole [T, T] mask, 4.3 GB at
+65,536 tokens. Shapes: T tokens, H heads, K head size, M queries, Q blocks of queries, N blocks of keys, B tokens of a
+block.
 """
 
 import functools
@@ -18,7 +19,7 @@ BLOCK = 128  # a multiple of the block sizes inside the kernel
 
 
 def prepare(packing: Packing, num_tokens: int, half_window: int | None) -> Layout:
-    """Return the layout of a batch."""
+    """Return the layout of a batch in which every token is a query."""
     all_T = torch.arange(num_tokens, device=packing.bounds_S.device)
     return restrict(Layout("flex", packing, half_window), all_T, num_tokens)
 

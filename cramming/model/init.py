@@ -86,7 +86,8 @@ def initialize(module: nn.Module, config: ModelConfig, done: nn.Module | None = 
 
 def _fill(parameter: Tensor, role: str, config: ModelConfig) -> None:
     constants = {"one": 1.0, "half": 0.5, "zero": 0.0, "scale": config.hidden_size**-0.5}
-    constants |= {"residual": 0.0} if config.zero_residual else {}
+    if config.zero_residual:
+        constants["residual"] = 0.0
     if role == "tap":
         # Random signs distinguish the two sides; all neighbours together have half the token's variance.
         nn.init.normal_(parameter, std=(2 * parameter.shape[0]) ** -0.5)

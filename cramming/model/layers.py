@@ -36,7 +36,10 @@ def make_norm(config: ModelConfig, present: bool = True, width: int | None = Non
 
 
 class RMSNorm(nn.RMSNorm):
-    """RMS norm in fp32, as autocast runs it on a GPU; with two types on a CPU torch warns and computes the same."""
+    """RMS norm of the input in the weight's type (fp32), as autocast runs it on a GPU.
+
+    On a CPU, torch computes the same from an input of another type, but warns.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.to(self.weight.dtype))
@@ -81,9 +84,7 @@ class Dropout(nn.Dropout):
 
 
 def residual_sum(stream: Tensor, branch: Tensor) -> Tensor:
-    """Return `stream + branch`. Compiled, a branch of 16 bits is added in at least fp32, which gives the same number.
-
-    In compiled code 16-bit tensors are added in fp32 and rounded, which gives the same number.
+    """Return `stream + branch`; compiled code adds a 16-bit branch in fp32 and rounds, which gives the same number.
 
     Inductor would otherwise fuse product and sum to one `addmm`, for which cuBLAS first copies the whole stream.
     """
@@ -196,7 +197,7 @@ def apply_rope(x_THK: Tensor, rope: Rope) -> Tensor:
 
 
 class _Rotation(torch.autograd.Function):
-    """The rotation of eager execution: two passes over memory each way, where separate operations take four."""
+    """Rotation of eager execution: two passes over memory each way, where separate operations take four."""
 
     @staticmethod
     def forward(ctx: Any, x_THK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

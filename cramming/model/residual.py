@@ -1,8 +1,8 @@
 """The residual stream in 16 bits: hidden states between blocks, and the outputs of norms.
 
-Autocast lowers matrix products only. Here the encoder's first sum is lowered, and with it all later ones, and each
-norm computes in fp32 and returns the type of its input. Weights, their gradients, and the norms within the embeddings
-and of queries and keys stay fp32. Shapes: T tokens, D hidden size.
+Autocast lowers matrix products only. Here the output of the embeddings is lowered, and so are all later sums of the
+stream; each norm computes in fp32 and returns the type of its input. Weights, their gradients, and the norms within the
+embeddings and of queries and keys stay fp32. Shapes: T tokens, D hidden size.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ def lower(encoder: Encoder, dtype: torch.dtype) -> None:
 
 
 def _normed(norm: nn.Module, x_TD: Tensor) -> Tensor:
-    """Return the norm of `x_TD`, computed in fp32, in the type of `x_TD`."""
+    """Return `norm(x_TD)`, computed in fp32, in the type of `x_TD`."""
     normalize, eps, weights = NORMALIZE[type(norm)], norm.eps, tuple(norm.parameters())
     if torch.compiler.is_compiling():
         return normalize(x_TD.float(), eps, *weights).to(x_TD.dtype)
@@ -50,7 +50,7 @@ def _normed(norm: nn.Module, x_TD: Tensor) -> Tensor:
 
 
 class _Normed(torch.autograd.Function):
-    """The norm of eager execution, which saves the 16-bit input, where autograd would save a copy in fp32."""
+    """Norm of eager execution: saves the 16-bit input, where autograd would save a copy in fp32."""
 
     @staticmethod
     def forward(

@@ -1,8 +1,8 @@
 """Architectures of `transformers` as configurations of this suite's model.
 
-A `Family` holds the choices that the stock class fixes, and two tables for both directions, of settings and of
-parameters. Several stock parameters for one of this suite mean that the stock matrices are stacked (BERT's query, key
-and value). Stock settings that this model cannot compute are refused by name, never dropped.
+A `Family` holds the choices that a stock class fixes, and tables that translate settings and parameter names in both
+directions. A parameter of this suite may stack several stock matrices (BERT's query, key and value). Stock settings
+that this model cannot compute are refused by name, never dropped.
 """
 
 import importlib
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from cramming.config import UserError
 from cramming.model.config import ModelConfig
 
-HF_ACTIVATIONS = {  # name in transformers -> name here; the first name of each is the one written
+HF_ACTIVATIONS = {  # name in transformers -> name here
     "gelu": "gelu",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
@@ -22,6 +22,8 @@ HF_ACTIVATIONS = {  # name in transformers -> name here; the first name of each 
     "silu": "silu",
     "swish": "silu",
 }
+# name here -> the first of its names in transformers
+STOCK_ACTIVATIONS = {name: stock for stock, name in reversed(HF_ACTIVATIONS.items())}
 SIZES = {  # stock setting -> field of ModelConfig; every configuration must have them
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
@@ -44,44 +46,42 @@ class Family(NamedTuple):
     # stock setting -> field of ModelConfig, and the default of the stock class
     settings: dict[str, tuple[str, Any]]
     only: dict[str, Any]  # stock settings for which this suite's model supports this value alone
-    written: Callable[[ModelConfig], Node]  # further stock settings, from a ModelConfig
+    to_node: Callable[[ModelConfig], Node]  # further stock settings, from a ModelConfig
     # further fields of ModelConfig, from stock settings; raises ValueError for unsupported values
-    read: Callable[[Node], Node]
+    from_node: Callable[[Node], Node]
     names: Callable[[ModelConfig], Names]
     prefix: str  # prefix of the bare encoder's parameters inside the masked-LM class
     ignored: str  # regular expression of other parameters that a checkpoint may hold
-    covers: Callable[[ModelConfig], bool] = lambda config: True  # beside the fixed fields
+    covers: Callable[[ModelConfig], bool] = lambda config: True  # conditions beside `fixed`
     sizes: dict[str, str] = SIZES
 
 
 def to_stock(config: ModelConfig, family: Family) -> Node:
     """Return the stock configuration of a ModelConfig."""
     node = {key: getattr(config, field) for key, field in family.sizes.items()}
-    node |= {key: getattr(config, field) for key, (field, _) in family.settings.items()}
-    names = [stock for stock, name in HF_ACTIVATIONS.items() if name == config.activation]
     for key, (field, _) in family.settings.items():
-        if field == "activation":
-            node[key] = names[0]
-    return node | {"tie_word_embeddings": config.tie_embeddings} | family.written(config)
+        value = getattr(config, field)
+        node[key] = STOCK_ACTIVATIONS[value] if field == "activation" else value
+    return node | {"tie_word_embeddings": config.tie_embeddings} | family.to_node(config)
 
 
 def from_stock(node: Node, family: Family, where: str) -> Node:
     """Return the fields of ModelConfig; raise UserError, prefixed by `where`, for unsupported settings."""
     sizes = family.sizes
-    rows = [(key, (field, None)) for key, field in sizes.items()] + list(family.settings.items())
+    settings = {key: (field, None) for key, field in sizes.items()} | family.settings
     fields: Node = {}
     try:
         for key, value in family.only.items():
             if node.get(key, value) != value:
                 raise ValueError(f"{key}={node[key]!r}: only {value!r} is supported")
-        for key, (field, default) in rows:
+        for key, (field, default) in settings.items():
             value = node[key] if key in sizes else node.get(key, default)
             value = HF_ACTIVATIONS[value] if field == "activation" else value
             if fields.setdefault(field, value) != value:
                 raise ValueError(
                     f"{key}={value!r}: this suite's model has one {field}, here {fields[field]!r}"
                 )
-        return family.fixed | fields | family.read(node)
+        return family.fixed | fields | family.from_node(node)
     except KeyError as error:
         raise UserError(
             f"{where}: {key}={node.get(key)!r} is missing or not supported ({error})"
@@ -145,7 +145,7 @@ _MODERN_LAYER = {
 }
 
 
-def _modern_written(config: ModelConfig) -> Node:
+def _modern_to_node(config: ModelConfig) -> Node:
     """Return the stock settings of layer types and rotary angles.
 
     transformers 5 reads `layer_types` and `rope_parameters`, transformers 4 the three settings after them.
@@ -173,9 +173,10 @@ def _modern_written(config: ModelConfig) -> Node:
     }
 
 
-def _modern_read(node: Node) -> Node:
+def _modern_from_node(node: Node) -> Node:
     layers = node["num_hidden_layers"]
-    every, rope = node.get("global_attn_every_n_layers", 3), node.get("rope_parameters") or {}
+    every = node.get("global_attn_every_n_layers", 3)
+    rope = node.get("rope_parameters") or {}
     kinds = node.get("layer_types")
     if kinds:
         global_layers = [layer for layer, kind in enumerate(kinds) if kind == "full_attention"]
@@ -256,8 +257,8 @@ FAMILIES: dict[str, Family] = {
         fixed=BERT_FIXED,
         settings=BERT_SETTINGS,
         only=BERT_ABSOLUTE,
-        written=lambda config: {**BERT_ONLY, "classifier_dropout": None, "use_cache": True},
-        read=lambda node: {},
+        to_node=lambda config: {**BERT_ONLY, "classifier_dropout": None, "use_cache": True},
+        from_node=lambda node: {},
         names=lambda config: {
             **parameters_of(BERT_MODULES, config.num_layers, BERT_LAYER),
             "decoder_bias": ("cls.predictions.bias",),
@@ -296,8 +297,8 @@ FAMILIES: dict[str, Family] = {
             "initializer_range": ("init_std", 0.02),
         },
         only={},
-        written=_modern_written,
-        read=_modern_read,
+        to_node=_modern_to_node,
+        from_node=_modern_from_node,
         names=lambda config: {
             **parameters_of(_MODERN_MODULES, config.num_layers, _MODERN_LAYER),
             "decoder_bias": ("decoder.bias",),
@@ -311,7 +312,7 @@ FAMILIES: dict[str, Family] = {
 
 @cache
 def families() -> dict[str, Family]:
-    """Return all families by transformers' model type. BERT's relatives are loaded here: most runs have none."""
+    """Return all families by transformers' model type. BERT's relatives are imported late: most runs need none."""
     return FAMILIES | importlib.import_module("cramming.model.stock_relatives").RELATIVES
 
 

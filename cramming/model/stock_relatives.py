@@ -24,15 +24,14 @@ _ROBERTA_HEAD = {"transform.dense": ("lm_head.dense",), "transform.norm": ("lm_h
 def _roberta_names(config: ModelConfig) -> Names:
     """Return BERT's names, with another prefix and another head."""
     encoder = parameters_of(BERT_MODULES, config.num_layers, BERT_LAYER)
-    names = {
-        parameter: tuple(re.sub(r"^bert\.", "roberta.", name) for name in stock)
-        for parameter, stock in encoder.items()
-    }
+    names: Names = {}
+    for parameter, stock in encoder.items():
+        names[parameter] = tuple(re.sub(r"^bert\.", "roberta.", name) for name in stock)
     head = parameters_of(_ROBERTA_HEAD, 0, {})
     return {**names, **head, "decoder_bias": ("lm_head.bias",)}
 
 
-def _roberta_read(node: Node) -> Node:
+def _roberta_from_node(node: Node) -> Node:
     """Return the positions: those of text begin behind the padding's."""
     offset = node.get("pad_token_id", 1) + 1
     length = node.get("max_position_embeddings", 512) - offset
@@ -78,14 +77,14 @@ RELATIVES: dict[str, Family] = {
             if key not in ("hidden_act", "max_position_embeddings")
         },
         only={**BERT_ABSOLUTE, "hidden_act": "gelu"},
-        written=lambda config: {
+        to_node=lambda config: {
             **BERT_ONLY,
             "hidden_act": "gelu",
             "max_position_embeddings": config.max_length + config.position_offset,
             "classifier_dropout": None,
             "use_cache": True,
         },
-        read=_roberta_read,
+        from_node=_roberta_from_node,
         names=_roberta_names,
         prefix="roberta.",
         ignored=r"(roberta\.pooler|lm_head\.decoder|classifier|qa_outputs)\."
@@ -104,8 +103,8 @@ RELATIVES: dict[str, Family] = {
             "initializer_range": ("init_std", 0.02),
         },
         only={"tie_word_embeddings": True, "sinusoidal_pos_embds": False},
-        written=lambda config: {"sinusoidal_pos_embds": False},
-        read=lambda node: {},
+        to_node=lambda config: {"sinusoidal_pos_embds": False},
+        from_node=lambda node: {},
         names=lambda config: {
             **parameters_of(_DISTIL_MODULES, config.num_layers, _DISTIL_LAYER),
             "decoder_bias": ("vocab_projector.bias",),

@@ -18,7 +18,7 @@ class NextTokens(Targets):
     is_causal: ClassVar[bool] = True
 
     def mask(self, masker: Masker, ids_NL: np.ndarray, samples_N: np.ndarray) -> Masked:
-        """Return the rows as they are, and targets in the document of their place: the next one begins with [CLS]."""
+        """Return the unchanged rows and their targets. No target is in the next document: its first token is [CLS]."""
         rows, length = ids_NL.shape
         next_NL = np.roll(ids_NL, -1, axis=1)
         can_be_target_NL = ~masker.is_special_V[next_NL]
@@ -36,7 +36,7 @@ class CausalObjective(Objective):
 
     Gisserot-Boukhlef et al. 2025 ("Should we still pretrain encoders with masked language modeling?") find such a phase
     before masked ones best at fixed compute. In both phases `rate` of the tokens are targets: so the vocabulary
-    projection, a small model's largest product, costs the same. `mask_share` and `random_share`: as of objective=mlm.
+    projection, a small model's largest product, costs the same. `mask_share` and `random_share`: as in objective=mlm.
     """
 
     rate: Rate

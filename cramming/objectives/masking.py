@@ -1,4 +1,4 @@
-"""Which tokens of a row are targets, and what is shown in their place.
+"""Choice of the target tokens of a row, and of the tokens that are shown in their place.
 
 Every random choice is a hash of (seed, sample index, position): the masks of a sample are the same whatever batch, rank
 or process it appears in, and a later epoch, with other sample indices, has others (dynamic masking, Liu et al. 2019,
@@ -11,8 +11,8 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-IGNORE = -100  # the target id of a place without a target, as in torch's cross entropy
-BLOCK, PER_BLOCK = 20, 3  # of the validation: of each so many tokens so many are targets
+IGNORE = -100  # the target id at a position that is no target, as in torch's cross entropy
+BLOCK, PER_BLOCK = 20, 3  # in the validation text, 3 of each 20 tokens are targets
 _SELECT, _REPLACE, _TOKEN, _SAMPLE = 1, 2, 3, 4  # streams of random numbers, not correlated
 _NEVER = np.uint64(2**64 - 1)  # the key of a token that cannot be chosen; other keys have 63 bits
 
@@ -51,13 +51,13 @@ def _mix(z: np.ndarray) -> np.ndarray:
 class Targets(ABC):
     """Choice of targets in one phase of an objective. Equal objects choose the same.
 
-    `rate`: share of the tokens; `is_causal`: no token sees a later one; `draws`: each target has a random number, with
-    which the model samples a replacement.
+    `rate`: share of the tokens; `is_causal`: no token sees a later one; `needs_uniform`: the model samples a
+    replacement for each target from a random number in [0, 1).
     """
 
     rate: float
     is_causal: ClassVar[bool] = False
-    draws: ClassVar[bool] = False
+    needs_uniform: ClassVar[bool] = False
 
     def per_row(self, length: int) -> int:
         """Return the number of targets in a row of `length` tokens, at least one."""
@@ -82,7 +82,9 @@ class MaskedTargets(Targets):
             ids_NL, ~masker.is_special_V[ids_NL], samples_N, count
         )
         keys = samples_N[:, None], chosen_NC
-        return self.hide(masker, ids_NL, chosen_NC, is_target_NC, keys, draws=self.draws)
+        return self.hide(
+            masker, ids_NL, chosen_NC, is_target_NC, keys, needs_uniform=self.needs_uniform
+        )
 
     def hide(
         self,
@@ -92,9 +94,9 @@ class MaskedTargets(Targets):
         is_target_NC: np.ndarray,
         keys: tuple[np.ndarray, ...],
         *,
-        draws: bool,
+        needs_uniform: bool,
     ) -> Masked:
-        """Return the rows with the `chosen_NC` places hidden where `is_target_NC`; `keys` broadcast to them."""
+        """Return the rows with the positions `chosen_NC` hidden where `is_target_NC`; `keys` broadcast to [N, C]."""
         targets_NC = np.take_along_axis(ids_NL, chosen_NC, 1).astype(np.int64)
         kind_NC = hash64(masker.seed, _REPLACE, *keys).astype(np.float64) / 2.0**64
         pick_NC = hash64(masker.seed, _TOKEN, *keys) % np.uint64(len(masker.regular_ids))
@@ -107,7 +109,7 @@ class MaskedTargets(Targets):
         positions_M = (np.arange(len(ids_NL))[:, None] * ids_NL.shape[1] + chosen_NC).reshape(-1)
         target_ids_M = np.where(is_target_NC, targets_NC, IGNORE).reshape(-1)
         uniform_M = None
-        if draws:  # of 24 bits, which fp32 holds: 1 is never reached by rounding
+        if needs_uniform:  # 24 bits, which fp32 holds exactly: no number is rounded to 1
             bits_NC = hash64(masker.seed, _SAMPLE, *keys) >> np.uint64(40)
             uniform_M = (bits_NC.astype(np.float32) / np.float32(2**24)).reshape(-1)
         return Masked(inputs_NL, positions_M, target_ids_M, uniform_M)
@@ -116,7 +118,7 @@ class MaskedTargets(Targets):
 class Masker:
     """Targets of one phase for one vocabulary and seed.
 
-    `weights_V`: how often an id is a target beside others; None: all alike.
+    `weights_V`: relative frequency with which each id is chosen as a target; None: all are equal.
     """
 
     def __init__(
@@ -145,12 +147,12 @@ class Masker:
         samples_N: np.ndarray,
         count: int,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return `count` ascending places of each row, [N, C], and whether each of them can be a target.
+        """Return `count` ascending positions of each row, [N, C], and whether each of them can be a target.
 
-        `answers_NL`: the id that a target at each place would have, which decides its weight.
+        `answers_NL`: the id to predict at each position, which decides its weight.
         """
-        places_L = np.arange(answers_NL.shape[1])
-        keys_NL = hash64(self.seed, _SELECT, samples_N[:, None], places_L[None, :])
+        positions_L = np.arange(answers_NL.shape[1])
+        keys_NL = hash64(self.seed, _SELECT, samples_N[:, None], positions_L[None, :])
         keys_NL >>= np.uint64(1)
         never: np.uint64 | float = _NEVER
         if self.weights_V is not None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class SampledTargets(MaskedTargets):
     """Hidden tokens, each with a random number by which its replacement is drawn."""
 
-    draws: ClassVar[bool] = True
+    needs_uniform: ClassVar[bool] = True
 
 
 class ReplacedTokensObjective(MaskedObjective):

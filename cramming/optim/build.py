@@ -82,18 +82,19 @@ COMMON = OptimConfig.model_fields.keys()
 
 
 def _build_by_name(
-    module: str, name: str, **fixed: Any
+    module: str, class_name: str, **fixed: Any
 ) -> Callable[[Groups, Any], torch.optim.Optimizer]:
-    """Return a builder of the class `name` of a module, which is imported when it is built.
+    """Return a function that imports a module and builds an optimizer of its class `class_name`.
 
-    Its arguments are the settings that are not in COMMON.
+    The arguments are the settings that are not in COMMON, and `fixed`.
     """
-    return lambda groups, c: getattr(import_module(module), name)(
-        groups,
-        lr=c.lr,
-        **{setting: value for setting, value in vars(c).items() if setting not in COMMON},
-        **fixed,
-    )
+
+    def build(groups: Groups, config: Any) -> Any:
+        settings = {name: value for name, value in vars(config).items() if name not in COMMON}
+        optimizer = getattr(import_module(module), class_name)
+        return optimizer(groups, lr=config.lr, **settings, **fixed)
+
+    return build
 
 
 # name -> (class of its settings, function of parameter groups and settings that returns the optimizer)

@@ -1,7 +1,7 @@
 """LAMB and LARS: steps scaled by the norm of each matrix, so that training with large batches works.
 
-Both update tensors in lists (`torch._foreach_*`), with one launch for all of a kind. As in the authors' code, vectors
-(the group `no_decay`) are updated without the scaling.
+Both update lists of tensors (`torch._foreach_*`): one kernel launch per operation and parameter group. As in the
+authors' code, vectors (the group `no_decay`) are updated without the scaling.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,7 +15,7 @@ LARS_TRUST = 1e-3
 
 
 class _Layerwise(torch.optim.Optimizer):
-    """Base class of both: state is created on first use, and each group is updated at once."""
+    """Base class of LAMB and LARS: creates state on first use, and updates all tensors of a group together."""
 
     moments: tuple[str, ...]
     _update: Callable[..., None]  # (group, parameters, gradients, states): updates in place
@@ -47,7 +47,8 @@ class Lamb(_Layerwise):
     def _update(
         self, group: dict[str, Any], parameters: list[Tensor], gradients: Any, states: Any
     ) -> None:
-        first, second = ([state[name] for state in states] for name in self.moments)
+        first = [state["exp_avg"] for state in states]
+        second = [state["exp_avg_sq"] for state in states]
         steps = [int(state["step"]) for state in states]  # on the host; may differ by parameter
         beta1, beta2 = group["betas"]
         torch._foreach_lerp_(first, gradients, 1 - beta1)
@@ -60,8 +61,8 @@ class Lamb(_Layerwise):
         torch._foreach_div_(direction, scale)
         torch._foreach_add_(direction, parameters, alpha=group["weight_decay"])
         if group["name"] == "decay":
-            sizes, moves = torch._foreach_norm(parameters), torch._foreach_norm(direction)
-            torch._foreach_mul_(direction, [_ratio(w, u) for w, u in zip(sizes, moves)])
+            norms = zip(torch._foreach_norm(parameters), torch._foreach_norm(direction))
+            torch._foreach_mul_(direction, [_ratio(weight, step) for weight, step in norms])
         torch._foreach_add_(parameters, direction, alpha=-group["lr"])
 
 
@@ -80,15 +81,15 @@ class Lars(_Layerwise):
         decay = group["weight_decay"]
         direction = torch._foreach_add(gradients, parameters, alpha=decay)
         if group["name"] == "decay":
-            sizes, slopes = torch._foreach_norm(parameters), torch._foreach_norm(gradients)
-            rates = [LARS_TRUST * _ratio(w, g + decay * w) for w, g in zip(sizes, slopes)]
+            norms = zip(torch._foreach_norm(parameters), torch._foreach_norm(gradients))
+            rates = [LARS_TRUST * _ratio(w, g + decay * w) for w, g in norms]
             torch._foreach_mul_(direction, rates)
         torch._foreach_mul_(velocity, group["momentum"])
         torch._foreach_add_(velocity, direction, alpha=group["lr"])
         torch._foreach_sub_(parameters, velocity)
 
 
-def _ratio(size: Tensor, move: Tensor) -> Tensor:
-    """Return size / move, or 1 where either is 0, without waiting for the device."""
-    usable = (size > 0) & (move > 0)
-    return torch.where(usable, size / torch.where(usable, move, 1.0), 1.0)
+def _ratio(norm: Tensor, other: Tensor) -> Tensor:
+    """Return norm / other, or 1 where either is 0, without waiting for the device."""
+    is_usable = (norm > 0) & (other > 0)
+    return torch.where(is_usable, norm / torch.where(is_usable, other, 1.0), 1.0)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class MemoryConfig(Section):
-    """Time for memory. None of these changes a number of the training, but for the rounding of compiled code.
+    """Settings that save memory at the cost of time. The numbers stay the same, but for the rounding of compiled code.
 
     `checkpoint_every: k` computes every k-th block again in the backward pass (Chen et al. 2016) instead of keeping
     its activations; 0 keeps everything. `checkpoint: full` keeps such a block's input only, `selective` also the
@@ -53,7 +53,7 @@ class MemoryConfig(Section):
     loss_chunk: Count | None = None
 
     @model_validator(mode="after")
-    def _keeps_of_what_it_recomputes(self) -> Self:
+    def _selective_recomputes_blocks(self) -> Self:
         if self.checkpoint == "selective" and not self.checkpoint_every:
             raise ValueError(
                 "checkpoint=selective: does nothing with memory.checkpoint_every=0."
@@ -68,12 +68,15 @@ def move_weights(
     """Move the weights to `device`; with `offload_weights` those of the blocks stay on the host, pinned."""
     if not config.offload_weights:
         return model.to(device)
-    from cramming.parallel.offload import CopyStream
+    from cramming.parallel.offload import CopyStream, block_parameters
 
     copy_stream = CopyStream(device)
-    at_home = {p for encoder in model.encoders for p in encoder.blocks.parameters()}
+    host_parameters = block_parameters(model.encoders)
     for p in model.parameters():
-        p.data = copy_stream.host_empty(p).copy_(p.data) if p in at_home else p.data.to(device)
+        if p in host_parameters:
+            p.data = copy_stream.host_empty(p).copy_(p.data)
+        else:
+            p.data = p.data.to(device)
     return model
 
 
@@ -146,8 +149,8 @@ def _wrap_blocks(encoder: Encoder, config: MemoryConfig) -> None:
         forward = block.forward
         is_recomputed = bool(config.checkpoint_every) and index % config.checkpoint_every == 0
         if fetched:
-            rest = activations.pack if activations else lambda tensor: tensor
-            forward = fetched[index].wrap(forward, None if is_recomputed else rest)
+            pack_rest = activations.pack if activations else lambda tensor: tensor
+            forward = fetched[index].wrap(forward, None if is_recomputed else pack_rest)
         if is_recomputed:
             context = selective if config.checkpoint == "selective" else {}
             forward = partial(checkpoint, forward, use_reentrant=False, **context)

@@ -114,10 +114,13 @@ class ParallelStrategy:
         tensors = saved.get("state", {})
         parameters = list(chain.from_iterable(group["params"] for group in optimizer.param_groups))
         groups = saved.get("param_groups")
-        # Scalars are sent together. What is cut as its parameter is follows, one by one; here stands its type.
+        # Scalars are sent together. Tensors, which are sharded as their parameters, follow one by one: `small` has
+        # their types.
         small: dict[int, dict[str, Any]] = {}
         for number, of_one in tensors.items():
-            small[number] = {name: t.dtype if t.dim() else t for name, t in of_one.items()}
+            small[number] = {}
+            for name, tensor in of_one.items():
+                small[number][name] = tensor.dtype if tensor.dim() else tensor
         small, groups = self.mesh.object_from_main((small, groups))
         for number, of_one in small.items():
             for name, value in of_one.items():

@@ -1,6 +1,6 @@
-"""The processes of a run, and who owns what. This module alone reads the launcher's variables (RANK, WORLD_SIZE ...).
+"""The processes of a run and their shares of the work. Reads the launcher's variables (RANK, WORLD_SIZE ...).
 
-Processes stand on a mesh of three dimensions, pp x dp x tp (torch's DeviceMesh; tp varies fastest, so that its ranks
+Processes form a mesh of three dimensions, pp x dp x tp (torch's DeviceMesh; tp varies fastest, so that its ranks
 are on one machine). Along `dp` processes differ in the samples that they compute: `data_rank` of `data_size` says which
 are this one's, and the sample stream is a pure function of these two. Along `tp` and `pp` they have the same samples
 and different parts of the model. So what is counted per sample (targets, losses) is summed over `dp`; numbers that
@@ -33,8 +33,8 @@ REPLY_TIMEOUT = timedelta(hours=2)
 class ParallelConfig(Section):
     """Sizes of the mesh: data parallel (`dp`), parts of each matrix (`tp`), stages of layers (`pp`).
 
-    With `dp: null` it follows from the number of processes. `sequence` cuts the activations between the matrices by
-    tokens over `tp`. `backend: auto` is nccl on GPUs and gloo on CPUs.
+    `dp: null` stands for all processes, divided by `tp` and `pp`. `sequence` divides the activations between the
+    matrices by tokens among the `tp` ranks (sequence parallelism). `backend: auto` is nccl on GPUs and gloo on CPUs.
     """
 
     name: str
@@ -120,7 +120,7 @@ STRATEGIES: dict[str, type[ParallelConfig]] = {
 
 # The one place that knows cramming/experimental: its modules by name, imported when a setting selects one.
 EXPERIMENTS = {
-    "compression": "cramming.experimental.compression",  # parallel.compression, but for none
+    "compression": "cramming.experimental.compression",  # parallel.compression other than none
     "pipeline": "cramming.experimental.pipeline",  # parallel=pp
     "pipeline_study": "cramming.experimental.pipeline_study",  # the study of pipelines
     "stages": "cramming.experimental.stages",  # what parallel=pp can cut
@@ -167,11 +167,11 @@ class Mesh:
         return self.rank == 0
 
     def sums(self, *values: float) -> list[float]:
-        """Return the sum of each of the `values` over the processes with other samples."""
+        """Return the sum of each of the `values` over the `dp` ranks, which have different samples."""
         return self._exchange(values, self.sum_tensor)
 
     def sum_tensor(self, tensor: Tensor) -> None:
-        """Sum a tensor over the processes with other samples, in place."""
+        """Sum a tensor over the `dp` ranks, which have different samples, in place."""
         if self.data_size > 1:
             dist.all_reduce(tensor, group=self.dims.get_group("dp"))
 
@@ -275,10 +275,10 @@ def _join_process_group(backend: str) -> None:
     )
 
 
-def _ask_group_name(store: Any, rank: int, size: int, own_name: str) -> str:
-    """Ask rank 0 by a new name, under which the store has no answer from before a restart."""
-    store.set(f"asks {rank}", own_name)
-    name: str = store.get(f"answer {own_name}").decode()
+def _ask_group_name(store: Any, rank: int, size: int, request: str) -> str:
+    """Return the name that rank 0 answers with. `request` is unique: no answer to it dates from before a restart."""
+    store.set(f"asks {rank}", request)
+    name: str = store.get(f"answer {request}").decode()
     store.set(f"knows {name} {rank}", "")
     return name
 
@@ -295,8 +295,8 @@ def _name_group(store: Any, rank: int, size: int, name: str) -> str:
             if store.check([f"knows {name} {other}"]):
                 waiting.remove(other)
             elif store.check([f"asks {other}"]):
-                asked_by = store.get(f"asks {other}").decode()
-                store.set(f"answer {asked_by}", name)
+                request = store.get(f"asks {other}").decode()
+                store.set(f"answer {request}", name)
         require(
             time.monotonic() < deadline,
             f"torchrun: of {size} processes those of rank {', '.join(map(str, sorted(waiting)))} did not answer within"

@@ -10,13 +10,15 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
+
+from cramming.model.encoder import Encoder
 
 SMALLEST = 1024  # elements: below, a copy costs more than the memory it frees
 BLOCKS_IN_FLIGHT = 2  # whose activations are still on the device while they are copied out
@@ -40,7 +42,7 @@ class CopyStream:
         return torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=is_pinned)
 
     def copy(self, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> Event:
-        """Begin to copy each source into its target, after all that is queued now; the event is their arrival."""
+        """Begin to copy each source into its target, after the work queued so far; return the event of completion."""
         if self.stream is None:
             for target, source in zip(targets, sources, strict=True):
                 target.copy_(source)
@@ -52,7 +54,7 @@ class CopyStream:
             return self.stream.record_event()
 
     def wait(self, event: Event) -> None:
-        """Let what is computed from now on see the copies behind `event`; the host does not wait."""
+        """Make the work that is queued from now on wait for the copies of `event`; the host does not wait."""
         if event is not None:
             torch.cuda.current_stream(self.device).wait_event(event)
 
@@ -72,15 +74,20 @@ def unpack(packed: Packed) -> Tensor:
 
 
 def storage_id(tensor: Tensor) -> int:
-    """Return what tells two storages apart. In a simulation all addresses are 0."""
+    """Return an id of the tensor's storage. Its address does not serve: all fake tensors have address 0."""
     return int(tensor.untyped_storage()._cdata)
 
 
 # Weights -------------------------------------------------------------------------------------------------------------
 
 
+def block_parameters(encoders: Sequence[Encoder]) -> set[nn.Parameter]:
+    """Return the parameters of all blocks: those that `memory.offload_weights` moves to the host."""
+    return set().union(*(encoder.blocks.parameters() for encoder in encoders))
+
+
 class HostWeights:
-    """Parameters of one block in host memory, and their copies on the way to the device."""
+    """Parameters of one block in host memory, and copies of them that are under way to the device."""
 
     def __init__(self, block: nn.Module, copy_stream: CopyStream) -> None:
         self.copy_stream = copy_stream
@@ -91,8 +98,9 @@ class HostWeights:
                 if parameter is not None:
                     self.owners.append((module, name))
                     self.parameters.append(parameter)
-        # What autocast would lower in each use is lowered once on arrival: the same rounding, and what the linear layer
-        # saves for backward is then a tensor of ours, which need not stay. Float8 layers take their weights whole.
+        # Weights of linear layers, which autocast would lower at each use, are lowered once on arrival: the rounding is
+        # the same, and the linear layer then saves our tensor for backward, which can be freed. Float8 layers need
+        # their weights in fp32.
         self.is_lowered = [type(module) is nn.Linear for module, _ in self.owners]
         self.before: HostWeights | None = None
         self.after: HostWeights | None = None
@@ -104,7 +112,7 @@ class HostWeights:
         if self._arriving is not None:
             if self._arriving[0] == versions:
                 return
-            self.copy_stream.wait(self._arriving[2])  # else it arrives in memory that is reused
+            self.copy_stream.wait(self._arriving[2])  # before its memory is reused
         sources = [parameter.detach() for parameter in self.parameters]
         copies = [torch.empty_like(source, device=self.copy_stream.device) for source in sources]
         self._arriving = versions, copies, self.copy_stream.copy(copies, sources)
@@ -117,7 +125,7 @@ class HostWeights:
         _, copies, event = self._arriving
         self._arriving = None
         self.copy_stream.wait(event)
-        # A forward that is recomputed runs backwards too.
+        # Recomputed forward passes run in the order of the backward pass.
         is_in_backward = torch._C._current_graph_task_id() != -1
         neighbour = self.before if is_in_backward else self.after
         if neighbour is not None:
@@ -130,35 +138,35 @@ class HostWeights:
         return weights
 
     def install(self, tensors: Sequence[Tensor]) -> None:
-        """Let the block's modules compute with `tensors`."""
+        """Replace the parameters of the block's modules by `tensors`."""
         for (module, name), tensor in zip(self.owners, tensors, strict=True):
             module._parameters[name] = tensor  # type: ignore[assignment]
 
     def wrap(self, forward: Forward, pack_rest: Callable[[Tensor], Packed] | None) -> Forward:
         """Return `forward` with weights fetched for it.
 
-        `pack_rest` packs what else is saved. It is None inside a checkpoint, which saves nothing and runs all of this a
-        second time.
+        `pack_rest` packs saved tensors other than weights. It is None inside an activation checkpoint, which saves none
+        and runs the wrapped function a second time.
         """
 
         def run(*arguments: Any) -> Tensor:
-            visit = WeightVisit(self)
-            self.install(FetchWeights.apply(visit, *self.parameters))
+            on_device = DeviceWeights(self)
+            self.install(FetchWeights.apply(on_device, *self.parameters))
             try:
                 if pack_rest is None or not torch.is_grad_enabled():
                     return forward(*arguments)
-                pack = partial(visit.pack, pack_rest=pack_rest)
+                pack = partial(on_device.pack, pack_rest=pack_rest)
                 with saved_tensors_hooks(pack, unpack):
                     return forward(*arguments)
             finally:
                 self.install(self.parameters)
-                visit.leave()
+                on_device.free()
 
         return run
 
 
-class WeightVisit:
-    """Weights of one block on the device: for one forward, and again for its backward."""
+class DeviceWeights:
+    """Weights of one block on the device, fetched for one forward pass and again for its backward pass."""
 
     def __init__(self, weights: HostWeights) -> None:
         self.weights = weights
@@ -167,14 +175,14 @@ class WeightVisit:
         self.tensors: list[Tensor] | None = None
         self.index: dict[int, int] = {}
 
-    def arrive(self) -> list[Tensor]:
-        """Return the weights on the device, fetched unless they are there."""
+    def get(self) -> list[Tensor]:
+        """Return the weights on the device; fetch them if they were freed."""
         if self.tensors is None:
             self.tensors = self.weights.fetch(self.dtype)
             self.index = {storage_id(tensor): i for i, tensor in enumerate(self.tensors)}
         return self.tensors
 
-    def leave(self) -> None:
+    def free(self) -> None:
         """Free the weights on the device."""
         self.tensors = None
 
@@ -184,30 +192,33 @@ class WeightVisit:
         if number is None:
             return pack_rest(tensor)
         shape, stride, offset = tensor.shape, tensor.stride(), int(tensor.storage_offset())
-        return lambda: self.arrive()[number].as_strided(shape, stride, offset)
+        return lambda: self.get()[number].as_strided(shape, stride, offset)
 
 
 class FetchWeights(torch.autograd.Function):
-    """Host parameters to the device; their gradients back to the host, where autograd adds them up."""
+    """Copy of host parameters to the device, and of their gradients to the host, where autograd accumulates them."""
 
     @staticmethod
-    def forward(ctx: Any, visit: WeightVisit, *parameters: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, on_device: DeviceWeights, *parameters: Tensor) -> tuple[Tensor, ...]:
         """Return the weights on the device."""
-        ctx.visit = visit
+        ctx.on_device = on_device
         ctx.set_materialize_grads(False)
-        return tuple(visit.arrive())
+        return tuple(on_device.get())
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return the gradients in host memory.
 
-        This is the last node of the block's backward. The host waits here for the block's gradients, then adds them to
-        its own in another thread than the one that goes on with the block before.
+        This is the last node of the block's backward pass. The host waits here for the block's gradients. Autograd
+        accumulates them in a CPU thread, while the device's thread proceeds to the previous block.
         """
-        ctx.visit.leave()
+        ctx.on_device.free()
         present = [gradient for gradient in gradients if gradient is not None]
-        on_host = iter(ctx.visit.weights.copy_stream.to_host(present))
-        return None, *(None if gradient is None else next(on_host) for gradient in gradients)
+        copies = iter(ctx.on_device.weights.copy_stream.to_host(present))
+        on_host: list[Tensor | None] = []
+        for gradient in gradients:
+            on_host.append(None if gradient is None else next(copies))
+        return None, *on_host
 
 
 def host_weights(blocks: Sequence[nn.Module], copy_stream: CopyStream) -> list[HostWeights]:
@@ -222,7 +233,7 @@ def host_weights(blocks: Sequence[nn.Module], copy_stream: CopyStream) -> list[H
 
 
 class SavedStorage:
-    """Storage of activations: its copies on the host and, at times, on the device. `uses` are unpacks to come."""
+    """Storage of activations: its copies on host and device, each while needed. `uses` counts the unpacks to come."""
 
     def __init__(self, device: Tensor, host: Tensor, event: Event) -> None:
         self.device: Tensor | None = device
@@ -232,10 +243,10 @@ class SavedStorage:
 
 
 class BlockActivations:
-    """Activations that one forward of one block saved. `previous` is the block before, whose turn in backward is next.
+    """Activations that one forward pass of one block saved.
 
-    A block that `stays` copies nothing, but its backward calls for those of the one before all the same. Storages in
-    `keep` are not moved.
+    The backward pass of the block begins to fetch the activations of the `previous` block, whose backward pass is next.
+    If it `stays`, its own activations are not moved. Storages in `keep` are never moved.
     """
 
     def __init__(
@@ -252,15 +263,15 @@ class BlockActivations:
     def pack(self, tensor: Tensor) -> Packed:
         """Begin to copy a saved tensor to the host.
 
-        The whole storage moves, once: queries, keys and values are views of one, and a view that came back as a tensor
-        of its own would have other strides, in whose order kernels may sum otherwise. The storage lives on at least
-        until `release`, so no other has its key.
+        The whole storage moves, once: queries, keys and values are views of one storage. A view copied by itself would
+        return with other strides, for which kernels may sum in another order. The storage lives at least until
+        `release`, so its id is unique.
         """
         storage = storage_id(tensor)
         if tensor.numel() < SMALLEST or storage in self.keep:
             return tensor
         if self.stays:
-            return partial(self._present, tensor)
+            return partial(self._unpack_resident, tensor)
         key = (storage, tensor.dtype, tensor._version)
         if key not in self.saved:
             length = tensor.untyped_storage().nbytes() // tensor.itemsize
@@ -270,16 +281,16 @@ class BlockActivations:
             self.saved[key] = SavedStorage(whole, host, event)
         self.saved[key].uses += 1
         view = (tensor.shape, tensor.stride(), int(tensor.storage_offset()))
-        return partial(self._back, self.saved[key], *view)
+        return partial(self._unpack_moved, self.saved[key], *view)
 
     def release(self) -> None:
-        """Give up the device's copies; the memory is free for what is queued from now on."""
+        """Free the device's copies, for reuse by the work that is queued from now on."""
         for saved in self.saved.values():
             self.copy_stream.wait(saved.event)
             saved.device = None
 
     def restore(self) -> None:
-        """Begin to fetch what was released."""
+        """Begin to copy released storages back to the device."""
         if self.is_restored:
             return
         self.is_restored = True
@@ -289,17 +300,17 @@ class BlockActivations:
                 saved.event = self.copy_stream.copy([saved.device], [saved.host])
 
     def __del__(self) -> None:
-        """Wait for copies that no backward took: they must not arrive in memory that is reused."""
+        """Wait for copies that no backward pass has used, before their memory is reused."""
         for saved in self.saved.values():
             if saved.device is not None:
                 self.copy_stream.wait(saved.event)
 
-    def _present(self, tensor: Tensor) -> Tensor:
+    def _unpack_resident(self, tensor: Tensor) -> Tensor:
         if self.previous is not None:
             self.previous.restore()
         return tensor
 
-    def _back(
+    def _unpack_moved(
         self, saved: SavedStorage, shape: torch.Size, stride: tuple[int, ...], offset: int
     ) -> Tensor:
         self.restore()
@@ -315,7 +326,7 @@ class BlockActivations:
 
 
 class Activations:
-    """Moves what the blocks save to the host and back. The last two blocks' stays: backward asks for it first."""
+    """Saved activations of all blocks, moved to the host and back, but for the last two blocks', used first."""
 
     def __init__(self, copy_stream: CopyStream, blocks: int) -> None:
         self.copy_stream, self.blocks = copy_stream, blocks
@@ -324,7 +335,7 @@ class Activations:
         self._in_flight: deque[weakref.ref[BlockActivations]] = deque()
 
     def pack(self, tensor: Tensor) -> Packed:
-        """Pack a tensor that the block under way saves."""
+        """Pack a tensor that the current block saves."""
         return tensor if self.current is None else self.current.pack(tensor)
 
     def wrap(self, forward: Forward, index: int, parameters: Iterable[nn.Parameter]) -> Forward:
@@ -364,9 +375,9 @@ class Activations:
 class HostCopies:
     """Copies of weights in host memory, which an optimizer there updates in their place.
 
-    `by_weight` maps each weight on the device to its copy. A weight that was set from outside since the last update is
-    copied before the next: its version tells. Both methods may run twice in a step, as some optimizers call that of
-    another class.
+    `by_weight` maps each weight on the device to its copy. A weight whose version shows a change since the last update
+    (a loaded checkpoint) is copied again before the next. Both methods may run twice in a step, because some optimizers
+    call the `step` of another class.
     """
 
     def __init__(self, by_weight: dict[nn.Parameter, nn.Parameter], copy_stream: CopyStream):
@@ -392,7 +403,7 @@ class HostCopies:
         event = self.copy_stream.copy(buffers, gradients)
         if event is not None:
             event.synchronize()
-        factor = getattr(optimizer, "grad_scale", None)  # of clipping, by a fused optimizer
+        factor = getattr(optimizer, "grad_scale", None)  # for clipping in a fused optimizer
         if factor is not None:
             optimizer.grad_scale = factor.cpu()  # type: ignore[attr-defined]
 
@@ -408,11 +419,12 @@ def build_on_host(
     groups: Groups,
     build: Callable[[Groups], torch.optim.Optimizer],
     copy_stream: CopyStream,
-    at_home: Collection[nn.Parameter] = frozenset(),
+    host_parameters: Collection[nn.Parameter] = frozenset(),
 ) -> torch.optim.Optimizer:
     """Build an optimizer whose state lies in host memory, where it updates copies of the weights.
 
-    Weights `at_home` are on the host already. Weights are the model's to save.
+    `host_parameters` are weights that are on the host already. Checkpoints have the weights of the model, not the
+    copies.
     """
     by_weight: dict[nn.Parameter, nn.Parameter] = {}
     host_groups = []
@@ -420,7 +432,7 @@ def build_on_host(
         on_host = []
         for weight in group["params"]:
             copy = weight
-            if weight not in at_home:
+            if weight not in host_parameters:
                 copy = nn.Parameter(copy_stream.host_empty(weight).copy_(weight.detach()))
                 by_weight[weight] = copy
             on_host.append(copy)
@@ -429,6 +441,7 @@ def build_on_host(
     copies = HostCopies(by_weight, copy_stream)
     optimizer.register_step_pre_hook(copies.before_step)
     optimizer.register_step_post_hook(copies.after_step)
-    weights = [weight for group in groups for weight in group["params"]]
+    weights = list(chain.from_iterable(group["params"] for group in groups))
+    # The gradients to clear are those of the model's weights.
     optimizer.zero_grad = torch.optim.SGD(weights).zero_grad  # type: ignore[method-assign]
     return optimizer

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cramming.checkpoint import KEEP
+from cramming.checkpoint import MAX_NEWEST
 from cramming.config import UserError
 from cramming.files import write_atomically
 from cramming.invocation import Invocation
@@ -129,8 +129,8 @@ def cost_lines(
     """Yield the costs of the whole budget: disk, time, a corpus without repeated tokens, electricity, money."""
     state_bytes = option.peak_by_category["weights"] + option.peak_by_category["optimizer"]
     num_kept = len(config.checkpoint.keep_at)
-    total = format_count((num_kept + KEEP) * state_bytes, "B")
-    yield f"checkpoints: {total} of disk, {num_kept} kept for `cramming replay` and the newest {KEEP}"
+    total = format_count((num_kept + MAX_NEWEST) * state_bytes, "B")
+    yield f"checkpoints: {total} of disk, {num_kept} kept for `cramming replay` and the newest {MAX_NEWEST}"
 
     slow, fast = option.tokens_per_second
     min_tokens, max_tokens = option.tokens_in_budget

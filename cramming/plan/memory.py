@@ -35,12 +35,13 @@ CATEGORIES = {
     "workspace": ("Temp", "Other"),
 }
 CPU = torch.device("cpu")  # stands in for a GPU, too: fake CUDA tensors need a CUDA build of torch
-# Larger micro-batches are no faster: by the dry run (BERT-base, H200) a token of 65,536 costs 9 % less than one of
-# 8,192, and one of 262,144 less than 1 % less than that.
+# Tokens of a micro-batch. Larger ones are no faster: by the dry run (BERT-base, H200) micro-batches of 65,536 tokens
+# cost 9 % less per token than those of 8,192, and those of 262,144 tokens less than 1 % less again.
 ENOUGH_TOKENS, MAX_TOKENS = 8_192, 131_072
-FIRST_TOKENS = 16_384  # of the first size that is tried: what 11 GB hold of BERT-base
-# Of a CPU's free memory: with `runtime.keep_heap` freed memory stays in the process and is not always of use again. The
-# peak resident set was 1.1 to 2.3 times the predicted peak (benchmarks/results/memory_cpu_2026-11-21.md).
+FIRST_TOKENS = 16_384  # the size that is tried first: fits into 11 GB with BERT-base
+# Share of a CPU's free memory to plan with. `runtime.keep_heap` keeps freed memory in the process, where it is not
+# always usable again: the peak resident set was 1.1 to 2.3 times the predicted peak
+# (benchmarks/results/memory_cpu_2026-11-21.md).
 CPU_SHARE = 0.4
 
 aten = torch.ops.aten
@@ -58,7 +59,8 @@ class Simulation:
         self._is_flash = is_flash(config, hardware)
         self._executed = executed_config(config, hardware, memory_bytes)
         self._fake_mode = FakeTensorMode()
-        with self._without_data(truth=False):  # no random number is out of bounds
+        # Truncated initialisation repeats while any number is out of bounds, which must be false.
+        with self._without_data(truth=False):
             model = build_model(self._executed)
         with self._without_data():
             self._engine = equip(model, self._executed, Mesh.solo(CPU), CPU)
@@ -103,10 +105,10 @@ class Simulation:
 
     def _by_category(self, tracker: MemTracker, kind: str) -> dict[str, int]:
         (snapshot,) = tracker.get_tracker_snapshot(kind).values()
-        sizes = {getattr(kind, "value", kind): size for kind, size in snapshot.items()}
-        by_category = {
-            name: sum(sizes[part] for part in parts) for name, parts in CATEGORIES.items()
-        }
+        sizes = {getattr(part, "value", part): size for part, size in snapshot.items()}
+        by_category: dict[str, int] = {}
+        for name, parts in CATEGORIES.items():
+            by_category[name] = sum(sizes[part] for part in parts)
         if self._is_gpu:
             self._subtract_offloaded(by_category)
         return by_category
@@ -127,7 +129,7 @@ class Simulation:
 
 
 def executed_config(config: Config, hardware: Hardware, memory_bytes: float) -> Config:
-    """Return what the simulation executes: `config` uncompiled, on one CPU, with nothing offloaded.
+    """Return the configuration that the simulation executes: uncompiled, on one CPU, with nothing offloaded.
 
     fp8 runs as bf16, whose tensors it keeps. FlashAttention on a GPU runs as SDPA over whole rows, as it makes no mask.
     """
@@ -150,10 +152,8 @@ def executed_config(config: Config, hardware: Hardware, memory_bytes: float) -> 
     if is_flash(config, hardware):
         model = replace(model, local_window=None, global_every=1)
         train = train.replace(packing="rows")
-    if attention.kernel in ("varlen", "flex") or (attention.kernel, hardware.kind) == (
-        "auto",
-        "cuda",
-    ):
+    is_auto_on_gpu = attention.kernel == "auto" and hardware.kind == "cuda"
+    if is_auto_on_gpu or attention.kernel in ("varlen", "flex"):
         attention = attention.replace(kernel="sdpa")
     return config.replace(
         model=model,
@@ -199,15 +199,15 @@ def batch_without_data(config: Config, rows: int) -> Batch:
         target_positions_M=_numbers(targets),
         target_ids_M=_numbers(targets),
         num_targets=targets,
-        uniform_M=torch.empty(targets) if phase.draws else None,
+        uniform_M=torch.empty(targets) if phase.needs_uniform else None,
     )
 
 
 def largest_fitting(sizes: list[int], fits: Callable[[int], bool], start: int) -> int | None:
     """Return the largest of the ascending `sizes` that fits, None if none does.
 
-    The largest size of at most `start` is tried first, then larger ones while they fit; or the smallest, and then those
-    in between downwards until one fits.
+    The largest size of at most `start` is tried first. If it fits, larger ones are tried until one does not; otherwise
+    the smallest, and then those between the two in descending order until one fits.
     """
     below = [size for size in sizes if size <= start] or sizes[:1]
     first = below.pop()
@@ -216,7 +216,8 @@ def largest_fitting(sizes: list[int], fits: Callable[[int], bool], start: int) -
         return [first, *takewhile(fits, larger)][-1]
     if not below or not fits(below[0]):
         return None
-    return next(filter(fits, reversed(below[1:])), below[0])
+    smallest, *between = below
+    return next(filter(fits, reversed(between)), smallest)
 
 
 def micro_batch_sizes(sequences: int, length: int) -> list[int]:

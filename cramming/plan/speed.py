@@ -1,7 +1,7 @@
 """Speed of training on a device.
 
-Tokens per second are floating-point operations per second over those of a token. A device reaches a share of its peak
-that depends on kernels, shapes and compiler, so the prediction is a range.
+Tokens per second are floating-point operations per second divided by those per token. A device reaches a share of its
+peak that depends on kernels, shapes and compiler, so the prediction is a range.
 """
 
 from dataclasses import dataclass
@@ -14,12 +14,14 @@ from cramming.plan import cards
 from cramming.plan.cards import Card
 from cramming.precision import DTYPES, Mode, float32_products
 
-# Shares of the peak that training steps reach. GPUs, of the data sheet: published rates of crammed BERT, compiled, are
-# 65 % on a 2080 Ti and 40 % on an A6000 (docs/tutorials/first_gpu_day.md); 25 % for eager steps is assumed. CPUs, of a
-# product measured now: `cramming bench` measured 52 to 78 % in fp32 (docs/results/tricks.md), a step with AMX in bf16
-# took 17 % (docs/log.md).
+# Least and largest share of the peak that a training step reaches. The peak of a GPU is that of its data sheet:
+# published rates of crammed BERT, compiled, are 65 % on a 2080 Ti and 40 % on an A6000
+# (docs/tutorials/first_gpu_day.md); 25 % for eager steps is assumed.
 GPU_SHARES = (0.25, 0.65)
-CPU_FP32_SHARES, CPU_16_BIT_SHARES = (0.5, 0.8), (0.15, 0.5)
+# The peak of a CPU is the rate of a product that is measured now: `cramming bench` measured steps at 52 to 78 % of it
+# in fp32 (docs/results/tricks.md), and a step with AMX in bf16 reached 17 % (docs/log.md).
+CPU_FP32_SHARES = (0.5, 0.8)
+CPU_16_BIT_SHARES = (0.15, 0.5)
 TF32_SHARE = 0.5  # of the 16-bit products, on every card that has TF32
 
 
@@ -41,7 +43,7 @@ def speed_by_data_sheet(card: Card, mode: Mode, tf32: bool) -> Speed:
         f" {_counted_as(mode)} products ({card.name}, {card.source})"
     )
     if mode == "bf16" and not card.has_bf16:
-        basis += "; it has no bf16 units and emulates it: take precision=fp16"
+        basis += "; the card has no bf16 units and emulates them: take precision=fp16"
     if card.is_amd:
         basis += "; training refuses AMD GPUs"
     elif card.needs_cuda_12:
@@ -52,11 +54,11 @@ def speed_by_data_sheet(card: Card, mode: Mode, tf32: bool) -> Speed:
 def measured_speed(device: torch.device, mode: Mode, tf32: bool, width: int, inner: int) -> Speed:
     """Return the speed of the present device from a [rows, width] x [width, inner] product, in half a second."""
     if device.type == "cuda":
-        rows, (least_share, most_share) = 8192, GPU_SHARES
+        rows, shares = 8192, GPU_SHARES
     elif mode == "fp32":
-        rows, (least_share, most_share) = 256, CPU_FP32_SHARES
-    else:  # few rows, as a CPU without instructions for 16 bits is slow
-        rows, (least_share, most_share) = 64, CPU_16_BIT_SHARES
+        rows, shares = 256, CPU_FP32_SHARES
+    else:  # few rows, because a CPU without instructions for 16 bits is slow
+        rows, shares = 64, CPU_16_BIT_SHARES
     factors = {
         "left": torch.randn(rows, width, dtype=DTYPES[mode], device=device),
         "right": torch.randn(width, inner, dtype=DTYPES[mode], device=device),
@@ -65,6 +67,7 @@ def measured_speed(device: torch.device, mode: Mode, tf32: bool, width: int, inn
     with float32_products(tf32):
         product_seconds = timer.blocked_autorange(min_run_time=0.5).median
     peak = 2 * rows * width * inner / product_seconds
+    least_share, most_share = shares
     basis = (
         f"{least_share:.0%} to {most_share:.0%} (assumed) of {peak / 1e12:.3g} TFLOP/s, measured now for"
         f" {_counted_as(mode)} products [{rows}, {width}] x [{width}, {inner}]"
@@ -90,8 +93,8 @@ def find_card(name: str) -> Card:
     if card is None:
         known = ", ".join(card.name for card in cards.CARDS)
         raise UserError(
-            f"--device={name}: no such card in the table. Name the one nearest in speed with the memory of yours, as in"
-            f' --device "RTX 2080 Ti" --memory-gb 12. There are auto, cpu, cuda, {known}.'
+            f"--device={name}: no such card in the table. Name the card nearest in speed and your memory, as in"
+            f' --device "RTX 2080 Ti" --memory-gb 12. Known are auto, cpu, cuda, {known}.'
         )
     return card
 

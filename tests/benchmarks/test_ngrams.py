@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cramming.data.batches import ALL_MASK, PINNED
+from cramming.data.batches import ALL_MASK, BERT_MASKING
 from cramming.data.corpus import Corpus
 
 MASK, VOCABULARY = 0, 6
@@ -73,7 +73,8 @@ def test_no_more_tokens_are_counted_than_there_are(
 @pytest.mark.parametrize("window", [[1, 2, MASK, 4, 5], [5, MASK, MASK, MASK, 1], [4, 1, 3, 2, 2]])
 def test_losses_are_of_probabilities(neighbours: Any, window: list[int]) -> None:
     sums = [
-        neighbours.losses(np.array(window), target, MASK, PINNED) for target in range(VOCABULARY)
+        neighbours.losses(np.array(window), target, MASK, BERT_MASKING)
+        for target in range(VOCABULARY)
     ]
     for used in sums[0]:
         assert sum(math.exp(-losses[used]) for losses in sums) == pytest.approx(1.0)
@@ -84,7 +85,7 @@ def test_what_was_seen_is_known_and_what_is_hidden_is_not_used(neighbours: Any) 
     assert seen["both sides"] < 0.02 < seen["unigram"]
     hidden = neighbours.losses(np.array([1, MASK, MASK, MASK, 5]), 3, MASK, ALL_MASK)
     assert len(set(hidden.values())) == 1, "the unigram's"
-    shown = neighbours.losses(np.array([MASK, MASK, 4, MASK, MASK]), 4, MASK, PINNED)
+    shown = neighbours.losses(np.array([MASK, MASK, 4, MASK, MASK]), 4, MASK, BERT_MASKING)
     assert shown["both sides"] == pytest.approx(
         -math.log(0.5 + 0.5 * math.exp(-hidden["unigram"]) / 2), abs=0.01
     )

@@ -204,7 +204,7 @@ def test_a_checkpoint_that_is_no_entry_is_not_taken(
     assert checkpoint.newest_of(tmp_path / "ours", known) == known[0]
     second.unlink()
     first.rename(second)
-    with pytest.raises(UserError, match="no checkpoint there is as it was saved"):
+    with pytest.raises(UserError, match="every checkpoint is damaged"):
         checkpoint.newest_of(tmp_path / "ours", known)
 
 

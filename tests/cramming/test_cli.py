@@ -579,9 +579,7 @@ def test_a_path_behind_a_verb_is_taken_as_it_is(name: str, run: Run, tmp_path: P
     for verb in ("verify", "submit"):
         ended = run(verb, name)
         said = ended.out + ended.err
-        assert name in said and ("no such run log" in said or "no finished corpus here" in said), (
-            ended
-        )
+        assert name in said and ("no such run log" in said or "no finished corpus" in said), ended
 
 
 def test_sigterm_is_one_line_and_code_143(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,7 +97,7 @@ def test_another_runs_log(crashed: Path, unbroken: Path, refused: Refused) -> No
     log = (unbroken / RUN_LOG).read_text().splitlines(keepends=True)
     at = next(n for n, line in enumerate(log) if '"checkpoint"' in line and '"step":9' in line)
     (crashed / RUN_LOG).write_text("".join(log[: at + 1]))
-    assert "no checkpoint there is as it was saved" in refused(EVERY, resume=True)
+    assert "every checkpoint is damaged" in refused(EVERY, resume=True)
 
 
 def test_a_later_checkpoint_of_another_run_is_refused(
@@ -152,7 +152,7 @@ class TestEnded:
         self, ended: Path, refused: Refused
     ) -> None:
         (ended / "checkpoints" / "step-00000012.pt").unlink()
-        assert "no checkpoint there is as it was saved" in refused(EVERY, resume=True)
+        assert "every checkpoint is damaged" in refused(EVERY, resume=True)
         shutil.rmtree(ended / "checkpoints")
         assert "its last checkpoint is gone" in refused(EVERY, resume=True)
 

@@ -595,15 +595,20 @@ def test_a_resume_may_find_the_corpus_elsewhere(
 
 
 @pytest.mark.parametrize("setting", ["data.corpus", "train.validation_corpus"])
+@pytest.mark.parametrize("parent", ["{tmp_path}", "~"])
 def test_a_resume_with_another_corpus_in_the_same_place(
     make_corpus: Callable[..., Path],
     tmp_path: Path,
     refused: Refused,
     setting: str,
+    parent: str,
     break_run: Break,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     corpus = make_corpus(tmp_path / "corpus", documents=50)
-    break_run(4, "crash", f"{setting}={corpus}", name="a")
+    override = f"{setting}={parent.format(tmp_path=tmp_path)}/corpus"
+    break_run(4, "crash", override, name="a")
     corpus.rename(tmp_path / "old")
     make_corpus(corpus, documents=50, seed=1)
-    assert "not the corpus that" in refused(f"{setting}={corpus}", resume=True)
+    assert "not the corpus that" in refused(override, resume=True)

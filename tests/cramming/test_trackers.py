@@ -37,7 +37,7 @@ class Held:
 
 def test_training_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(trackers.TRACKERS, "wandb", Held)
-    feeds = Trackers(tmp_path, ["wandb"], 0, {})
+    feeds = Trackers(Tracked(tmp_path, 0, {}), ["wandb"])
     feeds.write(ROW)
     assert not Held.rows
     Held.may_open.set()

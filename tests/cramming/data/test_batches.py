@@ -321,8 +321,8 @@ def test_room_for_sequences_is_by_the_documents_that_there_are() -> None:
     in_order = BatchSource(stream, masker, 128, "documents", 0, shuffle=False)
     ordered = [in_order.batch(first, 64) for first in range(0, 15_000, 64)]
     max_sequences = max(len(batch.packing.bounds_S.unique()) for batch in ordered)
-    assert {len(batch.packing.bounds_S) for batch in ordered} == {in_order.most_sequences(64) + 1}
-    assert max_sequences <= in_order.most_sequences(64) + 1 <= max_sequences + 2
+    assert {len(batch.packing.bounds_S) for batch in ordered} == {in_order.max_sequences(64) + 1}
+    assert max_sequences <= in_order.max_sequences(64) + 1 <= max_sequences + 2
 
 
 def test_a_batch_with_more_sequences_than_foreseen_takes_twice_the_room(
@@ -332,7 +332,7 @@ def test_a_batch_with_more_sequences_than_foreseen_takes_twice_the_room(
     masker = Masker(MaskedTargets(0.25, 0.8, 0.1), 100, 4, (0, 1, 2, 3, 4), 0)
     packed = BatchSource(stream, masker, 20, "documents", 0)
     expected = packed.batch(0, 6)
-    monkeypatch.setattr(packed, "most_sequences", lambda rows: 7)
+    monkeypatch.setattr(packed, "max_sequences", lambda rows: 7)
     large_batch = packed.batch(0, 6)
     assert len(large_batch.packing.bounds_S) == 28 + 1 and same(
         trimmed(large_batch), trimmed(expected)

@@ -12,8 +12,8 @@ import torch
 
 from cramming.data.batches import (
     ALL_MASK,
+    BERT_MASKING,
     EXCERPT_TOKENS,
-    PINNED,
     BatchSource,
     HeldOut,
     tokens_per_byte,
@@ -57,7 +57,7 @@ def asked(text: HeldOut, form: MaskedTargets, rows: int) -> list[tuple[int, int,
     return targets
 
 
-@pytest.mark.parametrize("form", [PINNED, ALL_MASK])
+@pytest.mark.parametrize("form", [BERT_MASKING, ALL_MASK])
 def test_the_same_tokens_are_asked_for_whatever_a_run_trains_with(
     tiny_corpus: Path, form: MaskedTargets
 ) -> None:
@@ -78,7 +78,7 @@ def test_the_same_tokens_are_asked_for_whatever_a_run_trains_with(
 def test_shapes_never_change_and_rows_have_as_many_places(tiny_corpus: Path) -> None:
     """Batches of one size, the last one filled up; the places of a row ascend and lie in it."""
     for packing, rows in (("rows", 5), ("documents", 5), ("rows", 1000)):
-        batches = held_out(Corpus.open(tiny_corpus), 24, packing).batches(PINNED, rows)  # type: ignore[arg-type]
+        batches = held_out(Corpus.open(tiny_corpus), 24, packing).batches(BERT_MASKING, rows)  # type: ignore[arg-type]
         shapes = {
             tuple(t.shape for t in (b.ids_T, b.packing.bounds_S, b.target_ids_M)) for b in batches
         }
@@ -99,7 +99,7 @@ def test_three_of_twenty_tokens_are_targets(tiny_corpus: Path) -> None:
     )
     counts = text.is_target_N[: len(text.ids_N) // BLOCK * BLOCK].reshape(-1, BLOCK).sum(1)
     assert set(counts) <= {2, PER_BLOCK} and (counts == PER_BLOCK).mean() > 0.99
-    targets = asked(text, PINNED, 16)
+    targets = asked(text, BERT_MASKING, 16)
     shares = [np.mean([shown == kind for _, _, shown in targets]) for kind in (4,)]
     unchanged_share = np.mean([shown == target for _, target, shown in targets])
     assert shares[0] == pytest.approx(0.8, abs=0.03) and unchanged_share == pytest.approx(

@@ -88,7 +88,8 @@ def test_a_corpus_that_was_altered_is_shown_and_named(
     data[20] ^= 1
     shard.write_bytes(data)
     with pytest.raises(
-        UserError, match=r"not as it was prepared: .*train-00000\.bin: its SHA-256[^;]*; .*verify"
+        UserError,
+        match=r"altered since `prepare` wrote it: .*train-00000\.bin: its SHA-256[^;]*; .*verify",
     ) as error:
         show(folder)
     assert "train document 1," in capsys.readouterr().out and "\n" not in str(error.value)
@@ -100,7 +101,7 @@ def test_a_corpus_that_was_altered_is_shown_and_named(
     show(folder, split="validation")
     # of a large corpus the shards that are shown are read, and small files
     (folder / "tokenizer_config.json").write_text("{}")
-    with pytest.raises(UserError, match=r"prepared: .*tokenizer_config\.json"):
+    with pytest.raises(UserError, match=r"wrote it: .*tokenizer_config\.json"):
         show(folder, split="validation")
 
 

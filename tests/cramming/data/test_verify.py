@@ -117,5 +117,5 @@ def test_a_manifest_without_its_five_special_tokens_is_one_line(
 
 
 def test_a_folder_without_a_corpus_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no finished corpus here"):
+    with pytest.raises(UserError, match="no finished corpus and no run here"):
         verify(tmp_path)

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 
-from cramming.data.batches import PINNED
+from cramming.data.batches import BERT_MASKING
 from cramming.data.run_data import RunData, fit_to_corpus
 from cramming.engine import Engine, build_engine
 from cramming.parallel.mesh import Mesh
@@ -88,7 +88,7 @@ def main(folder: Path) -> None:
         assert engine.strategy
         engine.strategy.load_state(engine.optimizer, state)
         losses += train(engine, config, data, range(HALF, 2 * HALF))
-        validation = engine.evaluate(data.held_out.batches(PINNED, config.train.rows))
+        validation = engine.evaluate(data.held_out.batches(BERT_MASKING, config.train.rows))
         counts = mesh.object_from_main(sum(p.numel() for p in engine.parameters))
         state = engine.strategy.state(engine.optimizer)
         if mesh.is_main:

@@ -9,7 +9,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 from cramming.config import UserError
-from cramming.data.batches import PINNED
+from cramming.data.batches import BERT_MASKING
 from cramming.experimental.stages import ORDERS
 from cramming.experimental.timeline import actions
 from cramming.parallel.mesh import Mesh
@@ -70,7 +70,7 @@ def test_losses_are_those_of_one_process(
     config, data = opened(compose(*tiny_overrides, *model))
     single = start(config, Mesh.solo(CPU))
     expected = train(single, config, data, range(2 * HALF))
-    validation = single.evaluate(data.held_out.batches(PINNED, config.train.rows))
+    validation = single.evaluate(data.held_out.batches(BERT_MASKING, config.train.rows))
     for name in settings:
         outcome = torch.load(tmp_path / name, weights_only=True)
         torch.testing.assert_close(

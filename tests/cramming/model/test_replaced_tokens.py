@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModel, AutoModelForSequenceClassification
 
 from cramming.config import UserError
-from cramming.data.batches import PINNED, BatchSource, HeldOut
+from cramming.data.batches import BERT_MASKING, BatchSource, HeldOut
 from cramming.data.corpus import Corpus
 from cramming.model import residual
 from cramming.model.attention import Packing
@@ -132,7 +132,7 @@ def test_validation_is_one_number_whatever_fills_the_last_batch(
     model = make(replace(BERT, vocab_size=corpus.vocab_size)).eval()
     losses = []
     for rows in (1, 2, 3, 4, 5):
-        batches = text.batches(PINNED, rows)
+        batches = text.batches(BERT_MASKING, rows)
         losses.append(
             [sum(numbers).item() for numbers in zip(*(model(*b.inputs) for b in batches))]
         )

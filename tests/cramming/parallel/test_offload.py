@@ -24,19 +24,19 @@ def test_no_copy_of_a_weight_outlives_its_blocks_turn(
 ) -> None:
     """At most two blocks' weights are away from home at a time, in both passes; in between none."""
     away, peak = set[int](), [0]
-    original = offload.HostWeights.prefetch, offload.WeightVisit.leave
+    original = offload.HostWeights.prefetch, offload.DeviceWeights.free
 
     def prefetch(self: offload.HostWeights) -> None:
         original[0](self)
         away.add(id(self))
         peak[0] = max(peak[0], len(away))
 
-    def leave(self: offload.WeightVisit) -> None:
+    def free(self: offload.DeviceWeights) -> None:
         original[1](self)
         away.discard(id(self.weights))
 
     monkeypatch.setattr(offload.HostWeights, "prefetch", prefetch)
-    monkeypatch.setattr(offload.WeightVisit, "leave", leave)
+    monkeypatch.setattr(offload.DeviceWeights, "free", free)
     engine = make_engine(offload_weights=True)
     loss, _ = engine._forward(tiny_source.batch(0, 4))
     assert away == set()
@@ -56,7 +56,10 @@ def test_activations_leave_the_device_and_come_back_two_blocks_at_a_time(
 
     monkeypatch.setattr(offload.BlockActivations, "__init__", note)
     asked: list[tuple[int, bool]] = []
-    back, present = offload.BlockActivations._back, offload.BlockActivations._present
+    back, present = (
+        offload.BlockActivations._unpack_moved,
+        offload.BlockActivations._unpack_resident,
+    )
 
     def note_back(self: offload.BlockActivations, *arguments: Any) -> Tensor:
         asked.append((passes.index(self), self.is_restored))
@@ -66,8 +69,8 @@ def test_activations_leave_the_device_and_come_back_two_blocks_at_a_time(
         asked.append((passes.index(self), True))
         return present(self, tensor)
 
-    monkeypatch.setattr(offload.BlockActivations, "_back", note_back)
-    monkeypatch.setattr(offload.BlockActivations, "_present", note_present)
+    monkeypatch.setattr(offload.BlockActivations, "_unpack_moved", note_back)
+    monkeypatch.setattr(offload.BlockActivations, "_unpack_resident", note_present)
     engine = make_engine(offload_activations=True)
     loss, _ = engine._forward(tiny_source.batch(0, 4))
     assert [len(p.saved) > 0 for p in passes] == [

@@ -127,7 +127,7 @@ def test_where_nothing_fits_it_says_what_is_missing(
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["--device=GTX 480"], "There are auto, cpu, cuda, RTX 2080 Ti"),
+        (["--device=GTX 480"], "Known are auto, cpu, cuda, RTX 2080 Ti"),
         (
             ["attention.kernel=varlen"],
             "attention.kernel=varlen: RTX 2080 Ti in fp16 has no FlashAttention",
