@@ -91,25 +91,15 @@ def complete(
     result: Result,
 ) -> Manifest:
     """Write orders, card and the tokenizer's description, all but the manifest, which is returned."""
-    folder, data, stats = preparation.folder, preparation.data, result.stats
+    folder, stats = preparation.folder, result.stats
     train_D = result.selection.rows.rows_N[result.selection.of_split("train")]
     stream = TokenStream(folder, result.shards["train"], result.dtype)
-    orders = write_orders(folder, data.orders, train_D, stream, result.token_use)
+    orders = write_orders(folder, preparation.data.orders, train_D, stream, result.token_use)
     statistics = _statistics(preparation, tokenizer, info, result)
-    for name in ("tokenizer", "order", "shards"):
-        stats.pass_on(name)
-    path = preparation.tokenizer_path
-    origin = path.name if path else f"trained on at most {preparation.tokenizer.sample_mb:g} MB"
-    stats["tokenizer"].notes |= {"kind": info.kind, "entries": info.vocab_size, "origin": origin}
-    counts = {name: statistics[name] for name in ("tokens", "unknown_rate")}
-    stats["tokens"].notes |= counts
-    lost = stats["source"].notes.get(TEMPLATES_LOST)
-    if lost:
-        stats["source"].notes[TEMPLATES_LOST] = _largest(lost)
-    stats["order"].notes["files"] = ", ".join(orders) or "none"
+    _add_notes(stats, preparation, info, statistics, orders)
     manifest = Manifest(
         format=FORMAT_VERSION,
-        name=data.name,
+        name=preparation.data.name,
         suite_version=__version__,
         settings_hash=preparation.settings_hash,
         settings=preparation.settings,
@@ -130,20 +120,41 @@ def complete(
         decontamination=_decontamination(preparation, stats),
         orders=orders,
     )
-    # Names of files may be no UTF-8.
-    card = (
-        _card(manifest, list(advice(manifest, preparation)))
-        .encode(errors="backslashreplace")
-        .decode()
-    )
-    write_atomically(folder / CARD, card)
+    card = _card(manifest, list(advice(manifest, preparation)))
+    card_bytes = card.encode(errors="backslashreplace")  # names of files may be no UTF-8
+    write_atomically(folder / CARD, card_bytes.decode())
     transformers_settings = describe_for_transformers(info, folder / TOKENIZER)
     write_atomically(folder / TOKENIZER_CONFIG, transformers_settings)
+    return replace(manifest, files=_hashes(preparation, orders))
+
+
+def _add_notes(
+    stats: StageStats,
+    preparation: Preparation,
+    info: TokenizerInfo,
+    statistics: dict[str, Any],
+    orders: dict[str, str],
+) -> None:
+    """Add the stages that drop nothing, and what the card says about each stage."""
+    for name in ("tokenizer", "order", "shards"):
+        stats.pass_on(name)
+    path = preparation.tokenizer_path
+    origin = path.name if path else f"trained on at most {preparation.tokenizer.sample_mb:g} MB"
+    stats["tokenizer"].notes |= {"kind": info.kind, "entries": info.vocab_size, "origin": origin}
+    stats["tokens"].notes |= {name: statistics[name] for name in ("tokens", "unknown_rate")}
+    stats["order"].notes["files"] = ", ".join(orders) or "none"
+    lost = stats["source"].notes.get(TEMPLATES_LOST)
+    if lost:
+        stats["source"].notes[TEMPLATES_LOST] = _largest(lost)
+
+
+def _hashes(preparation: Preparation, orders: dict[str, str]) -> dict[str, str]:
+    """Return the SHA-256 of each file beside shards and tokenizer, by its name in the corpus."""
+    folder = preparation.folder
     files = [folder / name for name in (CARD, TOKENIZER_CONFIG, *orders.values())]
-    files += [folder / DROPPED] if data.list_dropped else []
+    files += [folder / DROPPED] if preparation.data.list_dropped else []
     files += [path for path in (folder / TASKS).rglob("*") if path.is_file()]
-    hashes = {path.relative_to(folder).as_posix(): file_sha256(path) for path in files}
-    return replace(manifest, files=hashes)
+    return {path.relative_to(folder).as_posix(): file_sha256(path) for path in files}
 
 
 def _statistics(
@@ -316,14 +327,12 @@ def _characters_lost(manifest: Manifest, preparation: Preparation) -> Iterator[s
     rate, lost, stripped = (
         found[name] or 0.0 for name in ("unknown_rate", "characters_lost", "characters_stripped")
     )
-    if max(rate, lost) > MUCH_UNKNOWN:
-        cause = "the tokenizer is for other text. tokenizer=bpe"
-        if not preparation.tokenizer_path:
-            size = f"tokenizer.vocab_size={preparation.tokenizer.vocab_size}"
-            cause = f"too many different ones for {size}, or runs of over 100 without a space. tokenizer=bpe"
+    spaces = found["words"] - manifest.counts["documents"]
+    marks = stripped * found["characters"] / max(1, found["characters"] - spaces)
+    if max(rate, lost - marks) > MUCH_UNKNOWN:
         yield (
-            f"{rate:.1%} of the tokens are unknown, and no token stands for {lost:.1%} of the characters: {cause}"
-            " knows every character"
+            f"{rate:.1%} of the tokens are unknown, and no token stands for {lost:.1%} of the characters:"
+            f" {cause_of_unknown(preparation)}"
         )
     if stripped > MUCH_STRIPPED:
         notes = next(stage.notes for stage in manifest.stages if stage.name == "tokens")
@@ -332,6 +341,15 @@ def _characters_lost(manifest: Manifest, preparation: Preparation) -> Iterator[s
             f"the tokenizer takes accents, voicing marks or vowel signs from {stripped:.1%} of the characters"
             f" ({scripts}). tokenizer.strip_accents=false, tokenizer.lowercase=false or tokenizer=bpe keeps them"
         )
+
+
+def cause_of_unknown(preparation: Preparation) -> str:
+    """Return why a tokenizer does not know some of the text, and the cure."""
+    cause = "the tokenizer is for other text"
+    if not preparation.tokenizer_path:
+        size = f"tokenizer.vocab_size={preparation.tokenizer.vocab_size}"
+        cause = f"too many different characters for {size}, or runs of over 100 without a space"
+    return f"{cause}. tokenizer=bpe knows every character"
 
 
 def _repeated_lines(manifest: Manifest, documents: str | None) -> Iterator[str]:

@@ -316,6 +316,15 @@ def test_unigram_on_text_without_spaces_is_said_to_be_slow(
     assert ("takes long to train" in capsys.readouterr().out) == (gap == "")
 
 
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_a_vocabulary_that_the_text_does_not_fill_is_said(
+    text_file: Path, text_config: Config, run: Run, capsys: Captured, kind: str
+) -> None:
+    corpus = run(text_config(text_file, tokenizer={"kind": kind, "vocab_size": "auto"}))
+    entries = f"vocab_size=auto: {corpus.manifest.tokenizer.vocab_size:,} entries"
+    assert f"{entries}, no more pairs reach tokenizer.min_frequency=2" in capsys.readouterr().out
+
+
 def test_no_advice_on_plain_text_where_there_is_none(
     tmp_path: Path, text_config: Config, made_up: MadeUp
 ) -> None:
@@ -339,6 +348,9 @@ def test_text_that_becomes_unknown_tokens_is_said_at_the_end(
     assert round(lost * (found["characters"] - spaces)) == 150 * len(set(thai))
     said = rf"[\d.]+% of the tokens are unknown, and no token stands for {100 * lost:.1f}% .*100 without .*=bpe"
     assert re.search(said, capsys.readouterr().out)
+    (tmp_path / "a.txt").write_text("\n\n".join(["Some words.", *thai]), encoding="utf-8")
+    with pytest.raises(UserError, match="does not fit .* 100 without a space. tokenizer=bpe"):
+        main(text_config(tmp_path / "a.txt", clean={"min_characters": 1}))
 
 
 @pytest.mark.parametrize(
@@ -348,6 +360,7 @@ def test_text_that_becomes_unknown_tokens_is_said_at_the_end(
         ("мой мои край края", {"Cyrillic": 2}),
         ("कु को पु पानी", {"Devanagari": 2}),
         ("é e Kalo", {"Latin": 1}),
+        ("مَعَ كَتَبَ", {"Arabic": 5}),
         ("Kalo kalo", {}),
     ],
 )
@@ -368,6 +381,7 @@ def test_characters_that_lose_their_accents_are_counted_by_script(
         assert notes.get(stages.STRIPPED, {}) == counts
         card = (corpus.folder / "corpus_card.md").read_text()
         for shown in (card, capsys.readouterr().out):
+            assert "no token stands for" not in shown.replace("characters that no", "")
             warned = re.search(r"takes accents.*\((.*)\)\. .*strip_accents=false", shown)
             expected = ", ".join(f"{count:,} {script}" for script, count in counts.items())
             assert (warned[1] if warned else "") == expected
