@@ -29,8 +29,9 @@ from data_prep.filters import quality
 from data_prep.prepare_config import Preparation
 from data_prep.readers.files import TextSource
 from data_prep.readers.source import Source
+from data_prep.repeated_lines import LARGE_SHARE
 from data_prep.selection import OTHERS, SENTENCES_CUT, TOO_MANY_TOKENS, Selection
-from data_prep.stages import STRIPPED, TEMPLATES_LOST
+from data_prep.stages import END_OF_TEXT, STRIPPED, TEMPLATES_LOST
 from data_prep.stats import StageStats, write_orders
 from data_prep.task_grid import CARD, DROPPED
 from data_prep.tokenizer.load import (
@@ -283,6 +284,7 @@ def advice(manifest: Manifest, preparation: Preparation) -> Iterator[str]:
     hint = f" (data.documents={documents} cuts the text so)" if documents else ""
     yield from _text_taken(manifest, hint)
     yield from _repeated_lines(manifest, documents)
+    yield from _separators(manifest, preparation.source)
     yield from _shared_passages(manifest, preparation.data.near_duplicates.threshold)
     yield from _short_matches(manifest)
     yield from _characters_lost(manifest, preparation)
@@ -362,6 +364,18 @@ def _repeated_lines(manifest: Manifest, documents: str | None) -> Iterator[str]:
             f"{line!r} makes up {of_lines:.1%} of the lines and {of_bytes:.1%} of the text. Remove it if it says"
             f" nothing{separate if is_marker else ''}"
         )
+
+
+def _separators(manifest: Manifest, source: Source) -> Iterator[str]:
+    """Yield that markers between documents are in the text, or that the separator is not."""
+    notes = next(stage.notes for stage in manifest.stages if stage.name == "normalise")
+    markers, read = notes.get(END_OF_TEXT, 0), manifest.counts["documents_read"]
+    named = [repeated["line"] for repeated in manifest.statistics["repeated_lines"][:1]]
+    if markers > LARGE_SHARE * read and END_OF_TEXT not in named:
+        cure = f"Set {_separated_by(END_OF_TEXT)}" if cut_by(source) else "Remove it from the text"
+        yield f"{END_OF_TEXT!r} stands {markers:,} times in the text of {read:,} documents. {cure}"
+    if isinstance(source, TextSource) and source.config.separator and read <= len(source.paths):
+        yield f"data.separator={source.config.separator}: in none of the files. Each is a document"
 
 
 def _shared_passages(manifest: Manifest, threshold: float) -> Iterator[str]:

@@ -310,7 +310,10 @@ def format_of(path: Path) -> str | None:
 
 
 def detected_format(path: Path) -> str:
-    """Return the format by the file's name. UserError for a name of plain text, or a suffix not known, on other content."""
+    """Return the format by the file's name.
+
+    UserError for a suffix not known, and for other content where the name says plain text.
+    """
     by_name = format_of(path)
     if by_name not in ("txt", None):
         return by_name

@@ -277,6 +277,14 @@ ADVICE: dict[str, tuple[dict[str, Any], str]] = {
         r"\d\d% of the tokens are held out .*data\.validation_fraction=0\.05.* there are 8 \(data\.documents=file",
     ),
     "nothing": ({"documents": "block"}, ""),
+    "no separator": (
+        {"documents": "separator", "separator": "<eot>", "validation_fraction": 0.3},
+        r"data\.separator=<eot>: in none of the files",
+    ),
+    "markers within lines": (
+        {"documents": "block", "marker": "<|endoftext|>"},
+        r"'<\|endoftext\|>' stands 8 times .* data\.separator='\"<\|endoftext\|>\"'",
+    ),
     # 300 entries make more tokens than that of every document
     "nothing of the tokenizer": (
         {"documents": "block", "filters": {"max_tokens_per_character": 0.3}},
@@ -289,14 +297,15 @@ ADVICE: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_may_not_be_meant_is_said_at_the_end(
     tmp_path: Path, text_config: Config, made_up: MadeUp, run: Run, capsys: Captured, name: str
 ) -> None:
-    settings, said = ADVICE[name]
+    settings, said = dict(ADVICE[name][0]), ADVICE[name][1]
+    marker = settings.pop("marker", "")
     for number in range(8):
         texts = [text.split() for text in made_up(30, number)]
         blocks = [
             "\n".join(" ".join(words[i : i + 8]) for i in range(0, len(words), 8))
             for words in texts
         ]
-        (tmp_path / f"{number}.txt").write_text("\n\n".join(blocks))
+        (tmp_path / f"{number}.txt").write_text(marker + "\n\n".join(blocks))
     corpus = run(text_config(tmp_path / "*.txt", **settings))
     last = capsys.readouterr().out.splitlines()[-1]
     card = (corpus.folder / "corpus_card.md").read_text()
@@ -349,7 +358,7 @@ def test_text_that_becomes_unknown_tokens_is_said_at_the_end(
     said = rf"[\d.]+% of the tokens are unknown, and no token stands for {100 * lost:.1f}% .*100 without .*=bpe"
     assert re.search(said, capsys.readouterr().out)
     (tmp_path / "a.txt").write_text("\n\n".join(["Some words.", *thai]), encoding="utf-8")
-    with pytest.raises(UserError, match="does not fit .* 100 without a space. tokenizer=bpe"):
+    with pytest.raises(UserError, match=r"does not fit .* 100 without a space\. tokenizer=bpe"):
         main(text_config(tmp_path / "a.txt", clean={"min_characters": 1}))
 
 
