@@ -263,6 +263,16 @@ def reasons_table() -> str:
     return "\n".join(lines)
 
 
+def removed_by_setting(stats: StageStats) -> Iterator[str]:
+    """Yield how many documents each reason removed, with the setting that governs it."""
+    by_reason = {
+        why: setting for settings in SETTINGS.values() for why, setting in settings.items()
+    }
+    for reason, count in stats.removed().items():
+        setting = by_reason.get(reason)
+        yield f"{count} {reason} by {setting}" if setting else f"{count} {reason}"
+
+
 def _cell(value: Any) -> str:
     """Return what a cell of a table shows."""
     return f"{value:,}" if isinstance(value, int) else str(value).replace("|", r"\|")

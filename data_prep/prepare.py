@@ -355,7 +355,7 @@ def _require_documents(preparation: Preparation, stats: StageStats, held_out: li
     for split, is_there in zip(SPLITS, (not all(held_out), any(held_out))):
         if is_there:
             continue
-        removed = ", ".join(f"{count} {reason}" for reason, count in stats.removed().items())
+        removed = ", ".join(corpus_card.removed_by_setting(stats))
         kept, read = stats["tokens"].documents_out, stats["source"].documents_in
         cut = corpus_card.cut_by(preparation.source)
         hint = f"; data.documents={cut} cuts the text so" if cut else ""

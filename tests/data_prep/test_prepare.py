@@ -512,6 +512,10 @@ FAILURES: dict[str, tuple[bytes, str]] = {
         b"12345 67890 12345 67890 12345\n\n" * 100,
         r"0 of 100 documents remain \(removed: 100 no_l",
     ),
+    "all too short": (
+        b"1 of few\n\n" * 300,
+        r"removed: 300 too_short by data\.clean\.min_characters\)",
+    ),
     "too little": (b"A few words and\n\nnot much more than that.", "too little text to train"),
     "bad bytes at the end": (
         b"Some text that goes on and on.\n\n" * 100 + b"\xff",
