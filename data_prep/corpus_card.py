@@ -29,8 +29,9 @@ from data_prep.filters import quality
 from data_prep.prepare_config import Preparation
 from data_prep.readers.files import TextSource
 from data_prep.readers.source import Source
+from data_prep.repeated_lines import LARGE_SHARE
 from data_prep.selection import OTHERS, SENTENCES_CUT, TOO_MANY_TOKENS, Selection
-from data_prep.stages import STRIPPED, TEMPLATES_LOST
+from data_prep.stages import END_OF_TEXT, STRIPPED, TEMPLATES_LOST
 from data_prep.stats import StageStats, write_orders
 from data_prep.task_grid import CARD, DROPPED
 from data_prep.tokenizer.load import (
@@ -91,25 +92,15 @@ def complete(
     result: Result,
 ) -> Manifest:
     """Write orders, card and the tokenizer's description, all but the manifest, which is returned."""
-    folder, data, stats = preparation.folder, preparation.data, result.stats
+    folder, stats = preparation.folder, result.stats
     train_D = result.selection.rows.rows_N[result.selection.of_split("train")]
     stream = TokenStream(folder, result.shards["train"], result.dtype)
-    orders = write_orders(folder, data.orders, train_D, stream, result.token_use)
+    orders = write_orders(folder, preparation.data.orders, train_D, stream, result.token_use)
     statistics = _statistics(preparation, tokenizer, info, result)
-    for name in ("tokenizer", "order", "shards"):
-        stats.pass_on(name)
-    path = preparation.tokenizer_path
-    origin = path.name if path else f"trained on at most {preparation.tokenizer.sample_mb:g} MB"
-    stats["tokenizer"].notes |= {"kind": info.kind, "entries": info.vocab_size, "origin": origin}
-    counts = {name: statistics[name] for name in ("tokens", "unknown_rate")}
-    stats["tokens"].notes |= counts
-    lost = stats["source"].notes.get(TEMPLATES_LOST)
-    if lost:
-        stats["source"].notes[TEMPLATES_LOST] = _largest(lost)
-    stats["order"].notes["files"] = ", ".join(orders) or "none"
+    _add_notes(stats, preparation, info, statistics, orders)
     manifest = Manifest(
         format=FORMAT_VERSION,
-        name=data.name,
+        name=preparation.data.name,
         suite_version=__version__,
         settings_hash=preparation.settings_hash,
         settings=preparation.settings,
@@ -130,20 +121,41 @@ def complete(
         decontamination=_decontamination(preparation, stats),
         orders=orders,
     )
-    # Names of files may be no UTF-8.
-    card = (
-        _card(manifest, list(advice(manifest, preparation)))
-        .encode(errors="backslashreplace")
-        .decode()
-    )
-    write_atomically(folder / CARD, card)
+    card = _card(manifest, list(advice(manifest, preparation)))
+    card_bytes = card.encode(errors="backslashreplace")  # names of files may be no UTF-8
+    write_atomically(folder / CARD, card_bytes.decode())
     transformers_settings = describe_for_transformers(info, folder / TOKENIZER)
     write_atomically(folder / TOKENIZER_CONFIG, transformers_settings)
+    return replace(manifest, files=_hashes(preparation, orders))
+
+
+def _add_notes(
+    stats: StageStats,
+    preparation: Preparation,
+    info: TokenizerInfo,
+    statistics: dict[str, Any],
+    orders: dict[str, str],
+) -> None:
+    """Add the stages that drop nothing, and what the card says about each stage."""
+    for name in ("tokenizer", "order", "shards"):
+        stats.pass_on(name)
+    path = preparation.tokenizer_path
+    origin = path.name if path else f"trained on at most {preparation.tokenizer.sample_mb:g} MB"
+    stats["tokenizer"].notes |= {"kind": info.kind, "entries": info.vocab_size, "origin": origin}
+    stats["tokens"].notes |= {name: statistics[name] for name in ("tokens", "unknown_rate")}
+    stats["order"].notes["files"] = ", ".join(orders) or "none"
+    lost = stats["source"].notes.get(TEMPLATES_LOST)
+    if lost:
+        stats["source"].notes[TEMPLATES_LOST] = _largest(lost)
+
+
+def _hashes(preparation: Preparation, orders: dict[str, str]) -> dict[str, str]:
+    """Return the SHA-256 of each file beside shards and tokenizer, by its name in the corpus."""
+    folder = preparation.folder
     files = [folder / name for name in (CARD, TOKENIZER_CONFIG, *orders.values())]
-    files += [folder / DROPPED] if data.list_dropped else []
+    files += [folder / DROPPED] if preparation.data.list_dropped else []
     files += [path for path in (folder / TASKS).rglob("*") if path.is_file()]
-    hashes = {path.relative_to(folder).as_posix(): file_sha256(path) for path in files}
-    return replace(manifest, files=hashes)
+    return {path.relative_to(folder).as_posix(): file_sha256(path) for path in files}
 
 
 def _statistics(
@@ -251,6 +263,16 @@ def reasons_table() -> str:
     return "\n".join(lines)
 
 
+def removed_by_setting(stats: StageStats) -> Iterator[str]:
+    """Yield how many documents each reason removed, with the setting that governs it."""
+    by_reason = {
+        why: setting for settings in SETTINGS.values() for why, setting in settings.items()
+    }
+    for reason, count in stats.removed().items():
+        setting = by_reason.get(reason)
+        yield f"{count} {reason} by {setting}" if setting else f"{count} {reason}"
+
+
 def _cell(value: Any) -> str:
     """Return what a cell of a table shows."""
     return f"{value:,}" if isinstance(value, int) else str(value).replace("|", r"\|")
@@ -272,6 +294,7 @@ def advice(manifest: Manifest, preparation: Preparation) -> Iterator[str]:
     hint = f" (data.documents={documents} cuts the text so)" if documents else ""
     yield from _text_taken(manifest, hint)
     yield from _repeated_lines(manifest, documents)
+    yield from _separators(manifest, preparation.source)
     yield from _shared_passages(manifest, preparation.data.near_duplicates.threshold)
     yield from _short_matches(manifest)
     yield from _characters_lost(manifest, preparation)
@@ -316,14 +339,12 @@ def _characters_lost(manifest: Manifest, preparation: Preparation) -> Iterator[s
     rate, lost, stripped = (
         found[name] or 0.0 for name in ("unknown_rate", "characters_lost", "characters_stripped")
     )
-    if max(rate, lost) > MUCH_UNKNOWN:
-        cause = "the tokenizer is for other text. tokenizer=bpe"
-        if not preparation.tokenizer_path:
-            size = f"tokenizer.vocab_size={preparation.tokenizer.vocab_size}"
-            cause = f"too many different ones for {size}, or runs of over 100 without a space. tokenizer=bpe"
+    spaces = found["words"] - manifest.counts["documents"]
+    marks = stripped * found["characters"] / max(1, found["characters"] - spaces)
+    if max(rate, lost - marks) > MUCH_UNKNOWN:
         yield (
-            f"{rate:.1%} of the tokens are unknown, and no token stands for {lost:.1%} of the characters: {cause}"
-            " knows every character"
+            f"{rate:.1%} of the tokens are unknown, and no token stands for {lost:.1%} of the characters:"
+            f" {cause_of_unknown(preparation)}"
         )
     if stripped > MUCH_STRIPPED:
         notes = next(stage.notes for stage in manifest.stages if stage.name == "tokens")
@@ -332,6 +353,15 @@ def _characters_lost(manifest: Manifest, preparation: Preparation) -> Iterator[s
             f"the tokenizer takes accents, voicing marks or vowel signs from {stripped:.1%} of the characters"
             f" ({scripts}). tokenizer.strip_accents=false, tokenizer.lowercase=false or tokenizer=bpe keeps them"
         )
+
+
+def cause_of_unknown(preparation: Preparation) -> str:
+    """Return why a tokenizer does not know some of the text, and the cure."""
+    cause = "the tokenizer is for other text"
+    if not preparation.tokenizer_path:
+        size = f"tokenizer.vocab_size={preparation.tokenizer.vocab_size}"
+        cause = f"too many different characters for {size}, or runs of over 100 without a space"
+    return f"{cause}. tokenizer=bpe knows every character"
 
 
 def _repeated_lines(manifest: Manifest, documents: str | None) -> Iterator[str]:
@@ -344,6 +374,18 @@ def _repeated_lines(manifest: Manifest, documents: str | None) -> Iterator[str]:
             f"{line!r} makes up {of_lines:.1%} of the lines and {of_bytes:.1%} of the text. Remove it if it says"
             f" nothing{separate if is_marker else ''}"
         )
+
+
+def _separators(manifest: Manifest, source: Source) -> Iterator[str]:
+    """Yield that markers between documents are in the text, or that the separator is not."""
+    notes = next(stage.notes for stage in manifest.stages if stage.name == "normalise")
+    markers, read = notes.get(END_OF_TEXT, 0), manifest.counts["documents_read"]
+    named = [repeated["line"] for repeated in manifest.statistics["repeated_lines"][:1]]
+    if markers > LARGE_SHARE * read and END_OF_TEXT not in named:
+        cure = f"Set {_separated_by(END_OF_TEXT)}" if cut_by(source) else "Remove it from the text"
+        yield f"{END_OF_TEXT!r} stands {markers:,} times in the text of {read:,} documents. {cure}"
+    if isinstance(source, TextSource) and source.config.separator and read <= len(source.paths):
+        yield f"data.separator={source.config.separator}: in none of the files. Each is a document"
 
 
 def _shared_passages(manifest: Manifest, threshold: float) -> Iterator[str]:

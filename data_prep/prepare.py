@@ -178,15 +178,15 @@ def _trained_tokenizer(preparation: Preparation) -> Tokenizer:
         left_out = ", ".join(f"{count} {reason}" for reason, count in sorted(damage.items()))
         raise UserError(f"{error}; left out as damaged: {left_out}") from None
     entries = model.get_vocab_size()
-    if config.vocab_size == "auto":
+    if config.vocab_size == "auto" and entries >= training.SMALLEST_VOCABULARY:
         rule = f"95% of them occur {training.OCCURRENCES} times in the text"
         bounds = f"at least {training.SMALLEST_VOCABULARY:,}, at most {LARGEST_VOCABULARY:,}"
         say(f"tokenizer.vocab_size=auto: {entries:,} entries. The rule: {rule}, {bounds}")
-    elif entries < config.vocab_size:
-        limit = f"tokenizer.min_frequency={config.min_frequency}"
-        say(
-            f"tokenizer.vocab_size={config.vocab_size}: {entries} entries, no more pairs reach {limit}"
-        )
+    elif config.vocab_size == "auto" or entries < config.vocab_size:
+        limit = f"no more pairs reach tokenizer.min_frequency={config.min_frequency}"
+        if config.kind == "unigram":
+            limit = "the text gives no more pieces"
+        say(f"tokenizer.vocab_size={config.vocab_size}: {entries:,} entries, {limit}")
     return model
 
 
@@ -316,17 +316,17 @@ def _make_parts(
                 unknown + int(token_use[special_ids.unk]),
             )
             if tokens >= ENOUGH_TOKENS:
-                _require_fit(unknown, tokens)
+                _require_fit(unknown, tokens, preparation)
             update(position, part.node["stages"]["source"]["bytes_out"])
-    _require_fit(unknown, tokens)
+    _require_fit(unknown, tokens, preparation)
     return parts
 
 
-def _require_fit(unknown: int, tokens: int) -> None:
+def _require_fit(unknown: int, tokens: int, preparation: Preparation) -> None:
     if unknown > MAX_UNKNOWN_SHARE * tokens:
+        cause = corpus_card.cause_of_unknown(preparation)
         raise UnusableTextError(
-            f"the tokenizer does not fit this text: {100 * unknown / tokens:.0f} % of the tokens are unknown. Train one"
-            " (tokenizer.path=null), with more entries (tokenizer.vocab_size) or with tokenizer=bpe, or name another"
+            f"the tokenizer does not fit this text: {100 * unknown / tokens:.0f} % of the tokens are unknown: {cause}"
         )
 
 
@@ -355,7 +355,7 @@ def _require_documents(preparation: Preparation, stats: StageStats, held_out: li
     for split, is_there in zip(SPLITS, (not all(held_out), any(held_out))):
         if is_there:
             continue
-        removed = ", ".join(f"{count} {reason}" for reason, count in stats.removed().items())
+        removed = ", ".join(corpus_card.removed_by_setting(stats))
         kept, read = stats["tokens"].documents_out, stats["source"].documents_in
         cut = corpus_card.cut_by(preparation.source)
         hint = f"; data.documents={cut} cuts the text so" if cut else ""

@@ -35,6 +35,9 @@ from data_prep.tokenizer.train import code_point_counts
 GROUP_DOCUMENTS = 512
 GROUP_SIZE = 1 << 20  # characters that pass a stage together
 TEMPLATES_LOST = "templates_without_text"  # a note of the stage `source`
+END_OF_TEXT = (
+    "<|endoftext|>"  # between documents in dumps for GPT-2; counted in the notes of `normalise`
+)
 BROKEN = "broken_characters"  # the filter that reads the text before and after normalisation
 STRIPPED = "without their accents"  # characters by script, in the notes of the stage `tokens`
 _VISIBLE = {
@@ -104,10 +107,12 @@ class Stages:
         """
         pieces: list[Piece] = []
         deleted = Counter[str]()
+        markers = 0
         stage.notes.setdefault("long_documents_cut", 0)
         stage.notes.setdefault("their_parts", 0)
         for document in documents:
             texts = self._pieces(document, deleted)
+            markers += document.text.count(END_OF_TEXT)
             is_broken = quality.is_broken(document.text, self.data.filters)
             for number, text in enumerate(texts):
                 data = text.encode() if document.ids is None else document.ids.tobytes()
@@ -125,6 +130,8 @@ class Stages:
         kinds = normalise.deleted_by_kind(deleted)
         if kinds:
             stage.merge(Stage(notes={"deleted_characters": kinds}))
+        if markers:
+            stage.merge(Stage(notes={END_OF_TEXT: markers}))
         return pieces
 
     def _pieces(self, document: Document, deleted: Counter[str]) -> list[str]:

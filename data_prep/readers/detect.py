@@ -31,7 +31,11 @@ _SIGNS = (
 )
 _PATTERNS = [(name, re.compile(sign, re.I | re.S), cure) for name, sign, cure in _SIGNS]
 _COLUMN = r'"?[A-Za-z_][\w-]*(?: [\w-]+){0,3}"?'
-_TABLES = {"csv": ",", "tsv": "\t"}
+_TABLES = (
+    (",", "CSV", "Set data.format=csv"),
+    ("\t", "TSV", "Set data.format=tsv"),
+    (";", "CSV with semicolons", "Write it with commas and set data.format=csv"),
+)
 _MARKS = {  # the longer first, as one begins with another
     "UTF-32": (b"\xff\xfe\0\0", b"\0\0\xfe\xff"),
     "UTF-16": (b"\xff\xfe", b"\xfe\xff"),
@@ -46,9 +50,9 @@ def other_content(head: bytes) -> tuple[str, str] | None:
         if pattern.match(head):
             return name, cure
     text = head.decode("utf-8", "replace").lstrip()
-    for name, delimiter in _TABLES.items():
+    for delimiter, name, cure in _TABLES:
         if _is_table(text, delimiter):
-            return f"a table ({name.upper()})", f"Set data.format={name}"
+            return f"a table ({name})", cure
     return None
 
 

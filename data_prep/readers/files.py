@@ -300,23 +300,22 @@ def _shown(path: Path) -> str:
     )
 
 
-def format_of(path: Path) -> str:
-    """The format of a file by its name, without the suffix of a compression. UserError for a suffix not known."""
+def format_of(path: Path) -> str | None:
+    """Return the format of a file by its name, without the suffix of a compression; None for a suffix not known."""
     formats = {suffix: name for name, kind in FORMATS.items() for suffix in kind.suffixes}
     name = path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path
     if name.suffix[1:].isdigit():  # a numbered part: `big.jsonl.00`, `wiki.en.00.xz`
         return formats.get(name.with_suffix("").suffix.lower(), "txt")
-    if name.suffix.lower() not in formats:
-        raise UserError(
-            f"{path}: format not known from its name; set data.format={'|'.join(FORMATS)}"
-        )
-    return formats[name.suffix.lower()]
+    return formats.get(name.suffix.lower())
 
 
 def detected_format(path: Path) -> str:
-    """Return the format by the file's name. UserError for a name of plain text on other content."""
+    """Return the format by the file's name.
+
+    UserError for a suffix not known, and for other content where the name says plain text.
+    """
     by_name = format_of(path)
-    if by_name != "txt":
+    if by_name not in ("txt", None):
         return by_name
     content = detect.other_content(plain_text.head_of(path, detect.HEAD_BYTES))
     if content:
@@ -324,6 +323,10 @@ def detected_format(path: Path) -> str:
         raise UserError(
             f"data.paths: {path} looks like {kind}, not like plain text. {cure}, or data.format=txt to"
             " take it as it is."
+        )
+    if by_name is None:
+        raise UserError(
+            f"{path}: format not known from its name; set data.format={'|'.join(FORMATS)}"
         )
     return by_name
 

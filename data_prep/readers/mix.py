@@ -146,8 +146,13 @@ def _naming(documents: Iterator[Document], place: str) -> Iterator[Document]:
         yield from documents
     except UserError as error:
         ours = str(error).replace("data.damaged=drop", f"damaged: drop in {place}")
-        error.args = (re.sub(r"\bdata\.(dataset|format|text_field)\b", rf"{place}.\1", ours),)
+        error.args = (_placed(ours, place),)
         raise
+
+
+def _placed(message: str, place: str) -> str:
+    """Return a complaint about the section `data` as one about the section at this place."""
+    return re.sub(r"^data(?=\.)|\bdata(?=\.(?:dataset|format|text_field)\b)", place, message)
 
 
 def _open_part(config: MixConfig, number: int) -> Source:
@@ -182,5 +187,5 @@ def open_source(
     try:
         opened: Source = sources[kind](config)
     except UserError as error:
-        raise UserError(re.sub(r"^data(?=\.)", place, str(error))) from None
+        raise UserError(_placed(str(error), place)) from None
     return opened

@@ -121,6 +121,7 @@ COMPRESSIONS: dict[str, Callable[[BinaryIO], Any]] = {
     ".bz2": _streams(bz2.BZ2Decompressor),
     ".zst": _streams(ZstdFrame, b"", PACKED_BYTES),
 }
+UNPACKERS = {".gz": "gzip -dc", ".xz": "xz -dc", ".bz2": "bzip2 -dc", ".zst": "zstd -dc"}
 
 
 @contextmanager
@@ -211,7 +212,7 @@ class TextFile:
             ) -> str:
                 return (
                     f": not UTF-8 at byte {offset + start} (line {line + _count_lines(block[:start])}); convert it:"
-                    f" `iconv -f <its encoding> -t utf-8 {self.path.name}`, for example latin1, shift_jis, gb18030"
+                    f" `{self._conversion_from('<its encoding>')}`, for example latin1, shift_jis, gb18030"
                 )
 
             text = self.decode(block, place)
@@ -259,9 +260,17 @@ class TextFile:
     def _require_bytes_of_text(self, head: bytes) -> None:
         encoding = wide_encoding(head[:HEAD_BYTES])
         if encoding:
-            convert = f"iconv -f {encoding} -t UTF-8 {self.path.name} > utf8-{self.path.name}"
+            convert = self._conversion_from(encoding)
             message = f"{self.path}: text in {encoding}, must be UTF-8. Convert it: `{convert}`"
             raise UnreadableError("binary_file", message)
+
+    def _conversion_from(self, encoding: str) -> str:
+        """Return the command that makes a file in UTF-8 of this one, unpacked."""
+        name, suffix = self.path.name, self.path.suffix.lower()
+        convert = f"iconv -f {encoding} -t UTF-8"
+        if suffix in UNPACKERS:
+            return f"{UNPACKERS[suffix]} {name} | {convert} > utf8-{self.path.stem}"
+        return f"{convert} {name} > utf8-{name}"
 
     def _look_for_binary(self, block: bytes, offset: int) -> None:
         place = block.find(b"\0")

@@ -7,7 +7,7 @@ quote characters are text, as in GLUE's files, so a field holds neither a tab no
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, BinaryIO
@@ -18,7 +18,7 @@ from data_prep.readers.plain_text import TextFile
 LONGEST_RECORD = 1 << 29  # bytes; a longer line cannot be meant
 BY_LINES = "turn other JSON into lines by `jq -c '.[]'`"
 CHECKED_RECORDS = 100  # at the beginning of a file, one of which must have each field
-_MISSING = object()
+_MISSING, _NO_OBJECT = object(), object()
 BATCH_ROWS = 256
 LONGEST_FIELD = (
     1 << 26
@@ -32,15 +32,21 @@ def record_texts(
 
     `begins`: whether the first is the file's first. UserError: a value is no text, or the first records lack a field.
     """
-    missing = list(fields) if begins else []
-    number, place, record = 0, "", None
+    sought = list(fields) if begins else []
+    lacking = dict[str, Any]()  # fields that no record has so far, with one that lacks it
+    number, place = 0, ""
     for number, (place, record) in enumerate(records, 1):
         yield _text_of(place, fields, record)
-        if missing:
-            missing = [name for name in missing if _value_of(record, name) is _MISSING]
-            if number == CHECKED_RECORDS:
-                _require_none(missing, place, number, record)
-    _require_none(missing if number else [], place, number, record)
+        for name in tuple(sought):
+            value = _value_of(record, name)
+            if value is _MISSING:
+                lacking[name] = record
+            elif value is not _NO_OBJECT:
+                sought.remove(name)
+                lacking.pop(name, None)
+        if number == CHECKED_RECORDS:
+            _require_none(lacking, place, number)
+    _require_none(lacking, place, number)
 
 
 def _text_of(place: str, fields: Sequence[str], record: Any) -> str | None:
@@ -48,25 +54,34 @@ def _text_of(place: str, fields: Sequence[str], record: Any) -> str | None:
     texts: list[str] = []
     for name in fields if isinstance(record, dict) else fields[:1]:
         value = _value_of(record, name)
-        if value is None or value is _MISSING:
+        if value is None or value is _MISSING or value is _NO_OBJECT:
             continue
         if not isinstance(value, str):
             kind = type(value).__name__
             shown = f"fields {_shown(_names_in(value))}" if isinstance(value, dict) else kind
-            cure = BY_LINES if isinstance(record, list) else "set data.text_field"
+            cure = "set data.text_field"
+            if isinstance(value, list):
+                cure = BY_LINES if isinstance(record, list) else "make it one text"
             raise UserError(f"{place}: no text in field {name!r} of a record, but {shown} ({cure})")
         texts.append(value)
     return "\n\n".join(texts) if texts else None
 
 
 def _value_of(record: Any, name: str) -> Any:
-    """Return the value of a field; a name with dots that no field has leads into objects."""
+    """Return the value of a field; a name with dots that no field has leads into objects.
+
+    `_MISSING` where there is no such field, `_NO_OBJECT` where the object that may have it is null.
+    """
     if not isinstance(record, dict):
         return record
     if name in record:
         return record[name]
     outer, _, inner = name.partition(".")
-    return _value_of(record[outer], inner) if inner and outer in record else _MISSING
+    if not inner or outer not in record:
+        return _MISSING
+    if record[outer] is None:
+        return _NO_OBJECT
+    return _value_of(record[outer], inner) if isinstance(record[outer], dict) else _MISSING
 
 
 def _names_in(record: Any, outer: str = "") -> Iterator[str]:
@@ -74,13 +89,13 @@ def _names_in(record: Any, outer: str = "") -> Iterator[str]:
         if isinstance(value, dict):
             yield from _names_in(value, f"{outer}{name}.")
         else:
-            yield f"{outer}{name}"
+            yield f"{outer}{name} (list)" if isinstance(value, list) else f"{outer}{name}"
 
 
-def _require_none(missing: Sequence[str], place: str, number: int, record: Any) -> None:
-    if missing:
+def _require_none(lacking: Mapping[str, Any], place: str, number: int) -> None:
+    for name, record in lacking.items():
         raise UserError(
-            f"{place}: no text in field {missing[0]!r} of the first records ({number}), but fields"
+            f"{place}: no text in field {name!r} of the first records ({number}), but fields"
             f" {_shown(_names_in(record))} (set data.text_field)"
         )
 
@@ -138,6 +153,8 @@ def _rows(
         header = next(rows)
         begin = rows.line_num + 1
         hint = "; join the parts of a file that was split: one has the header"
+        if len(header) == 1 and ";" in header[0]:
+            hint = "; write it with commas, not with semicolons"
         columns = [(name, _column(file.path, name, header, hint)) for name in fields]
         for row in filter(None, rows):
             if len(row) != len(header):

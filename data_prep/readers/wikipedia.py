@@ -123,6 +123,7 @@ def _remove(code: Any, node: Any) -> None:
 # --- templates --------------------------------------------------------------------------------------------------------
 
 TABLES = Path(__file__).with_name("wikipedia_templates.yaml")  # it has the language of patterns
+_FORMATNUM = re.compile(r"^\s*formatnum:", re.IGNORECASE)
 _INNERMOST = re.compile(r"\{\{([^{}]*)\}\}")
 _SEGMENT = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")  # of a pattern: in brackets, or not
 _FIELD = re.compile(r"\{([^{}]+)\}")  # the same
@@ -195,7 +196,7 @@ class Templates:
 
     def _text_of(self, template: re.Match[str], lost: Counter[str]) -> str:
         """Return the shown text of a template; parameters with a number for a name count as those without one."""
-        name, _, rest = template[1].replace("formatnum:", "formatnum|", 1).partition("|")
+        name, _, rest = _FORMATNUM.sub("formatnum|", template[1]).partition("|")
         name = " ".join(name.replace("_", " ").split())
         parameters, listed = {"name": name}, list[str]()
         for part in _BETWEEN_PARAMETERS.split(rest):
@@ -250,6 +251,6 @@ def templates_of(language: str) -> Templates:
 def _is_in_sentence(template: re.Match[str]) -> bool:
     """Return whether words stand in front of a template on its line, outside of other templates and of tables."""
     line = template.string.rfind("\n", 0, template.start()) + 1
-    before = template.string[line : template.start()]
+    before = _INNERMOST.sub("", template.string[line : template.start()])
     in_other = before.count("{{") > before.count("}}")
     return not in_other and before[:1] not in "|!{" and any(map(str.isalpha, before))

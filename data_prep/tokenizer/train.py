@@ -41,6 +41,8 @@ SMALLEST_VOCABULARY = (
 OCCURRENCES = 100
 FREQUENT_SHARE = 0.95  # of the entries
 DRAFT_CHARACTERS = 20_000_000  # of the sample, to find the size of the vocabulary
+# GPT-2's words, but marks belong to their letter: vowel signs of Hindi are marks, and no token would go beyond them.
+BPE_WORD = r"'(?:[sdmt]|ll|ve|re)| ?[\p{L}\p{M}]+| ?\p{N}+| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+"
 SAMPLE_CHARACTERS = 20_000  # long documents enter the sample in parts of this length
 LEAST_SAMPLE_CHARACTERS = 1000
 LARGEST_NUMBER = 2**64 - 1
@@ -175,13 +177,15 @@ def _train_wordpiece(sample: list[str], config: TokenizerConfig, size: int) -> T
 
 
 def _train_bpe(sample: list[str], config: TokenizerConfig, size: int) -> Tokenizer:
-    """Byte-level BPE (Radford et al. 2019): no unknown tokens, spaces kept in front of their word."""
+    """Byte-level BPE (Radford et al. 2019): no unknown tokens, spaces kept in front of their word, and marks in it."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     _require_vocabulary(size, len(alphabet), "each of the 256 bytes")
     tokenizer = Tokenizer(models.BPE())
     if config.lowercase:
         tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words = pre_tokenizers.Split(Regex(BPE_WORD), "isolated")
+    in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, in_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=size,

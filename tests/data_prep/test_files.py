@@ -331,15 +331,34 @@ ERRORS: dict[str, tuple[Any, ...]] = {
         "no text in field 'text' .*fields title, body",
     ),
     "json type": (".jsonl", b'{"text": 3}', "no text in field 'text' of a record, but int"),
+    "json parent that is text": (
+        ".jsonl",
+        b'{"title": "a"}',
+        "no text in field 'title.text' of the first records .*fields title ",
+        {"text_field": "title.text"},
+    ),
+    "json list of objects": (
+        ".jsonl",
+        b'{"turns": [{"text": "a"}]}',
+        r"no text in field 'turns.text' .*fields turns \(list\)",
+        {"text_field": "turns.text"},
+    ),
+    "json parent that is null first": (
+        ".jsonl",
+        b'{"t": "a", "m": null}\n' * 200 + b'{"t": "a", "m": {"text": "b"}}',
+        "no text in field 'm.txt' of the first records .*fields t, m.text ",
+        {"text_field": ["t", "m.txt"]},
+    ),
+    "csv semicolons": (".csv", b"id;text\n1;a\n", "among id;text .*with commas"),
     "parquet list": (
         ".parquet",
         as_parquet([["a"], ["b"]]),
-        r"row 1: .*, but list \(set data.text_field\)",
+        r"row 1: .*, but list \(make it one text\)",
     ),
     "shift-jis": (
         ".txt",
         "日本".encode("shift_jis"),
-        r"`iconv -f <its encoding> -t utf-8 a\.txt`, .*shift_jis",
+        r"`iconv -f <its encoding> -t UTF-8 a\.txt > utf8-a\.txt`, .*shift_jis",
     ),
     "tsv quotes": (
         ".tsv",
@@ -384,6 +403,7 @@ OTHER_CONTENT = {  # of a file whose name says plain text -> what it looks like,
     "CSV": (as_csv(TEXTS), r"a table \(CSV\), .*data.format=csv"),
     "CSV cut in a row": (as_csv([*TEXTS, '"long" ' * 20_000]), r"a table \(CSV\)"),
     "TSV": (WRITERS[".tsv"](TEXTS), r"a table \(TSV\), .*data.format=tsv"),
+    "CSV with semicolons": (as_csv(TEXTS).replace(b",", b";"), "semicolons.*Write it with commas"),
     "HTML": (b"\n<!-- saved -->\n<!DOCTYPE html>\n<html><p>Text", "HTML, .*Extract"),
     "XML": (b'<?xml version="1.0"?>\n<TEI>', "XML, .*Extract"),
     "dump": (b'<mediawiki xmlns="http://x">\n', "Wikipedia dump, .*data.format=wikipedia"),
@@ -393,7 +413,7 @@ OTHER_CONTENT = {  # of a file whose name says plain text -> what it looks like,
 }
 
 
-@pytest.mark.parametrize("suffix", ["", ".txt", ".txt.gz", "-00000"])
+@pytest.mark.parametrize("suffix", ["", ".txt", ".txt.gz", "-00000", ".html"])
 @pytest.mark.parametrize("name", OTHER_CONTENT)
 def test_what_is_not_plain_text_is_not_taken_for_it(tmp_path: Path, name: str, suffix: str) -> None:
     content, message = OTHER_CONTENT[name]
@@ -429,12 +449,16 @@ def test_plain_text_is_not_taken_for_anything_else(tmp_path: Path, text: str) ->
 @pytest.mark.parametrize("name", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
 def test_wide_encodings_are_named(tmp_path: Path, text: str, name: str, mark: str) -> None:
-    path = tmp_path / "a.txt"
-    path.write_bytes((mark + text).encode(name))
     shown = name[:6] if mark else name[:6] + name[7:]
-    command = f"iconv -f {shown.upper()} -t UTF-8 a.txt > utf8-a.txt"
-    with pytest.raises(UserError, match=re.escape(command)):
-        texts_of(path)
+    convert = f"iconv -f {shown.upper()} -t UTF-8"
+    for suffix, command in (
+        ("", f"{convert} a.txt > utf8-a.txt"),
+        (".gz", f"gzip -dc a.txt.gz | {convert} > utf8-a.txt"),
+    ):
+        path = tmp_path / f"a.txt{suffix}"
+        path.write_bytes(COMPRESS[suffix]((mark + text).encode(name)))
+        with pytest.raises(UserError, match=re.escape(f"`{command}`")):
+            texts_of(path)
 
 
 META = [{"text": "one", "n": 1}, {"text": None, "n": 2}, None]

@@ -140,6 +140,10 @@ def test_mistakes_in_parts_name_the_part(mixed: Config, tmp_path: Path) -> None:
         config["data"]["parts"][1] |= change
         with pytest.raises(UserError, match=message):
             parse(config)
+    (tmp_path / "part-0").write_text('{"text": "a"}')
+    config["data"]["parts"][1] |= {"paths": [str(tmp_path / "part-0")]}
+    with pytest.raises(UserError, match=r"looks like JSON.* Set data\.parts\[1\]\.format=jsonl"):
+        parse(config)
     config = mixed([1, 1])
     (tmp_path / "1.jsonl").write_text("")
     with pytest.raises(

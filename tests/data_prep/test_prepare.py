@@ -277,6 +277,14 @@ ADVICE: dict[str, tuple[dict[str, Any], str]] = {
         r"\d\d% of the tokens are held out .*data\.validation_fraction=0\.05.* there are 8 \(data\.documents=file",
     ),
     "nothing": ({"documents": "block"}, ""),
+    "no separator": (
+        {"documents": "separator", "separator": "<eot>", "validation_fraction": 0.3},
+        r"data\.separator=<eot>: in none of the files",
+    ),
+    "markers within lines": (
+        {"documents": "block", "marker": "<|endoftext|>"},
+        r"'<\|endoftext\|>' stands 8 times .* data\.separator='\"<\|endoftext\|>\"'",
+    ),
     # 300 entries make more tokens than that of every document
     "nothing of the tokenizer": (
         {"documents": "block", "filters": {"max_tokens_per_character": 0.3}},
@@ -289,14 +297,15 @@ ADVICE: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_may_not_be_meant_is_said_at_the_end(
     tmp_path: Path, text_config: Config, made_up: MadeUp, run: Run, capsys: Captured, name: str
 ) -> None:
-    settings, said = ADVICE[name]
+    settings, said = dict(ADVICE[name][0]), ADVICE[name][1]
+    marker = settings.pop("marker", "")
     for number in range(8):
         texts = [text.split() for text in made_up(30, number)]
         blocks = [
             "\n".join(" ".join(words[i : i + 8]) for i in range(0, len(words), 8))
             for words in texts
         ]
-        (tmp_path / f"{number}.txt").write_text("\n\n".join(blocks))
+        (tmp_path / f"{number}.txt").write_text(marker + "\n\n".join(blocks))
     corpus = run(text_config(tmp_path / "*.txt", **settings))
     last = capsys.readouterr().out.splitlines()[-1]
     card = (corpus.folder / "corpus_card.md").read_text()
@@ -314,6 +323,15 @@ def test_unigram_on_text_without_spaces_is_said_to_be_slow(
     (tmp_path / "a.txt").write_text("\n\n".join(texts))
     run(text_config(tmp_path / "a.txt", tokenizer={"kind": "unigram", "vocab_size": 40}))
     assert ("takes long to train" in capsys.readouterr().out) == (gap == "")
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_a_vocabulary_that_the_text_does_not_fill_is_said(
+    text_file: Path, text_config: Config, run: Run, capsys: Captured, kind: str
+) -> None:
+    corpus = run(text_config(text_file, tokenizer={"kind": kind, "vocab_size": "auto"}))
+    entries = f"vocab_size=auto: {corpus.manifest.tokenizer.vocab_size:,} entries"
+    assert f"{entries}, no more pairs reach tokenizer.min_frequency=2" in capsys.readouterr().out
 
 
 def test_no_advice_on_plain_text_where_there_is_none(
@@ -339,6 +357,9 @@ def test_text_that_becomes_unknown_tokens_is_said_at_the_end(
     assert round(lost * (found["characters"] - spaces)) == 150 * len(set(thai))
     said = rf"[\d.]+% of the tokens are unknown, and no token stands for {100 * lost:.1f}% .*100 without .*=bpe"
     assert re.search(said, capsys.readouterr().out)
+    (tmp_path / "a.txt").write_text("\n\n".join(["Some words.", *thai]), encoding="utf-8")
+    with pytest.raises(UserError, match=r"does not fit .* 100 without a space\. tokenizer=bpe"):
+        main(text_config(tmp_path / "a.txt", clean={"min_characters": 1}))
 
 
 @pytest.mark.parametrize(
@@ -348,6 +369,7 @@ def test_text_that_becomes_unknown_tokens_is_said_at_the_end(
         ("мой мои край края", {"Cyrillic": 2}),
         ("कु को पु पानी", {"Devanagari": 2}),
         ("é e Kalo", {"Latin": 1}),
+        ("مَعَ كَتَبَ", {"Arabic": 5}),
         ("Kalo kalo", {}),
     ],
 )
@@ -368,6 +390,7 @@ def test_characters_that_lose_their_accents_are_counted_by_script(
         assert notes.get(stages.STRIPPED, {}) == counts
         card = (corpus.folder / "corpus_card.md").read_text()
         for shown in (card, capsys.readouterr().out):
+            assert "no token stands for" not in shown.replace("characters that no", "")
             warned = re.search(r"takes accents.*\((.*)\)\. .*strip_accents=false", shown)
             expected = ", ".join(f"{count:,} {script}" for script, count in counts.items())
             assert (warned[1] if warned else "") == expected
@@ -488,6 +511,10 @@ FAILURES: dict[str, tuple[bytes, str]] = {
     "all filtered": (
         b"12345 67890 12345 67890 12345\n\n" * 100,
         r"0 of 100 documents remain \(removed: 100 no_l",
+    ),
+    "all too short": (
+        b"1 of few\n\n" * 300,
+        r"removed: 300 too_short by data\.clean\.min_characters\)",
     ),
     "too little": (b"A few words and\n\nnot much more than that.", "too little text to train"),
     "bad bytes at the end": (

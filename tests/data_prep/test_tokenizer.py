@@ -142,6 +142,20 @@ def test_classes_of_transformers_keep_case_and_accents_as_trained(
     assert loaded(text)["input_ids"] == tokenizer.encode(text).ids
 
 
+@pytest.mark.parametrize("word", ["दिल्ली", "كَتَبَ", "שָׁלוֹם", "นี้ที่", "e\u0301te\u0301", "don"])
+def test_byte_level_words_hold_their_marks(word: str) -> None:
+    """GPT-2's own pattern cuts Hindi at each vowel sign, so that no entry could hold a word."""
+    text = " ".join([word] * 100) + ", 12"
+    tokenizer = train([text] * 9, TokenizerConfig(kind="bpe", vocab_size=400))
+    encoding = tokenizer.encode(f"{word} {word}, 12", add_special_tokens=False)
+    assert [len(characters) for characters in encoding.tokens][1:] == [
+        len(f" {word}".encode()),
+        1,
+        3,
+    ]
+    assert tokenizer.decode(encoding.ids) == f"{word} {word}, 12"
+
+
 @pytest.mark.parametrize("lacks", ["", "é", "Ω"])
 def test_byte_level_entries_stand_for_the_characters_of_their_bytes(
     lacks: str, made_up: MadeUp

@@ -140,6 +140,11 @@ RUSSIAN = "{{s|в 1900 году}}, {{на|29|4|2020}} {{не переведен�
             "{{Unité|100|km}}, {{1er}} à {{heure|20|30}}, {{citation|Oui}}",
             "100 km, 1er à 20 h 30, « Oui »",
         ),
+        (
+            "fr",
+            "{{nombre|3000|soldats}} de {{souverain-|Louis XIV}}, {{numéro|5}}",
+            "3000 soldats de Louis XIV, n° 5",
+        ),
         ("fr", "{{lien|Ada Roy|lang=en|trad=A|texte=Ada}} et {{langue|en|law}}", "Ada et law"),
         (
             "fr",
@@ -147,6 +152,7 @@ RUSSIAN = "{{s|в 1900 году}}, {{на|29|4|2020}} {{не переведен�
             "fait et vu",
         ),
         ("de", '{{enS|Rome}}, {{Höhe|1234|DE-NHN}}, {{"|Ja}}', "Rome, 1234 m, „Ja“"),
+        ("de", "nach {{§|12|stgb}} sind {{Formatnum:1234}} da", "nach § 12 sind 1234 da"),
         (
             "de",
             "Bad ({{IPA|baːt}}) und Au (Aussprache: {{Lautschrift|aʊ}}) sind",
@@ -162,6 +168,11 @@ RUSSIAN = "{{s|в 1900 году}}, {{на|29|4|2020}} {{не переведен�
         ("nl", "op {{unité|3|km}} in {{lang|en|Leeds}}", "op 3 km in Leeds"),
         ("pt", "em {{dtlink|5|1|1900}}, {{séc|XIX}}", "em 5 de janeiro de 1900, século XIX"),
         ("ru", RUSSIAN, "в 1900 году, на 29 апреля 2020 года Аде"),
+        (
+            "ru",
+            "род. {{ДатаРождения|5|3|1950}}, {{Флагификация|Франция}}: {{цитата|Да}}",
+            "род. 5 марта 1950, Франция: Да",
+        ),
         ("ja", "{{仮リンク|艾達|en|Ada|label=エイダ}}は{{要出典|}}。", "エイダは。"),
         (
             "en",
@@ -227,7 +238,8 @@ def test_templates_without_text_are_counted_on_the_card(
     pytest.importorskip("mwparserfromhell")
     pages = [("A", 0, "", f"{LOST}\n{text}") for text in made_up(6)]
     (tmp_path / "a.xml").write_bytes(dump(*pages))
-    (tmp_path / "b.xml").write_bytes(dump(("B", 0, "", "Of {{age|1}} years.\n" + made_up(1, 1)[0])))
+    after_template = "{{Flag|x}} Of {{age|1}} years.\n"
+    (tmp_path / "b.xml").write_bytes(dump(("B", 0, "", after_template + made_up(1, 1)[0])))
     corpus = run(text_config(tmp_path / "*.xml"))
     source = corpus.manifest.stages[0]
     assert source.notes["templates_without_text"] == {"age": 13, "height": 6}
