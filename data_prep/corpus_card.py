@@ -304,18 +304,16 @@ def _text_taken(manifest: Manifest, hint: str) -> Iterator[str]:
             f" Set a milder {setting}, or null, if that is text to learn from." if setting else ""
         )
         yield f"{reason} took {share:.0%} of the text; corpus_card.md has examples{hint}.{cure}"
-    count, found = max(1, manifest.counts["documents"]), manifest.statistics
-    words, characters = found["words"] / count, found["characters"] / count
+    count, statistics = max(1, manifest.counts["documents"]), manifest.statistics
+    words, characters = statistics["words"] / count, statistics["characters"] / count
     if not much and 0 < words < FEW_WORDS and characters < 6 * FEW_WORDS:
         yield f"documents are tiny: {words:.0f} words on average{hint}"
 
 
 def _characters_lost(manifest: Manifest, preparation: Preparation) -> Iterator[str]:
     """Yield how much text the tokenizer does not know, and how much it makes the same as other text."""
-    found = manifest.statistics
-    rate, lost, stripped = (
-        found[name] or 0.0 for name in ("unknown_rate", "characters_lost", "characters_stripped")
-    )
+    names = ("unknown_rate", "characters_lost", "characters_stripped")
+    rate, lost, stripped = (manifest.statistics[name] or 0.0 for name in names)
     if max(rate, lost) > MUCH_UNKNOWN:
         cause = "the tokenizer is for other text. tokenizer=bpe"
         if not preparation.tokenizer_path:

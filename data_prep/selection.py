@@ -154,18 +154,18 @@ class Selector:
         if config.enabled and len(dropped_N):
             rows, ngrams, signatures = self.rows.signatures(self._left_N)
             keys = self._key_N[rows]
-            kept = find_near_duplicates(keys, ngrams, signatures, config)
-            dropped = np.flatnonzero(keys[kept] != keys)
+            kept_K = find_near_duplicates(keys, ngrams, signatures, config)
+            dropped = np.flatnonzero(keys[kept_K] != keys)
             dropped_N[rows[dropped]] = True
             partner_N = np.zeros(len(dropped_N), dtype=np.int64)
-            partner_N[rows] = rows[kept]
-            stage.notes["clusters"] = len(np.unique(kept[dropped]))
+            partner_N[rows] = rows[kept_K]
+            stage.notes["clusters"] = len(np.unique(kept_K[dropped]))
             if len(dropped):
-                self._note_shared_passages(rows[dropped], rows[kept[dropped]], config)
+                self._note_shared_passages(rows[dropped], rows[kept_K[dropped]], config)
             stage.notes["index_bytes"] = memory_bytes(ngrams, signatures)
             shown = dropped[_smallest(keys[dropped])]
-            similarities = estimate(signatures, shown, kept[shown]).tolist()
-            for row, other, similarity in zip(rows[shown], rows[kept[shown]], similarities):
+            similarities = estimate(signatures, shown, kept_K[shown]).tolist()
+            for row, other, similarity in zip(rows[shown], rows[kept_K[shown]], similarities):
                 example, place = self.rows.example(row), self.rows.example(other).place()
                 measure = (
                     f"like {place}, {similarity:.4g}, limit {config.threshold:.4g} (threshold)"

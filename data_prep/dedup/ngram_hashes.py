@@ -51,7 +51,7 @@ class HashedWords(NamedTuple):
 
 
 def hash_words(texts: Sequence[str]) -> HashedWords:
-    """The words of these texts; many short texts in one call take a fraction of the time of a call for each."""
+    """Return the words of texts; many short texts in one call take a fraction of the time of a call for each."""
     encoded = [text.encode("utf-8", "replace") for text in texts]
     data = b"\n".join(encoded).lower()
     blocks = list(_blocks(data))
@@ -64,12 +64,12 @@ def hash_words(texts: Sequence[str]) -> HashedWords:
 
 def word_places(text: str) -> tuple[np.ndarray, np.ndarray]:
     """Return starts and ends of the words [W], in characters of the text."""
-    found = hash_words([text])
-    data_B = np.frombuffer(found.data, np.uint8)
+    words = hash_words([text])
+    data_B = np.frombuffer(words.data, np.uint8)
     characters_B = np.concatenate(
         [[0], np.cumsum((data_B & 0xC0) != 0x80)]
     )  # that begin before this byte
-    return characters_B[found.starts_W], characters_B[found.ends_W]
+    return characters_B[words.starts_W], characters_B[words.ends_W]
 
 
 def combine(hashes_W: np.ndarray, longest: int) -> Iterator[np.ndarray]:
@@ -141,8 +141,10 @@ def _bounds(data: bytes, data_B: np.ndarray, ascii_only: bool) -> tuple[np.ndarr
 def _punctuation(
     lead: np.ndarray, first: np.ndarray, second: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Places of punctuation and symbols of two bytes (U+0080-00BF) and of three (U+2000-2BFF, 3000-303F, FF00-FF3F,
-    FFC0-FFFF): they separate words as ASCII's do."""
+    """Return the places of punctuation and symbols, which separate words as ASCII's do.
+
+    They have two bytes (U+0080-00BF) or three (U+2000-2BFF, 3000-303F, FF00-FF3F, FFC0-FFFF).
+    """
     three = ((first == 0xE2) & (second < 0xB0)) | ((first == 0xE3) & (second == 0x80))
     return lead[first == 0xC2], lead[
         three | ((first == 0xEF) & ((second == 0xBC) | (second == 0xBF)))

@@ -49,7 +49,7 @@ class CleanConfig(Section):
 
 
 def normalize(text: str, config: CleanConfig, deleted: Counter[str] | None = None) -> str:
-    """The text in its normal form; lines are kept, blank lines are not. `deleted` counts the characters that went."""
+    """Return the text in its normal form: with its lines, without blank ones. `deleted` counts lost characters."""
     unify = _UNICODE_FORMS[config.unicode]
     if "<br" in text:
         text = _LINE_BREAK.sub("\n", text)
@@ -63,12 +63,12 @@ def _clean_line(line: str, unify: Callable[[str], str], deleted: Counter[str] | 
         line.isprintable() and "  " not in line
     ):  # printable: no control characters, no space but U+0020
         return line.strip()
-    kept = _ZERO_WIDTH.sub(_spelt, _INVISIBLE.sub("", line))
-    if deleted is not None and kept != line:
+    visible = _ZERO_WIDTH.sub(_spelt, _INVISIBLE.sub("", line))
+    if deleted is not None and visible != line:
         deleted.update(_DELETABLE.findall(line))
-        deleted.subtract(_DELETABLE.findall(kept))
+        deleted.subtract(_DELETABLE.findall(visible))
     # Once more: what was removed may have stood between a letter and its accent.
-    return unify(" ".join(kept.split()))
+    return unify(" ".join(visible.split()))
 
 
 def _spelt(run: re.Match[str]) -> str:

@@ -91,7 +91,7 @@ def _broken(text: Text, limit: object = None) -> float:
     """Share of replacement, private-use and control characters and of UTF-8 that was read as Latin-1."""
     broken = len(text.utf8.translate(None, _NOT_CONTROLS))
     if any(sign in text.utf8 for sign in _BROKEN_SIGNS) or _LATIN_CONTROLS.search(text.utf8):
-        broken += sum(len(found) for found in _BROKEN_BEYOND_ASCII.findall(text.text))
+        broken += sum(map(len, _BROKEN_BEYOND_ASCII.findall(text.text)))
     return broken / max(1, len(text))
 
 
@@ -119,10 +119,10 @@ def _markup(text: Text, limit: float) -> float | None:
     """Share of characters in HTML tags and entities and in the brackets of wikitext."""
     if not any(sign in text.text for sign in _MARKUP_SIGNS):
         return None
-    most = sum(longest * text.text.count(sign) for sign, longest in _LONGEST_MARKUP.items())
-    if most / len(text) <= limit:  # reading the text by the pattern takes far longer
+    upper_bound = sum(size * text.text.count(sign) for sign, size in _LONGEST_MARKUP.items())
+    if upper_bound / len(text) <= limit:  # reading the text by the pattern takes far longer
         return None
-    return sum(len(found) for found in _MARKUP.findall(text.text)) / len(text)
+    return sum(map(len, _MARKUP.findall(text.text))) / len(text)
 
 
 def _symbols(text: Text, limit: float) -> float:
@@ -155,7 +155,7 @@ def _alphabetic(text: Text, limit: float) -> float:
 
 @cache
 def _language_model() -> Any:
-    """The model of the optional package `py3langid` (Lui and Baldwin 2012), which comes in its wheel."""
+    """Return the model of the optional package `py3langid` (Lui and Baldwin 2012), which comes in its wheel."""
     from py3langid import langid
 
     return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE)
@@ -169,16 +169,16 @@ def _other_language(text: Text, limit: list[str]) -> Violation | None:
 
 def _stop_words(text: Text, limit: int) -> int:
     """Return how many of `STOP_WORDS` occur, counted no further than the limit."""
-    found = 0
+    occurring = 0
     for word in STOP_WORDS:
-        if found >= limit:
+        if occurring >= limit:
             break
         # The first test finds nearly all, fast.
-        found += (
+        occurring += (
             f" {word} " in text.text
             or re.search(rf"\b{word}\b", text.text, re.IGNORECASE) is not None
         )
-    return found
+    return occurring
 
 
 ShareLimit = Share | None
@@ -317,7 +317,7 @@ class Filter(NamedTuple):
 
 
 def always_on(config: CleanConfig) -> list[Filter]:
-    """The two filters that cannot be switched off; quick enough for the main process."""
+    """Return the two filters that cannot be switched off; quick enough for the main process."""
     return [
         Filter(
             "min_characters", config.min_characters, Rule("too_short", lambda text, _: len(text))
@@ -331,9 +331,9 @@ def always_on(config: CleanConfig) -> list[Filter]:
 
 
 def active_filters(config: FilterConfig) -> list[Filter]:
-    """The filters that are switched on, in the order of the table."""
-    found = [Filter(setting, getattr(config, setting), rule) for setting, rule in RULES.items()]
-    return [filter for filter in found if filter.limit is not None and filter.limit is not False]
+    """Return the filters that are switched on, in the order of the table."""
+    filters = [Filter(setting, getattr(config, setting), rule) for setting, rule in RULES.items()]
+    return [filter for filter in filters if filter.limit is not None and filter.limit is not False]
 
 
 def first_violated(text: str, filters: Iterable[Filter]) -> Filter | None:

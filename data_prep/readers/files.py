@@ -134,14 +134,14 @@ class TextSource(Source):
         ]
 
     def _hashes(self) -> list[str]:
-        """SHA-256 of each file; of much text by the cores that will work on it."""
+        """Return the SHA-256 of each file; of much text by the cores that will work on it."""
         is_much = sum(self._sizes) > HASHED_HERE
         processes = min(len(self.paths), worker_count(self.config.processes)) if is_much else 1
         with parallel_map(processes, HASHER_DIED) as hash_map:
             return hash_map(_sha256, self.paths)
 
     def changed(self, inventory: list[dict[str, Any]]) -> str | None:
-        """Files of the same size and time are taken for the same, others are read."""
+        """Return the first file that differs; those of the same size and time are taken for the same, others read."""
         then = {entry["name"]: entry for entry in inventory}
         if different := then.keys() ^ set(self.names):
             return ", ".join(sorted(different))
@@ -291,7 +291,7 @@ class FilesTask(Task):
 
 
 def _shown(path: Path) -> str:
-    """The path as text of one line that can be written: bytes that are not UTF-8 and control characters are escaped."""
+    """Return the path as printable text of one line, with bytes that are not UTF-8 and control characters escaped."""
     return (
         str(path)
         .encode(errors="surrogateescape")
@@ -301,7 +301,7 @@ def _shown(path: Path) -> str:
 
 
 def format_of(path: Path) -> str:
-    """The format of a file by its name, without the suffix of a compression. UserError for a suffix not known."""
+    """Return the format of a file by its name, without the suffix of a compression. UserError for another suffix."""
     formats = {suffix: name for name, kind in FORMATS.items() for suffix in kind.suffixes}
     name = path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path
     if name.suffix[1:].isdigit():  # a numbered part: `big.jsonl.00`, `wiki.en.00.xz`
@@ -329,7 +329,7 @@ def detected_format(path: Path) -> str:
 
 
 def _damage_of(text: str, file: TextFile) -> Damage | None:
-    """Only what stands in the file: a record's own escape for NUL is a control character as any other."""
+    """Return the damage of what stands in the file: a record's escape for NUL is a control character as any other."""
     broken, binary = file.escaped and ESCAPED_BYTE.search(text), file.binary and "\0" in text
     reason = "not_utf8" if broken else "binary" if binary else None
     return (
@@ -338,8 +338,11 @@ def _damage_of(text: str, file: TextFile) -> Damage | None:
 
 
 def _matches(pattern: str) -> list[Path]:
-    """The files that an entry of `data.paths` names. Folders in front that are there are no pattern, whatever their
-    name; `**` at the end stands for files too, as from Python 3.13 on."""
+    """Return the files that an entry of `data.paths` names.
+
+    Existing folders in front are no pattern, whatever their name; `**` at the end stands for files too, as from Python
+    3.13 on.
+    """
     path = expand_home(pattern, "data.paths")
     if path.is_file():
         return [path]
@@ -354,11 +357,11 @@ def _matches(pattern: str) -> list[Path]:
     root = next(folder for folder in path.parents if folder.is_dir())
     names = str((path / "*" if path.name == "**" else path).relative_to(root))
     try:
-        found = [path for path in root.glob(names) if path.is_file()]
+        files = [path for path in root.glob(names) if path.is_file()]
     except ValueError:  # before Python 3.13, where `**` is a part of a name
-        found = []
-    if not found:
+        files = []
+    if not files:
         raise UserError(
             f"data.paths: {pattern} is no file (relative to {Path.cwd()}); name files or a glob, as 'folder/*.txt'"
         )
-    return sorted(found)
+    return sorted(files)

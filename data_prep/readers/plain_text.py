@@ -50,12 +50,12 @@ class ZstdFrame:
 
     @property
     def needs_input(self) -> bool:
-        """Whether everything that was unpacked has been read."""
+        """True if everything that was unpacked has been read."""
         return not self._unpacked
 
     @property
     def eof(self) -> bool:
-        """Whether the frame has been read to its end."""
+        """True if the frame has been read to its end."""
         return self._frame.eof and not self._unpacked
 
     @property
@@ -125,7 +125,7 @@ COMPRESSIONS: dict[str, Callable[[BinaryIO], Any]] = {
 
 @contextmanager
 def names_file(path: Path) -> Iterator[None]:
-    """An error of the disk says which file was read; the system's own says that only of opening one."""
+    """Add the file's name to errors of the disk; the system has it only in those of opening a file."""
     try:
         yield
     except OSError as error:
@@ -170,7 +170,7 @@ class TextFile:
 
     @contextmanager
     def decompressed(self) -> Iterator[BinaryIO]:
-        """The file's content. UserError for a damaged or cut-off archive; an error of the disk stays an OSError."""
+        """Open the content. UserError for a damaged or cut-off archive; an error of the disk stays an OSError."""
         is_empty = not self.path.stat().st_size  # whatever its name
         suffix = "" if is_empty else self.path.suffix.lower()
         try:
@@ -187,7 +187,7 @@ class TextFile:
             self.raw.close()
 
     def decode(self, data: bytes, place: Callable[[int], str]) -> str:
-        """These bytes as text. `place` says of a byte's index, if there it is not UTF-8, where that is in the file."""
+        """Return bytes as text. `place` says where in the file the index of a byte is that is not UTF-8."""
         try:
             return data.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -197,7 +197,7 @@ class TextFile:
             return data.decode("utf-8", "surrogateescape")
 
     def lines(self, longest: int = LONGEST_TEXT_LINE, separator: str = " ") -> Iterator[str]:
-        """Lines without their ends, which are those of Unix, Windows and the old Mac (CR alone).
+        """Yield lines without their ends, which are those of Unix, Windows and the old Mac (CR alone).
 
         A line above `longest` bytes comes in parts, cut behind a separator where there is one.
 
@@ -224,7 +224,7 @@ class TextFile:
             raise UnreadableError("empty_file", f"{self.path}: empty file")
 
     def _whole_lines(self, longest: int, separator: bytes) -> Iterator[bytes]:
-        """The content in blocks of whole lines, and of parts of lines above `longest` bytes."""
+        """Yield the content in blocks of whole lines, and of parts of lines above `longest` bytes."""
         begun: list[
             bytes
         ] = []  # the line whose end is not read yet; joined once, or a long one would be copied often

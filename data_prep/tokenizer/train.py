@@ -147,7 +147,7 @@ def _uses(tokenizer: Tokenizer, texts: list[str]) -> np.ndarray:
 
 
 def _train_wordpiece(sample: list[str], config: TokenizerConfig, size: int) -> Tokenizer:
-    """WordPiece with BERT's normaliser and word splitting (Devlin et al. 2019)."""
+    """Train WordPiece with BERT's normaliser and word splitting (Devlin et al. 2019)."""
     normalizer, unk = (
         normalizers.BertNormalizer(lowercase=config.lowercase, strip_accents=config.strip_accents),
         SPECIAL_TOKENS["unk"],
@@ -175,7 +175,7 @@ def _train_wordpiece(sample: list[str], config: TokenizerConfig, size: int) -> T
 
 
 def _train_bpe(sample: list[str], config: TokenizerConfig, size: int) -> Tokenizer:
-    """Byte-level BPE (Radford et al. 2019): no unknown tokens, spaces kept in front of their word."""
+    """Train byte-level BPE (Radford et al. 2019): no unknown tokens, spaces kept in front of their word."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     _require_vocabulary(size, len(alphabet), "each of the 256 bytes")
     tokenizer = Tokenizer(models.BPE())
@@ -196,7 +196,7 @@ def _train_bpe(sample: list[str], config: TokenizerConfig, size: int) -> Tokeniz
 
 
 def _train_unigram(sample: list[str], config: TokenizerConfig, size: int) -> Tokenizer:
-    """Unigram language model (Kudo 2018) over words in NFKC; rare characters, 0.05 % of the text, become unknown."""
+    """Train Unigram (Kudo 2018) over words in NFKC; rare characters, 0.05 % of the text, become unknown."""
     normalizer = normalizers.Sequence(
         [normalizers.NFKC(), *[normalizers.Lowercase()] * config.lowercase]
     )
@@ -218,7 +218,7 @@ def _train_unigram(sample: list[str], config: TokenizerConfig, size: int) -> Tok
 
 
 def _unigram_pieces(lines: Iterable[str], count: int) -> list[tuple[str, float]]:
-    """At most `count` pieces with their log-probabilities."""
+    """Return at most `count` pieces with their log-probabilities."""
     import sentencepiece
 
     written = io.BytesIO()
