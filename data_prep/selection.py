@@ -10,6 +10,7 @@ passed the filters, G groups of near-duplicates, M matches of decontamination.
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -70,9 +71,14 @@ class Rows:
     def tokens(self, row: np.intp) -> np.ndarray:
         """Return the tokens of a document without [CLS] and [SEP]."""
         part = int(self.part_of(row))
+        start = int(self._starts[row] - self._starts[self.first_P[part]])
+        return self.parts[part].tokens(start, int(self.rows_N["tokens"][row]))[1:-1]
+
+    @cached_property
+    def _starts(self) -> np.ndarray:
+        """Tokens in front of each document."""
         tokens_N = self.rows_N["tokens"]
-        start = int(tokens_N[self.first_P[part] : row].sum(dtype=np.int64))
-        return self.parts[part].tokens(start, int(tokens_N[row]))[1:-1]
+        return np.cumsum(tokens_N, dtype=np.int64) - tokens_N
 
     def matches(self) -> np.ndarray:
         """Return which documents hold which of the tasks' texts: pairs [M, 2]."""

@@ -131,10 +131,10 @@ def _load_state(
     for parameter, tensor in wanted.items():
         names = stored_names[parameter]
         for name, part in zip(names, tensor.chunk(len(names))):
-            require(name in stored, f"{folder}: its weights lack {name}")
+            require(name in stored, f"{folder}: its weights lack {name}. Get the folder anew.")
             shapes = f"{list(stored[name].shape)}, config.json makes it {list(part.shape)}"
             has_shape = stored[name].shape == part.shape
-            require(has_shape, f"{folder}: weight {name} has the shape {shapes}")
+            require(has_shape, f"{folder}: weight {name} has the shape {shapes}. Get it anew.")
         state[parameter] = torch.cat([stored[name] for name in names]).to(torch.float32)
     # In a folder of this suite every layer must be described, other weights may be superfluous.
     ignored = families()[family].ignored if family else r"(?!encoder\.blocks\.)"
@@ -179,7 +179,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text()))
     except (ValueError, TypeError) as error:
-        raise UserError(f"{path}: not a model configuration ({error})") from None
+        raise UserError(f"{path}: not a model configuration ({error}). Get it anew.") from None
 
 
 def read_weights(file: Path) -> dict[str, Tensor]:
@@ -190,5 +190,5 @@ def read_weights(file: Path) -> dict[str, Tensor]:
         return torch.load(file, map_location="cpu", weights_only=True)
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise UserError(
-            f"{file}: the weights cannot be read ({str(error).splitlines()[0]})"
+            f"{file}: the weights cannot be read ({str(error).splitlines()[0]}). Get them anew."
         ) from None

@@ -119,7 +119,7 @@ class TextSource(Source):
         self.in_parts = "txt" in self.formats
         if config.documents == "record" and self.in_parts:
             raise UserError(
-                "data.documents=record: plain text has no records; set block, line, file or separator"
+                "data.documents=record: plain text has no records. Set block, line, file or separator."
             )
         self.packages = [package for name in self.formats if (package := FORMATS[name].package)]
         self._sizes = [path.stat().st_size for path in self.paths]
@@ -348,7 +348,7 @@ def _matches(pattern: str) -> list[Path]:
         return [path]
     if is_saved_to_disk(path):
         raise UserError(
-            f"data.paths: {path} was written by `save_to_disk`; name the files in it, as '{path}/**/*.arrow'"
+            f"data.paths: {path} was written by `save_to_disk`. Name the files in it, as '{path}/**/*.arrow'"
         )
     if path.is_dir():
         raise UserError(

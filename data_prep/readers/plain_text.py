@@ -338,8 +338,16 @@ def file_ranges(path: Path, marks: tuple[bytes, ...]) -> Iterator[tuple[FileRang
 
 def _end_of_mark(data: bytearray, start: int, marks: tuple[bytes, ...]) -> int:
     """Return where the first mark from `start` on ends; 0 if there is none."""
-    places = [(data.find(mark, start), len(mark)) for mark in marks]
+    places = [(_find_mark(data, start, mark), len(mark)) for mark in marks]
     return min((place + length for place, length in places if place >= 0), default=0)
+
+
+def _find_mark(data: bytearray, start: int, mark: bytes) -> int:
+    """Return the first place of a mark that no earlier one overlaps, as one in a run of dashes may; -1 without any."""
+    place = data.find(mark, start)
+    while place >= 0 and data.find(mark, max(0, place - len(mark) + 1)) < place:
+        place = data.find(mark, place + 1)
+    return place
 
 
 def content_bytes(path: Path, size_bytes: int) -> int:

@@ -139,7 +139,9 @@ def supported_vocabulary(sample: list[str], config: TokenizerConfig, share: floa
 
 def _uses(tokenizer: Tokenizer, texts: list[str]) -> np.ndarray:
     """Return how often each entry occurs, words apart: float64 [V]."""
-    words = Counter(word for text in texts for word in text.split())
+    words = Counter[str]()
+    for text in texts:
+        words.update(text.split())
     ids = list(text_encoder(tokenizer, np.dtype("<u4"))(f" {word}" for word in words))
     times_W = np.array(list(words.values()), dtype=np.float64)
     times_T = np.repeat(times_W, list(map(len, ids)))
@@ -153,7 +155,9 @@ def _train_wordpiece(sample: list[str], config: TokenizerConfig, size: int) -> T
         SPECIAL_TOKENS["unk"],
     )
     alphabet = _alphabet(character_counts(sample, normalizer), size, normalizer)
-    entries = [entry for character in alphabet for entry in _entries_of(character, normalizer)]
+    entries = list[str]()
+    for character in alphabet:
+        entries += _entries_of(character, normalizer)
     _require_vocabulary(size, len(entries), "each character of the text at two places")
     draft = Tokenizer(models.WordPiece(unk_token=unk))
     draft.normalizer, draft.pre_tokenizer = normalizer, pre_tokenizers.BertPreTokenizer()

@@ -15,7 +15,7 @@ from cramming.data.corpus import Corpus
 from cramming.invocation import Invocation
 from cramming.overrides import compose
 from data_prep import prepare
-from eval.adapt.add_words import extended_checkpoint
+from eval.adapt.add_words import EXTENSIONS, Word, extended_checkpoint
 
 COMMON, RARE = ["the", "of", "and", "in", "is"], ["photosynthesis", "mitochondria", "ribosomes"]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -122,6 +122,17 @@ def test_the_same_call_uses_what_is_there(checkpoint: Path, corpus: Corpus, tmp_
     folders = [extended_checkpoint(checkpoint, corpus, count, tmp_path) for count in (2, 2, 1)]
     assert folders[0] == folders[1] != folders[2]
     assert all((folder / "model.safetensors").is_file() for folder in folders)
+
+
+def test_pieces_are_joined_whose_joint_entry_other_merges_make() -> None:
+    """`abc` is a, bc here, although the vocabulary has `ab` and `abc`."""
+    vocabulary = {token: number for number, token in enumerate(["a", "b", "c", "bc", "ab", "abc"])}
+    before = Tokenizer(models.BPE(vocabulary, [("b", "c"), ("a", "b"), ("ab", "c")]))
+    assert before.encode("abc").tokens == ["a", "bc"]
+    definition = json.loads(before.to_str())
+    assert EXTENSIONS["BPE"](definition, [Word("abc", (0, 3), 20)]) == []
+    after = Tokenizer.from_str(json.dumps(definition))
+    assert after.encode("abc").tokens == ["abc"] and after.encode("bc").tokens == ["bc"]
 
 
 def test_a_text_without_split_words_is_refused(
