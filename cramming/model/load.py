@@ -21,8 +21,9 @@ from cramming.model.heads import MaskedLM
 from cramming.model.stock import families, from_stock
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # the first existing file is read
-# classes of transformers without a masked-LM head, among them those with a fine-tuned one
-BARE_CLASS = re.compile(r"(?<!LMHead)Model$|Classification$|QuestionAnswering$|MultipleChoice$")
+# classes of transformers with a fine-tuned head, and all those without a masked-LM head
+FINE_TUNED_CLASS = re.compile("Classification$|QuestionAnswering$|MultipleChoice$")
+BARE_CLASS = re.compile(rf"(?<!LMHead)Model$|{FINE_TUNED_CLASS.pattern}")
 
 
 def load_encoder_config(
@@ -151,10 +152,8 @@ def _read_stored_weights(folder: Path) -> tuple[str | None, dict[str, Tensor]]:
     """Return the stock family (None for this suite's format) and the weights under their masked-LM names."""
     model_type = _read_config(folder)["model_type"]
     family = None if model_type == "cramming" else model_type
-    weights = [folder / name for name in WEIGHT_FILES if (folder / name).is_file()]
-    require(weights, f"{folder}: no weights. Expected {' or '.join(WEIGHT_FILES)}.")
     prefix = families()[family].prefix if family else "encoder."
-    return family, _with_prefix(read_weights(weights[0]), prefix)
+    return family, _with_prefix(read_weights(weight_file(folder)), prefix)
 
 
 def _with_prefix(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -180,6 +179,13 @@ def _read_config(folder: Path) -> dict[str, Any]:
         return dict(json.loads(path.read_text()))
     except (ValueError, TypeError) as error:
         raise UserError(f"{path}: not a model configuration ({error}). Get it anew.") from None
+
+
+def weight_file(folder: Path) -> Path:
+    """Return the weight file of a model folder; raise UserError if it has none."""
+    files = [folder / name for name in WEIGHT_FILES if (folder / name).is_file()]
+    require(files, f"{folder}: no weights. Expected {' or '.join(WEIGHT_FILES)}.")
+    return files[0]
 
 
 def read_weights(file: Path) -> dict[str, Tensor]:
