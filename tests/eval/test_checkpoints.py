@@ -70,9 +70,9 @@ def test_the_nearest_checkpoint_is_opened_and_others_are_refused_in_one_line(
 @pytest.mark.parametrize(
     ("override", "model", "problem"),
     [
-        ("eval.sweep=true", None, "eval.sweep=True"),
+        ("eval.sweep=true", None, "eval.sweep=true"),
         ("eval.minimal_pairs=pairs", None, "eval.minimal_pairs=pairs"),
-        ("eval.hyperparameters.freeze=true", None, "eval.hyperparameters.freeze=True"),
+        ("eval.hyperparameters.freeze=true", None, "eval.hyperparameters.freeze=true"),
         ("eval.workers=1", "models/bert", "--model=models/bert"),
     ],
 )
