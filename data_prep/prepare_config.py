@@ -71,9 +71,10 @@ class Preparation:
 
     def _tokenizer_entry(self) -> list[dict[str, Any]]:
         """Return a ready-made tokenizer. That of the source has its revision, so it is not fetched to be known."""
-        if isinstance(self.source, HubSource) and (file := self.source.config.tokenizer_file):
-            source = self.source.inventory()[0]
-            return [{**source, "name": f"{self.source.dataset}/{file}", "kind": "tokenizer"}]
+        source = self.source
+        if isinstance(source, HubSource) and source.config.tokenizer_file:
+            name = f"{source.dataset}/{source.config.tokenizer_file}"
+            return [{**source.inventory()[0], "name": name, "kind": "tokenizer"}]
         if not self.tokenizer.path:
             return []
         sha256 = file_sha256(expand_home(self.tokenizer.path, "tokenizer.path"))

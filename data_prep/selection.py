@@ -130,7 +130,7 @@ class Selector:
     """Passes all documents through the stages and counts them in `stats`."""
 
     def __init__(self, rows: Rows, stats: StageStats, decode: Callable[[list[int]], str]) -> None:
-        """`decode` makes text of tokens."""
+        """Begin with all rows; `decode` makes text of tokens."""
         self.rows, self.stats, self._decode = rows, stats, decode
         self._left_N = np.ones(len(rows.rows_N), dtype=bool)
         self._dropped: list[DroppedRows] = []

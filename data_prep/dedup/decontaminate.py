@@ -51,7 +51,8 @@ _LINE_END = re.compile(r" *\n+")  # with what a line that was cut has left
 _DETACHED = re.compile(r" +(n['’]t\b) *|-[lr][rsc]b-", re.IGNORECASE | re.ASCII)
 _DETACHED_SIGNS = (b" n't", " n’t".encode(), b"rb-", b"sb-", b"cb-")  # in lower case
 _SETTING = "data.decontaminate.tasks"
-_DEVELOPMENT = dict.fromkeys(source.path for task in TASKS.values() for source in task.scored)
+_SCORED = chain.from_iterable(task.scored for task in TASKS.values())
+_DEVELOPMENT = dict.fromkeys(source.path for source in _SCORED)
 # Test files, and tasks that are not scored here, are searched as well.
 _SUPERGLUE = (*(task.train.folder for task in SUPERGLUE.values()), "COPA", "MultiRC", "ReCoRD")
 _JSON_TEXT = {
@@ -96,7 +97,7 @@ class Decontaminator:
     """
 
     def __init__(self, texts: dict[str, list[str]], config: DecontaminationConfig) -> None:
-        """`texts` holds each task's texts, one for each text of an example."""
+        """Read `texts`, which holds each task's texts, one for each text of an example."""
         self.tasks, self.files = tuple(texts), list[dict[str, Any]]()
         self.development: dict[str, dict[str, Any]] = {}
         self.examples = {task: len(task_texts) for task, task_texts in texts.items()}
@@ -321,7 +322,7 @@ def _texts(file: Path, columns: tuple[str, ...], header: Sequence[str]) -> list[
     try:
         lines = [line for line in file.read_text(encoding="utf-8-sig").split("\n") if line]
         if file.suffix == ".jsonl":
-            return [text for line in lines for text in _json_texts(json.loads(line))]
+            return list(chain.from_iterable(_json_texts(json.loads(line)) for line in lines))
     except ValueError as error:
         raise UserError(f"{file}: not a file of examples: {error}") from None
     rows = [line.rstrip("\r").split("\t") for line in lines]
@@ -335,7 +336,10 @@ def _texts(file: Path, columns: tuple[str, ...], header: Sequence[str]) -> list[
         raise UserError(
             f"{file}: {len(rows) - len(whole)} of {len(rows)} rows have fewer columns than the header"
         )
-    return [row[place] for row in whole for place in places]
+    texts: list[str] = []
+    for row in whole:
+        texts += [row[place] for place in places]
+    return texts
 
 
 def _json_texts(node: Any) -> Iterator[str]:
@@ -362,7 +366,7 @@ def _entries(
     firsts = [grams[FIRST_WORDS - 1][inside]]
     parts = [dict.fromkeys((text, *_SENTENCE_END.split(text))) for text in texts]
     text_S = np.repeat(np.arange(len(texts)), [len(part) for part in parts])
-    words = _read([sentence for part in parts for sentence in part])
+    words = _read(list(chain.from_iterable(parts)))
     grams = list(combine(words.hashes_W, ngram - 1))
     start_S, words_S = words.firsts_D[:-1], np.diff(words.firsts_D)
     bytes_S = np.diff(

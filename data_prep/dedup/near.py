@@ -86,7 +86,7 @@ class Signer:
         ) * np.uint32(2) + np.uint32(1)
 
     def __call__(self, texts: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Signatures [D, P] uint8, and numbers of n-grams [D] uint32; of a text without any the signature is void."""
+        """Return signatures [D, P] uint8 and n-gram counts [D] uint32; the signature of none is void."""
         texts = list(texts)
         signatures_DP = np.empty((len(texts), len(self._factors_P)), dtype=np.uint8)
         ngrams_D = np.empty(len(texts), dtype=np.uint32)
@@ -126,7 +126,7 @@ class Signer:
 def representatives(
     signatures_DP: np.ndarray, order_D: np.ndarray, rows: int, threshold: float
 ) -> np.ndarray:
-    """For each document the kept one that it is similar to [D]; the document itself if it is kept.
+    """Return for each document the kept one that it is similar to [D]; the document itself if it is kept.
 
     `order_D` are the rows of the documents among the signatures, preferred ones first. The choice is the greedy one: a
     document is dropped if it is similar to an earlier one that is kept. (Connected components of similar pairs would

@@ -12,6 +12,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -109,16 +110,15 @@ def split_by_words(text: str, limit: int | None) -> list[str]:
 
     A part has at most `limit` words; a line that alone has more is cut between words. None: no limit.
     """
-    if (
-        limit is None
-        or len(text) < 2 * limit
-        or (words := text.count(" ") + text.count("\n") + 1) <= limit
-    ):
+    if limit is None or len(text) < 2 * limit:
+        return [text]
+    words = text.count(" ") + text.count("\n") + 1
+    if words <= limit:
         return [text]
     aim = -(-words // -(-words // limit))
     parts: list[list[str]] = []
     held = aim  # words in the last part; as if it were full
-    for piece in (piece for line in text.split("\n") for piece in _in_pieces(line, limit)):
+    for piece in chain.from_iterable(_in_pieces(line, limit) for line in text.split("\n")):
         size = piece.count(" ") + 1
         if (
             held >= aim or held + size > limit

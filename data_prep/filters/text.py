@@ -32,7 +32,7 @@ class Violation(NamedTuple):
         return self.where(Text(text)) if self.where else ()
 
     def explain(self, text: str, setting: str) -> str:
-        """`value, limit (setting): excerpt`."""
+        """Return `value, limit (setting): excerpt`."""
         return f"{_plain(self.value)}, limit {_plain(self.limit)} ({setting}): {excerpt(text, self.spans(text))}"
 
 

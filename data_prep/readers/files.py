@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
@@ -107,9 +108,7 @@ class TextSource(Source):
     def __init__(self, config: TextConfig) -> None:
         self.config = config
         self._cut = Cut(config.documents, config.separator, config.clean.max_characters)
-        self.paths = list(
-            dict.fromkeys(path for pattern in config.paths for path in _matches(pattern))
-        )
+        self.paths = list(dict.fromkeys(chain.from_iterable(map(_matches, config.paths))))
         if not self.paths:
             raise UserError(
                 "data.paths is empty; name text files, for example data.paths='[a.txt,\"wiki/*.xz\"]'"
@@ -121,7 +120,8 @@ class TextSource(Source):
             raise UserError(
                 "data.documents=record: plain text has no records. Set block, line, file or separator."
             )
-        self.packages = [package for name in self.formats if (package := FORMATS[name].package)]
+        packages = (FORMATS[name].package for name in dict.fromkeys(self.formats))
+        self.packages = list(filter(None, packages))
         self._sizes = [path.stat().st_size for path in self.paths]
         self.total = sum(self._sizes)
 
@@ -302,7 +302,9 @@ def _shown(path: Path) -> str:
 
 def format_of(path: Path) -> str:
     """Return the format of a file by its name, without the suffix of a compression. UserError for another suffix."""
-    formats = {suffix: name for name, kind in FORMATS.items() for suffix in kind.suffixes}
+    formats: dict[str, str] = {}
+    for kind, described in FORMATS.items():
+        formats |= dict.fromkeys(described.suffixes, kind)
     name = path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path
     if name.suffix[1:].isdigit():  # a numbered part: `big.jsonl.00`, `wiki.en.00.xz`
         return formats.get(name.with_suffix("").suffix.lower(), "txt")
@@ -330,11 +332,13 @@ def detected_format(path: Path) -> str:
 
 def _damage_of(text: str, file: TextFile) -> Damage | None:
     """Return the damage of what stands in the file: a record's escape for NUL is a control character as any other."""
-    broken, binary = file.escaped and ESCAPED_BYTE.search(text), file.binary and "\0" in text
-    reason = "not_utf8" if broken else "binary" if binary else None
-    return (
-        Damage(reason, len(text.encode(errors="replace"))) if reason else None
-    )  # an escaped byte becomes one again
+    if file.escaped and ESCAPED_BYTE.search(text):
+        reason = "not_utf8"
+    elif file.binary and "\0" in text:
+        reason = "binary"
+    else:
+        return None
+    return Damage(reason, len(text.encode(errors="replace")))  # an escaped byte becomes one again
 
 
 def _matches(pattern: str) -> list[Path]:

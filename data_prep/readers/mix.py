@@ -11,6 +11,7 @@ A sample for the tokenizer has the same proportions. With a part that is costly 
 import random
 import re
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
@@ -67,7 +68,7 @@ class MixSource(Source):
         ]
         self.costly = any(source.costly for source in self.sources)
         self.in_parts = any(source.in_parts for source in self.sources)
-        self.packages = [package for source in self.sources for package in source.packages]
+        self.packages = list(chain.from_iterable(source.packages for source in self.sources))
         total = sum(part["weight"] for part in config.parts)
         self.shares = [part["weight"] / total for part in config.parts]
         self.total = 100.0
@@ -77,11 +78,11 @@ class MixSource(Source):
         return self.names
 
     def inventory(self) -> list[dict[str, Any]]:
-        return [
-            {**entry, "part": name, "weight": part["weight"]}
-            for name, part, source in zip(self.names, self.config.parts, self.sources)
-            for entry in source.inventory()
-        ]
+        inventory: list[dict[str, Any]] = []
+        for name, part, source in zip(self.names, self.config.parts, self.sources):
+            of_part = {"part": name, "weight": part["weight"]}
+            inventory += [entry | of_part for entry in source.inventory()]
+        return inventory
 
     def changed(self, inventory: list[dict[str, Any]]) -> str | None:
         changes = (source.changed(entries) for source, entries in self._by_source(inventory))

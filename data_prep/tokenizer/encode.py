@@ -7,6 +7,7 @@ over words start anew anyway.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,7 @@ class InPieces:
     def __call__(self, texts: Iterable[str]) -> Iterator[np.ndarray]:
         """Yield the ids of each text."""
         parts = [split_at_whitespace(text, PIECE_CHARACTERS) for text in texts]
-        encoded = self._encoded([piece for pieces in parts for piece in pieces])
+        encoded = self._encoded(list(chain.from_iterable(parts)))
         for pieces in parts:
             yield np.concatenate([next(encoded) for _ in pieces])
 

@@ -12,6 +12,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -206,7 +207,7 @@ def _train_unigram(sample: list[str], config: TokenizerConfig, size: int) -> Tok
     )
     alphabet = _alphabet(character_counts(sample, normalizer), size, normalizer)
     _require_vocabulary(size, 1 + len(alphabet), "each character of the text")
-    lines = (normalizer.normalize_str(line) for text in sample for line in text.splitlines())
+    lines = map(normalizer.normalize_str, chain.from_iterable(map(str.splitlines, sample)))
     vocabulary = [(token, 0.0) for token in SPECIAL] + _unigram_pieces(lines, size - len(SPECIAL))
     tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=SPECIAL.index(SPECIAL_TOKENS["unk"])))
     tokenizer.normalizer = normalizer
