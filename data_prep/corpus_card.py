@@ -312,8 +312,10 @@ def _text_taken(manifest: Manifest, hint: str) -> Iterator[str]:
 
 def _characters_lost(manifest: Manifest, preparation: Preparation) -> Iterator[str]:
     """Yield how much text the tokenizer does not know, and how much it makes the same as other text."""
-    names = ("unknown_rate", "characters_lost", "characters_stripped")
-    rate, lost, stripped = (manifest.statistics[name] or 0.0 for name in names)
+    found = manifest.statistics
+    rate, lost, stripped = (
+        found[name] or 0.0 for name in ("unknown_rate", "characters_lost", "characters_stripped")
+    )
     if max(rate, lost) > MUCH_UNKNOWN:
         cause = "the tokenizer is for other text. tokenizer=bpe"
         if not preparation.tokenizer_path:

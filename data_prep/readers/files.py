@@ -302,9 +302,7 @@ def _shown(path: Path) -> str:
 
 def format_of(path: Path) -> str:
     """Return the format of a file by its name, without the suffix of a compression. UserError for another suffix."""
-    formats: dict[str, str] = {}
-    for kind, described in FORMATS.items():
-        formats |= dict.fromkeys(described.suffixes, kind)
+    formats = {suffix: name for name, kind in FORMATS.items() for suffix in kind.suffixes}
     name = path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path
     if name.suffix[1:].isdigit():  # a numbered part: `big.jsonl.00`, `wiki.en.00.xz`
         return formats.get(name.with_suffix("").suffix.lower(), "txt")

@@ -66,10 +66,7 @@ def _value_of(record: Any, name: str) -> Any:
     if name in record:
         return record[name]
     outer, _, inner = name.partition(".")
-    nested = record.get(outer, _MISSING) if inner else _MISSING
-    if isinstance(nested, dict):
-        return _value_of(nested, inner)
-    return None if nested is None else _MISSING
+    return _value_of(record[outer], inner) if inner and outer in record else _MISSING
 
 
 def _names_in(record: Any, outer: str = "") -> Iterator[str]:

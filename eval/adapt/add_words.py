@@ -147,7 +147,6 @@ def _extend_bpe(definition: dict[str, Any], words: Sequence[Word]) -> list[Entry
     tokens = _tokens_by_number(vocabulary)
     number = _fix_added_tokens(definition, vocabulary)
     in_pairs = bool(merges) and isinstance(merges[0], list)
-    pairs = {tuple(merge) if in_pairs else tuple(merge.split(" ")) for merge in merges}
     entries = list[Entry]()
     for word in words:
         left = tokens[word.pieces[0]]
@@ -156,10 +155,8 @@ def _extend_bpe(definition: dict[str, Any], words: Sequence[Word]) -> list[Entry
             if left + right not in vocabulary:
                 entry = Entry(left + right, number + len(entries), word.pieces[:length])
                 vocabulary[entry.token] = entry.number
-                entries.append(entry)
-            if (left, right) not in pairs:
-                pairs.add((left, right))
                 merges.append([left, right] if in_pairs else f"{left} {right}")
+                entries.append(entry)
             left += right
     return entries
 

@@ -29,9 +29,9 @@ from eval.adapt.add_words import extended_checkpoint
 from eval.adapt.measure import Comparison, compare, held_out_windows
 from eval.adapt.page import LOSS_COLUMNS, Result, loss_rows, verdict, write_page
 from eval.adapt.words import examples
-from eval.own_tasks.main import read_tasks
 from eval.own_tasks.page import Result as Scores
 from eval.own_tasks.page import read
+from eval.own_tasks.task_file import read_task_file
 from eval.rules.load import load_run
 
 # Settings that every source has and that say nothing about how a text is read and held out.
@@ -117,7 +117,7 @@ def check(
         f"--add-words={add_words}: a finished corpus has its tokenizer. Give data.paths in place of data.corpus.",
     )
     if tasks is not None:
-        read_tasks(tasks, None)
+        read_task_file(tasks)
     refuse_finished_run(invocation)
     lines = iter([f"checkpoint: {recipe['start']['path']}"])
     pinned = _pinned(recipe, invocation)

@@ -453,12 +453,6 @@ NULLS = {  # records, fields -> their texts; None: null
         ["t", "m.x.y"],
         ["A\n\none", None, "two"],
     ),
-    "JSON text where an object is named": (
-        ".jsonl",
-        jsonl_of([{"m": "one"}, {"m": {"text": "two"}}, {"m": ["three"]}]),
-        "m.text",
-        [None, "two", None],
-    ),
     "JSON literal": (".jsonl", jsonl_of([{"a.b": "A", "a": {"b": "B"}}]), "a.b", ["A"]),
     "parquet nested": (
         ".parquet",

@@ -17,7 +17,7 @@ from cramming.data.corpus import Corpus
 from cramming.invocation import Invocation
 from cramming.overrides import compose
 from data_prep import prepare
-from eval.adapt.add_words import EXTENSIONS, Word, extended_checkpoint
+from eval.adapt.add_words import extended_checkpoint
 
 COMMON, RARE = ["the", "of", "and", "in", "is"], ["photosynthesis", "mitochondria", "ribosomes"]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -108,54 +108,6 @@ def test_words_become_entries_with_the_mean_of_their_pieces(
     assert weights.keys() == old.keys()
 
 
-def test_other_text_is_read_as_before(checkpoint: Path, corpus: Corpus, tmp_path: Path) -> None:
-    longer = extended_checkpoint(checkpoint, corpus, 2, tmp_path)
-    before = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
-    after = Tokenizer.from_file(str(longer / "tokenizer.json"))
-    vocabulary = after.get_vocab()
-    assert all(vocabulary[token] == number for token, number in before.get_vocab().items())
-    for text in [*sentences(COMMON, 20), "[CLS] the [MASK] of [SEP]"]:
-        assert after.encode(text).ids == before.encode(text).ids
-    for text in sentences(RARE, 5):
-        assert after.decode(after.encode(text).ids) == before.decode(before.encode(text).ids)
-
-
-def test_the_same_call_uses_what_is_there(checkpoint: Path, corpus: Corpus, tmp_path: Path) -> None:
-    folders = [extended_checkpoint(checkpoint, corpus, count, tmp_path) for count in (2, 2, 1)]
-    assert folders[0] == folders[1] != folders[2]
-    assert all((folder / "model.safetensors").is_file() for folder in folders)
-
-
-def test_pieces_are_joined_whose_joint_entry_other_merges_make() -> None:
-    """`abc` is a, bc here, although the vocabulary has `ab` and `abc`."""
-    vocabulary = {token: number for number, token in enumerate(["a", "b", "c", "bc", "ab", "abc"])}
-    before = Tokenizer(models.BPE(vocabulary, [("b", "c"), ("a", "b"), ("ab", "c")]))
-    assert before.encode("abc").tokens == ["a", "bc"]
-    definition = json.loads(before.to_str())
-    assert EXTENSIONS["BPE"](definition, [Word("abc", (0, 3), 20)]) == []
-    after = Tokenizer.from_str(json.dumps(definition))
-    assert after.encode("abc").tokens == ["abc"] and after.encode("bc").tokens == ["bc"]
-
-
-def test_a_text_without_split_words_is_refused(
-    write_bert: Callable[..., Path], tmp_path: Path
-) -> None:
-    bert = write_bert(tmp_path / "bert", words=50, max_position_embeddings=64, hidden_size=32)
-    words = [f"w{number}" for number in range(50)]
-    (tmp_path / "own.txt").write_text("\n\n".join(sentences(words, 100)))
-    recipe = compose(
-        [
-            "experiment=adapt",
-            f"start.path={bert}",
-            f"data.paths=[{tmp_path / 'own.txt'}]",
-            f"data.corpus={tmp_path / 'corpus'}",
-        ]
-    )
-    prepare.main(recipe, Invocation(corpora=tmp_path))
-    with pytest.raises(UserError, match=r"^--add-words=5: "):
-        extended_checkpoint(bert, Corpus.open(tmp_path / "corpus"), 5, tmp_path)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpoint", ["WordPiece"], indirect=True)
 def test_the_verb_adds_words_and_scores_tasks_before_and_after(
@@ -192,17 +144,38 @@ def test_the_verb_adds_words_and_scores_tasks_before_and_after(
     assert len(tokenizer.encode(f"{RARE[0]} {RARE[1]} {RARE[2]}", add_special_tokens=False)) < 20
 
 
-@pytest.mark.parametrize("checkpoint", ["WordPiece"], indirect=True)
-def test_tasks_that_cannot_be_read_are_refused_before_training(
-    checkpoint: Path, tmp_path: Path
+def test_other_text_is_read_as_before(checkpoint: Path, corpus: Corpus, tmp_path: Path) -> None:
+    longer = extended_checkpoint(checkpoint, corpus, 2, tmp_path)
+    before = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    after = Tokenizer.from_file(str(longer / "tokenizer.json"))
+    vocabulary = after.get_vocab()
+    assert all(vocabulary[token] == number for token, number in before.get_vocab().items())
+    for text in [*sentences(COMMON, 20), "[CLS] the [MASK] of [SEP]"]:
+        assert after.encode(text).ids == before.encode(text).ids
+    for text in sentences(RARE, 5):
+        assert after.decode(after.encode(text).ids) == before.decode(before.encode(text).ids)
+
+
+def test_the_same_call_uses_what_is_there(checkpoint: Path, corpus: Corpus, tmp_path: Path) -> None:
+    folders = [extended_checkpoint(checkpoint, corpus, count, tmp_path) for count in (2, 2, 1)]
+    assert folders[0] == folders[1] != folders[2]
+    assert all((folder / "model.safetensors").is_file() for folder in folders)
+
+
+def test_a_text_without_split_words_is_refused(
+    write_bert: Callable[..., Path], tmp_path: Path
 ) -> None:
-    (tmp_path / "own.txt").write_text("text")
-    (tmp_path / "tasks.yaml").write_text(
-        "which: {kind: classification, text: text, label: label, metric: accuracy,"
-        " files: {train: no.csv, dev: no.csv}}\n"
+    bert = write_bert(tmp_path / "bert", words=50, max_position_embeddings=64, hidden_size=32)
+    words = [f"w{number}" for number in range(50)]
+    (tmp_path / "own.txt").write_text("\n\n".join(sentences(words, 100)))
+    recipe = compose(
+        [
+            "experiment=adapt",
+            f"start.path={bert}",
+            f"data.paths=[{tmp_path / 'own.txt'}]",
+            f"data.corpus={tmp_path / 'corpus'}",
+        ]
     )
-    words = ["adapt", "--check", f"--from={checkpoint}", f"--tasks={tmp_path / 'tasks.yaml'}"]
-    call = cli.parse([*words, f"--runs={tmp_path}", f"data.paths=[{tmp_path / 'own.txt'}]"])
-    assert call is not None
-    with pytest.raises(UserError, match=r"no\.csv: no such file"):
-        verbs.run(call)
+    prepare.main(recipe, Invocation(corpora=tmp_path))
+    with pytest.raises(UserError, match=r"^--add-words=5: "):
+        extended_checkpoint(bert, Corpus.open(tmp_path / "corpus"), 5, tmp_path)
