@@ -180,7 +180,7 @@ def _train_wordpiece(sample: list[str], config: TokenizerConfig, size: int) -> T
 
 
 def _train_bpe(sample: list[str], config: TokenizerConfig, size: int) -> Tokenizer:
-    """Train byte-level BPE (Radford et al. 2019): no unknown tokens, spaces kept in front of their word."""
+    """Byte-level BPE (Radford et al. 2019): no unknown tokens, spaces kept in front of their word."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     _require_vocabulary(size, len(alphabet), "each of the 256 bytes")
     tokenizer = Tokenizer(models.BPE())
