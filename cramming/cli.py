@@ -498,7 +498,8 @@ def export(
         bool, _option("--test", text="Load the folder in every installed client.")
     ] = False,
     python: Annotated[
-        str | None, _option("--python", text="Of the environment whose clients --test loads.")
+        str | None,
+        _option("--python", text="Python of the environment whose clients --test loads."),
     ] = None,
 ) -> Call:
     """Write the finished model as a folder for transformers, with a model card."""

@@ -327,8 +327,8 @@ def _text_taken(manifest: Manifest, hint: str) -> Iterator[str]:
             f" Set a milder {setting}, or null, if that is text to learn from." if setting else ""
         )
         yield f"{reason} took {share:.0%} of the text; corpus_card.md has examples{hint}.{cure}"
-    count, found = max(1, manifest.counts["documents"]), manifest.statistics
-    words, characters = found["words"] / count, found["characters"] / count
+    count, statistics = max(1, manifest.counts["documents"]), manifest.statistics
+    words, characters = statistics["words"] / count, statistics["characters"] / count
     if not much and 0 < words < FEW_WORDS and characters < 6 * FEW_WORDS:
         yield f"documents are tiny: {words:.0f} words on average{hint}"
 

@@ -1,23 +1,21 @@
 """`dropped.jsonl`: a line for each document, or part of one, that a stage dropped.
 
-They are ordered by stage, then as in the text, so that the bytes are the same for any division into tasks. Memory: one
-line, and the places of the documents of some parts.
+They are ordered by stage, then as in the text, so that the bytes are the same for any division into tasks. Memory: 24
+bytes for each duplicate.
 """
 
 import json
 from collections.abc import Iterator
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cramming.files import overwrite_atomically
-from data_prep.parts import TASK_STAGES
+from data_prep.parts import PLACE, TASK_STAGES
 from data_prep.selection import DroppedRows, Rows, Selection
 from data_prep.task_grid import DROPPED
-
-CACHED_PARTS = 16
 
 
 def write_dropped(folder: Path, selection: Selection) -> None:
@@ -26,7 +24,8 @@ def write_dropped(folder: Path, selection: Selection) -> None:
 
 
 def _write(selection: Selection, path: Path) -> None:
-    with path.open("w", encoding="utf-8") as file:
+    # Names of files may be no UTF-8: what replaces their bytes is an escape of JSON.
+    with path.open("w", encoding="utf-8", errors="backslashreplace") as file:
         for node in _nodes(selection):
             file.write(json.dumps(node, ensure_ascii=False) + "\n")
 
@@ -43,18 +42,19 @@ def _nodes(selection: Selection) -> Iterator[dict[str, Any]]:
 def _selected(dropped: DroppedRows, rows: Rows) -> Iterator[dict[str, Any]]:
     """Yield what one of the stages dropped that compare documents."""
     part_K = rows.part_of(dropped.rows_K)
-    partners: Iterator[str | None] = iter(_places(dropped.partner_K, rows))
+    partners = iter(()) if dropped.partner_K is None else _places(dropped.partner_K, rows)
     for number in np.unique(part_K).tolist():
         of_part = dropped.rows_K[part_K == number] - rows.first_P[number]
         for example in rows.parts[number].examples(of_part.tolist()):
             yield example.node(dropped.stage, dropped.reason, next(partners, None))
 
 
-def _places(rows_K: np.ndarray | None, rows: Rows) -> Iterator[str]:
-    """Yield what documents are called; nothing without any."""
-    places = lru_cache(CACHED_PARTS)(lambda number: rows.parts[number].array("places"))
-    if rows_K is None:
-        return
-    for row, number in zip(rows_K.tolist(), rows.part_of(rows_K).tolist()):
-        place = places(number)[row - rows.first_P[number]]
+def _places(rows_K: np.ndarray, rows: Rows) -> Iterator[str]:
+    """Yield what documents are called; each part is read once."""
+    part_K, place_K = rows.part_of(rows_K), np.empty(len(rows_K), PLACE)
+    for number in np.unique(part_K).tolist():
+        of_part_K = part_K == number
+        places = rows.parts[number].array("places")
+        place_K[of_part_K] = places[rows_K[of_part_K] - rows.first_P[number]]
+    for number, place in zip(part_K.tolist(), place_K):
         yield rows.parts[number].placed(place).place()

@@ -90,8 +90,11 @@ class PartWriter:
         shown: str,
         tokens: np.ndarray,
     ) -> None:
-        """Add a document. `place` is as in `PLACE` without the name, `measures` and `marks` are what `ROW` has before
-        the tokens and behind the source."""
+        """Add a document.
+
+        `place` is as in `PLACE` without the name, `measures` and `marks` are what `ROW` has before the tokens and
+        behind the source.
+        """
         of_origin = self._origins.setdefault(origin, len(self._origins))
         of_source = self._sources.setdefault(source, len(self._sources))
         self._places.append((of_origin, *place))

@@ -127,7 +127,10 @@ def _require_same(preparation: Preparation, manifest: Manifest) -> None:
 
 
 def _flat(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    return {f"{name}.{key}": value for name in settings for key, value in settings[name].items()}
+    flat: dict[str, Any] = {}
+    for name, section in settings.items():
+        flat |= {f"{name}.{key}": value for key, value in section.items()}
+    return flat
 
 
 def prepare(preparation: Preparation, grid: TaskGrid) -> None:
@@ -240,11 +243,11 @@ def sample_texts(preparation: Preparation, damage: Counter[str]) -> tuple[list[s
         # What is far above the threshold by now is not sent.
         items = ((task, number, sample.threshold) for number, task in enumerate(source.tasks()))
         with _progress(title, source) as update:
-            for (task, _, _), found in map_tasks(work, items, data.processes, data.ray):
-                for sampled in found.sampled:
+            for (task, _, _), part in map_tasks(work, items, data.processes, data.ray):
+                for sampled in part.sampled:
                     sample.take(sampled)
-                damage.update(found.damage)
-                update(task.position, found.size)
+                damage.update(part.damage)
+                update(task.position, part.size)
     share = 0.0 if is_cut else sample.threshold / training.LARGEST_NUMBER
     return [sampled.data.decode() for sampled in sample.sampled()], share
 
@@ -356,11 +359,11 @@ def _require_documents(preparation: Preparation, stats: StageStats, held_out: li
         if is_there:
             continue
         removed = ", ".join(corpus_card.removed_by_setting(stats))
-        kept, read = stats["tokens"].documents_out, stats["source"].documents_in
+        left, read = stats["tokens"].documents_out, stats["source"].documents_in
         cut = corpus_card.cut_by(preparation.source)
         hint = f"; data.documents={cut} cuts the text so" if cut else ""
         raise UnusableTextError(
-            f"too little text: {kept} of {read} documents remain (removed: {removed or 'none'}), none of them for"
+            f"too little text: {left} of {read} documents remain (removed: {removed or 'none'}), none of them for"
             f" {split}; at least 2 are needed, one of them for validation (by data.validation_fraction and data.seed)"
             f"{hint}"
         )
@@ -369,12 +372,10 @@ def _require_documents(preparation: Preparation, stats: StageStats, held_out: li
 def _report(preparation: Preparation, manifest: Manifest) -> None:
     overlap = manifest.decontamination
     for task, documents in overlap.get("removed", {}).items():
-        texts, searchable, found, cut = (
-            overlap[key][task] for key in ("examples", "searchable", "found", "cut")
-        )
+        texts, searchable = overlap["examples"][task], overlap["searchable"][task]
         say(
-            f"{task}: {searchable:,} of {texts:,} texts searchable, {found:,} found; {documents:,} documents removed,"
-            f" {cut:,} cut"
+            f"{task}: {searchable:,} of {texts:,} texts searchable, {overlap['found'][task]:,} found;"
+            f" {documents:,} documents removed, {overlap['cut'][task]:,} cut"
         )
     train, validation = (sum(shard.tokens for shard in manifest.splits[split]) for split in SPLITS)
     say(

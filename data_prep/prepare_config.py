@@ -31,14 +31,14 @@ class Preparation:
 
     @property
     def tokenizer_path(self) -> Path | None:
-        """An existing tokenizer to use instead of training one: the source's own, or the user's."""
-        own = self.source.tokenizer_file()
-        if own is None and self.tokenizer.path:
+        """Existing tokenizer to use instead of training one: the source's, or the user's."""
+        of_source = self.source.tokenizer_file()
+        if of_source is None and self.tokenizer.path:
             return expand_home(self.tokenizer.path, "tokenizer.path")
-        return own
+        return of_source
 
     def inventory(self) -> list[dict[str, Any]]:
-        """Inputs of the corpus: those of the source, and an existing tokenizer."""
+        """Return the inputs of the corpus: those of the source, and an existing tokenizer."""
         return self.source.inventory() + self._tokenizer_entry()
 
     @cached_property
@@ -70,10 +70,11 @@ class Preparation:
         return None if before == now else ", ".join(entry["name"] for entry in now or before)
 
     def _tokenizer_entry(self) -> list[dict[str, Any]]:
-        """A ready-made tokenizer. The source's own has the source's revision, so it is not fetched to be known."""
-        if isinstance(self.source, HubSource) and (file := self.source.config.tokenizer_file):
-            source = self.source.inventory()[0]
-            return [{**source, "name": f"{self.source.dataset}/{file}", "kind": "tokenizer"}]
+        """Return a ready-made tokenizer. That of the source has its revision, so it is not fetched to be known."""
+        source = self.source
+        if isinstance(source, HubSource) and source.config.tokenizer_file:
+            name = f"{source.dataset}/{source.config.tokenizer_file}"
+            return [{**source.inventory()[0], "name": name, "kind": "tokenizer"}]
         if not self.tokenizer.path:
             return []
         sha256 = file_sha256(expand_home(self.tokenizer.path, "tokenizer.path"))

@@ -10,6 +10,7 @@ passed the filters, G groups of near-duplicates, M matches of decontamination.
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -70,9 +71,14 @@ class Rows:
     def tokens(self, row: np.intp) -> np.ndarray:
         """Return the tokens of a document without [CLS] and [SEP]."""
         part = int(self.part_of(row))
+        start = int(self._starts[row] - self._starts[self.first_P[part]])
+        return self.parts[part].tokens(start, int(self.rows_N["tokens"][row]))[1:-1]
+
+    @cached_property
+    def _starts(self) -> np.ndarray:
+        """Tokens in front of each document."""
         tokens_N = self.rows_N["tokens"]
-        start = int(tokens_N[self.first_P[part] : row].sum(dtype=np.int64))
-        return self.parts[part].tokens(start, int(tokens_N[row]))[1:-1]
+        return np.cumsum(tokens_N, dtype=np.int64) - tokens_N
 
     def matches(self) -> np.ndarray:
         """Return which documents hold which of the tasks' texts: pairs [M, 2]."""
@@ -124,7 +130,7 @@ class Selector:
     """Passes all documents through the stages and counts them in `stats`."""
 
     def __init__(self, rows: Rows, stats: StageStats, decode: Callable[[list[int]], str]) -> None:
-        """`decode` makes text of tokens."""
+        """Begin with all rows; `decode` makes text of tokens."""
         self.rows, self.stats, self._decode = rows, stats, decode
         self._left_N = np.ones(len(rows.rows_N), dtype=bool)
         self._dropped: list[DroppedRows] = []
@@ -154,18 +160,18 @@ class Selector:
         if config.enabled and len(dropped_N):
             rows, ngrams, signatures = self.rows.signatures(self._left_N)
             keys = self._key_N[rows]
-            kept = find_near_duplicates(keys, ngrams, signatures, config)
-            dropped = np.flatnonzero(keys[kept] != keys)
+            kept_K = find_near_duplicates(keys, ngrams, signatures, config)
+            dropped = np.flatnonzero(keys[kept_K] != keys)
             dropped_N[rows[dropped]] = True
             partner_N = np.zeros(len(dropped_N), dtype=np.int64)
-            partner_N[rows] = rows[kept]
-            stage.notes["clusters"] = len(np.unique(kept[dropped]))
+            partner_N[rows] = rows[kept_K]
+            stage.notes["clusters"] = len(np.unique(kept_K[dropped]))
             if len(dropped):
-                self._note_shared_passages(rows[dropped], rows[kept[dropped]], config)
+                self._note_shared_passages(rows[dropped], rows[kept_K[dropped]], config)
             stage.notes["index_bytes"] = memory_bytes(ngrams, signatures)
             shown = dropped[_smallest(keys[dropped])]
-            similarities = estimate(signatures, shown, kept[shown]).tolist()
-            for row, other, similarity in zip(rows[shown], rows[kept[shown]], similarities):
+            similarities = estimate(signatures, shown, kept_K[shown]).tolist()
+            for row, other, similarity in zip(rows[shown], rows[kept_K[shown]], similarities):
                 example, place = self.rows.example(row), self.rows.example(other).place()
                 measure = (
                     f"like {place}, {similarity:.4g}, limit {config.threshold:.4g} (threshold)"

@@ -96,8 +96,8 @@ def _chosen(
     tokens: np.ndarray, lengths_N: np.ndarray, chosen_N: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the tokens of the chosen documents, and where each begins among them."""
-    kept = lengths_N[chosen_N]
-    starts = np.cumsum(kept) - kept
+    lengths = lengths_N[chosen_N]
+    starts = np.cumsum(lengths) - lengths
     if chosen_N.all():
         return tokens, starts
     return tokens[np.repeat(chosen_N, lengths_N)], starts

@@ -84,7 +84,9 @@ class Stages:
         part = PartWriter(folder, self.vocab_size, self.data.list_dropped)
         parts_of_last = Counter[str]()
         documents = task.documents()
-        for group in grouped(documents, GROUP_DOCUMENTS, lambda one: one.size, GROUP_SIZE):
+        for group in grouped(
+            documents, GROUP_DOCUMENTS, lambda document: document.size, GROUP_SIZE
+        ):
             readable = drop_damaged(group, part, self.data.seed)
             pieces = self.normalised(readable, part.stats["normalise"], parts_of_last)
             passed = self.filtered(pieces, part.stats["filters"])

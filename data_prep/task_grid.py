@@ -207,9 +207,9 @@ class TaskGrid:
 
     def _clear_unfinished(self, state: Unfinished) -> None:
         """Remove everything that is made anew: all but parts, the state, and the tokenizer if it counts."""
-        kept = {UNFINISHED, PARTS, TOKENIZER if state.tokenizer_sha256 else UNFINISHED}
+        counting = {UNFINISHED, PARTS, TOKENIZER if state.tokenizer_sha256 else UNFINISHED}
         for path in self._made_here():
-            if path.name not in kept:
+            if path.name not in counting:
                 remove(path)
         for path in (self.folder / PARTS).glob(".*"):
             remove(path)
@@ -363,7 +363,7 @@ def _call_work(item: Any) -> Any:
 
 @contextmanager
 def _tokenizers_in_one_thread() -> Iterator[None]:
-    """The processes are the parallelism; `tokenizers` reads the variable at every call."""
+    """Set the variable that `tokenizers` reads at every call: the processes are the parallelism."""
     before = os.environ.get("TOKENIZERS_PARALLELISM")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:

@@ -45,6 +45,7 @@ def check_clients(
     """
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     if python:
+        python = str(Path(python).absolute())  # the clients have a working directory of their own
         environment.pop("PYTHONPATH", None)  # that of this environment
     results = []
     with tempfile.TemporaryDirectory() as temporary:
@@ -99,7 +100,7 @@ def compute_reference(
     distinct = {tuple(ids): text for ids, text in zip(sequences, TEXTS)}
     lengths = [len(ids) for ids in distinct]
     bounds_S = torch.tensor([0, *lengths]).cumsum(0).int()
-    ids_T = torch.tensor([token for ids in distinct for token in ids])
+    ids_T = torch.cat([torch.tensor(ids) for ids in distinct])
     positions_T = torch.cat([torch.arange(length) for length in lengths])
     mask_BL = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     packing = Packing(bounds_S, None, max(lengths))

@@ -187,7 +187,8 @@ def check_setfit(exported: Exported) -> str:
     from setfit import SetFitModel, Trainer, TrainingArguments
 
     model = SetFitModel.from_pretrained(str(exported.folder), device="cpu", **exported.options)
-    texts = [f"{kind} number {number}" for kind in ("apples", "stars") for number in range(4)]
+    texts = [f"apples number {number}" for number in range(4)]
+    texts += [f"stars number {number}" for number in range(4)]
     labels = [0] * 4 + [1] * 4
     arguments = TrainingArguments(
         output_dir="setfit", batch_size=4, num_epochs=1, report_to="none", save_strategy="no"

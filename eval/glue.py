@@ -16,7 +16,7 @@ import torch
 
 from cramming import __version__
 from cramming.budget import RULES_VERSION
-from cramming.config import UserError, build, require
+from cramming.config import UserError, build, require, shown
 from cramming.data.corpus import TASKS as TASK_FOLDER
 from cramming.data.manifest import corpus_folder
 from cramming.data.suites import SUITES
@@ -49,10 +49,11 @@ def main(
     `checkpoint`: share of the run's budget, to score a kept checkpoint instead of the final model.
     """
     settings = build(EvalConfig, recipe["eval"], "eval")
+    if checkpoint is not None:
+        settings = settings_of_checkpoint(settings, model)
     with ExitStack() as stack:
         source = find_model(invocation, model)
         if checkpoint is not None:
-            settings = settings_of_checkpoint(settings, model)
             source = stack.enter_context(open_checkpoint(invocation.run_folder, checkpoint))
         score_source(recipe, invocation, settings, source, model)
 
@@ -66,7 +67,9 @@ def settings_of_checkpoint(settings: EvalConfig, model: str | None) -> EvalConfi
         "hyperparameters.freeze": settings.hyperparameters.freeze,
     }
     for name, value in refused.items():
-        require(not value, f"eval.{name}={value}: not for a --checkpoint. Leave one of them out.")
+        require(
+            not value, f"eval.{name}={shown(value)}: not for a --checkpoint. Leave one of them out."
+        )
     return settings.replace(init=("pretrained",), baselines=False)
 
 

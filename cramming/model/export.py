@@ -57,8 +57,6 @@ AUTO_CLASSES = {  # class of transformers -> class of hf_adapter.py
 # A folder without this key means the usual initialisation of the stock family.
 START, START_FIELDS = "cramming_start", ("init", "zero_residual", "attention_init")
 
-# Writing --------------------------------------------------------------------------------------------------------------
-
 
 def save_pretrained(
     model: MaskedLM | Encoder,
@@ -195,6 +193,3 @@ def weight_names(family: str | None, config: ModelConfig, parameters: Iterable[s
 def file_hashes(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of every file of a model folder, by name."""
     return {file.name: file_sha256(file) for file in sorted(folder.iterdir()) if file.is_file()}
-
-
-# Reading --------------------------------------------------------------------------------------------------------------

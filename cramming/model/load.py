@@ -21,8 +21,9 @@ from cramming.model.heads import MaskedLM
 from cramming.model.stock import families, from_stock
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # the first existing file is read
-# classes of transformers without a masked-LM head, among them those with a fine-tuned one
-BARE_CLASS = re.compile(r"(?<!LMHead)Model$|Classification$|QuestionAnswering$|MultipleChoice$")
+# classes of transformers with a fine-tuned head, and all those without a masked-LM head
+FINE_TUNED_CLASS = re.compile("Classification$|QuestionAnswering$|MultipleChoice$")
+BARE_CLASS = re.compile(rf"(?<!LMHead)Model$|{FINE_TUNED_CLASS.pattern}")
 
 
 def load_encoder_config(
@@ -131,10 +132,10 @@ def _load_state(
     for parameter, tensor in wanted.items():
         names = stored_names[parameter]
         for name, part in zip(names, tensor.chunk(len(names))):
-            require(name in stored, f"{folder}: its weights lack {name}")
+            require(name in stored, f"{folder}: its weights lack {name}. Get the folder anew.")
             shapes = f"{list(stored[name].shape)}, config.json makes it {list(part.shape)}"
             has_shape = stored[name].shape == part.shape
-            require(has_shape, f"{folder}: weight {name} has the shape {shapes}")
+            require(has_shape, f"{folder}: weight {name} has the shape {shapes}. Get it anew.")
         state[parameter] = torch.cat([stored[name] for name in names]).to(torch.float32)
     # In a folder of this suite every layer must be described, other weights may be superfluous.
     ignored = families()[family].ignored if family else r"(?!encoder\.blocks\.)"
@@ -151,10 +152,8 @@ def _read_stored_weights(folder: Path) -> tuple[str | None, dict[str, Tensor]]:
     """Return the stock family (None for this suite's format) and the weights under their masked-LM names."""
     model_type = _read_config(folder)["model_type"]
     family = None if model_type == "cramming" else model_type
-    weights = [folder / name for name in WEIGHT_FILES if (folder / name).is_file()]
-    require(weights, f"{folder}: no weights. Expected {' or '.join(WEIGHT_FILES)}.")
     prefix = families()[family].prefix if family else "encoder."
-    return family, _with_prefix(read_weights(weights[0]), prefix)
+    return family, _with_prefix(read_weights(weight_file(folder)), prefix)
 
 
 def _with_prefix(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -179,7 +178,14 @@ def _read_config(folder: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text()))
     except (ValueError, TypeError) as error:
-        raise UserError(f"{path}: not a model configuration ({error})") from None
+        raise UserError(f"{path}: not a model configuration ({error}). Get it anew.") from None
+
+
+def weight_file(folder: Path) -> Path:
+    """Return the weight file of a model folder; raise UserError if it has none."""
+    files = [folder / name for name in WEIGHT_FILES if (folder / name).is_file()]
+    require(files, f"{folder}: no weights. Expected {' or '.join(WEIGHT_FILES)}.")
+    return files[0]
 
 
 def read_weights(file: Path) -> dict[str, Tensor]:
@@ -190,5 +196,5 @@ def read_weights(file: Path) -> dict[str, Tensor]:
         return torch.load(file, map_location="cpu", weights_only=True)
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise UserError(
-            f"{file}: the weights cannot be read ({str(error).splitlines()[0]})"
+            f"{file}: the weights cannot be read ({str(error).splitlines()[0]}). Get them anew."
         ) from None

@@ -17,7 +17,7 @@ Suffixes: W words, E entries of the table, S sentences, K candidates for a match
 import json
 import re
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -51,7 +51,8 @@ _LINE_END = re.compile(r" *\n+")  # with what a line that was cut has left
 _DETACHED = re.compile(r" +(n['’]t\b) *|-[lr][rsc]b-", re.IGNORECASE | re.ASCII)
 _DETACHED_SIGNS = (b" n't", " n’t".encode(), b"rb-", b"sb-", b"cb-")  # in lower case
 _SETTING = "data.decontaminate.tasks"
-_DEVELOPMENT = dict.fromkeys(source.path for task in TASKS.values() for source in task.scored)
+_SCORED = chain.from_iterable(task.scored for task in TASKS.values())
+_DEVELOPMENT = dict.fromkeys(source.path for source in _SCORED)
 # Test files, and tasks that are not scored here, are searched as well.
 _SUPERGLUE = (*(task.train.folder for task in SUPERGLUE.values()), "COPA", "MultiRC", "ReCoRD")
 _JSON_TEXT = {
@@ -96,15 +97,15 @@ class Decontaminator:
     """
 
     def __init__(self, texts: dict[str, list[str]], config: DecontaminationConfig) -> None:
-        """`texts` holds each task's texts, one for each text of an example."""
+        """Read `texts`, which holds each task's texts, one for each text of an example."""
         self.tasks, self.files = tuple(texts), list[dict[str, Any]]()
         self.development: dict[str, dict[str, Any]] = {}
-        self.examples = {task: len(found) for task, found in texts.items()}
+        self.examples = {task: len(task_texts) for task, task_texts in texts.items()}
         self._ends = np.cumsum(
             list(self.examples.values())
         )  # a text's number counts through all tasks
         self.ngram = config.ngram
-        every = [text for found in texts.values() for text in found]
+        every = list(chain.from_iterable(texts.values()))
         parts = [
             _entries(every[start : start + BATCH_TEXTS], start, config.ngram)
             for start in range(0, len(every), BATCH_TEXTS)
@@ -137,11 +138,12 @@ class Decontaminator:
         for title, name, columns, header in _searched(config.train_text):
             if not (path / name).is_file():
                 continue
-            found = _texts(path / name, columns, header)
+            file_texts = _texts(path / name, columns, header)
             files.append({"name": name, "sha256": file_sha256(path / name)})
-            texts.setdefault(title, []).extend(found)
+            texts.setdefault(title, []).extend(file_texts)
             if name in _DEVELOPMENT:
-                development[name] = {"texts": len(found), "sha256": texts_sha256(found)}
+                sha256 = texts_sha256(file_texts)
+                development[name] = {"texts": len(file_texts), "sha256": sha256}
         folders = dict.fromkeys(name.partition("/")[0] for name in _DEVELOPMENT)
         with_dev = {name.partition("/")[0] for name in development}
         if lacking := [
@@ -159,9 +161,12 @@ class Decontaminator:
         return search
 
     def overlaps(self, texts: Sequence[str], *, alone: bool = True) -> list[Overlap]:
-        """For each text the tasks' texts that share a run of words or a short sentence with it; without those that
-        count where they stand `alone` only, which shows in no text whose signs are not the original's."""
-        found: list[list[int]] = [[] for _ in texts]
+        """Return for each text the tasks' texts that share a run of words or a short sentence with it.
+
+        `alone`: with those that count only where they stand alone, which shows in no text whose signs are not the
+        original's.
+        """
+        matching: list[list[int]] = [[] for _ in texts]
         longest = [0] * len(texts)
         for batch in grouped(
             range(len(texts)), BATCH_TEXTS, lambda number: len(texts[number]), BATCH_CHARACTERS
@@ -170,9 +175,9 @@ class Decontaminator:
             for n, first_K, task_text_K in self._matches(words, alone):
                 number_K = np.searchsorted(words.firsts_D, first_K, side="right") - 1 + batch[0]
                 for number, task_text in zip(number_K.tolist(), task_text_K.tolist()):
-                    found[number].append(task_text)
+                    matching[number].append(task_text)
                     longest[number] = n  # they come in ascending order
-        numbers = [np.unique(np.array(task_texts, dtype=np.uint32)) for task_texts in found]
+        numbers = [np.unique(np.array(task_texts, dtype=np.uint32)) for task_texts in matching]
         return list(map(Overlap, numbers, longest))
 
     def cut(self, text: str) -> str:
@@ -221,7 +226,7 @@ class Decontaminator:
     def _matches(
         self, words: HashedWords, alone: bool = True
     ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """For each length n with matches: n, the first words' places [K], and the numbers of the tasks' texts [K]."""
+        """Yield for each length n with matches: n, the first words' places [K], the numbers of the tasks' texts [K]."""
         apart_W = _apart(words) if alone else np.zeros(len(words.hashes_W) + 1, dtype=bool)
         for n, first_K, runs_K in self._candidates(words.hashes_W, apart_W):
             runs_K = mix(runs_K)
@@ -250,7 +255,7 @@ class Decontaminator:
     def _candidates(
         self, hashes_W: np.ndarray, apart_W: np.ndarray
     ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """For each length n the places [K] where something of n words may begin, and the n-grams' numbers [K]."""
+        """Yield for each length n the places [K] where something of n words may begin, and the n-grams' numbers [K]."""
         for n, runs in enumerate(combine(hashes_W, FIRST_WORDS), 1):
             if SENTENCE_WORDS <= n < FIRST_WORDS:
                 first_K = np.flatnonzero(apart_W[:-n] & apart_W[n:])
@@ -259,18 +264,18 @@ class Decontaminator:
         runs_K = runs[first_K]
         yield FIRST_WORDS, first_K, runs_K
         for n in range(FIRST_WORDS + 1, self.ngram + 1):
-            kept = np.searchsorted(first_K, len(hashes_W) - n, side="right")
-            first_K, runs_K = first_K[:kept], runs_K[:kept] * np.uint64(BASE)
+            inside = np.searchsorted(first_K, len(hashes_W) - n, side="right")
+            first_K, runs_K = first_K[:inside], runs_K[:inside] * np.uint64(BASE)
             runs_K += hashes_W[first_K + (n - 1)]
             yield n, first_K, runs_K
 
 
 def _read(texts: Sequence[str]) -> HashedWords:
-    """The words of these texts, with what the Penn Treebank detaches written as usual."""
-    found = hash_words(texts)
-    if any(sign in found.data for sign in _DETACHED_SIGNS):
+    """Return the words of texts, with what the Penn Treebank detaches written as usual."""
+    words = hash_words(texts)
+    if any(sign in words.data for sign in _DETACHED_SIGNS):
         return hash_words([_attached(text) for text in texts])
-    return found
+    return words
 
 
 def _sentences(text: str) -> list[str]:
@@ -285,7 +290,7 @@ def _attached(text: str) -> str:
 
 
 def _apart(words: HashedWords) -> np.ndarray:
-    """[W + 1]: whether more than " " or ", " lies in front of this word, or a number on either side; or the end."""
+    """Return where more than " " or ", " lies in front of a word, or a number on either side; and the end: [W + 1]."""
     apart_W = np.ones(len(words.hashes_W) + 1, dtype=bool)
     data_B = np.frombuffer(words.data, np.uint8)
     end_W, start_W = words.ends_W[:-1], words.starts_W[1:]
@@ -297,7 +302,7 @@ def _apart(words: HashedWords) -> np.ndarray:
 
 
 def _searched(train_text: bool) -> Iterator[tuple[str, str, tuple[str, ...], tuple[str, ...]]]:
-    """The files to search: the task's title, the file's place, its columns of text, the header where it lacks one."""
+    """Yield the files to search: the task's title, the file's place, its columns of text, the header that it lacks."""
     for task in GLUE.values():
         for source in (*task.scored, *task.blind, *[task.train] * train_text):
             if source is not AX:
@@ -313,11 +318,11 @@ def _searched(train_text: bool) -> Iterator[tuple[str, str, tuple[str, ...], tup
 
 
 def _texts(file: Path, columns: tuple[str, ...], header: Sequence[str]) -> list[str]:
-    """The texts of a file's examples."""
+    """Return the texts of a file's examples."""
     try:
         lines = [line for line in file.read_text(encoding="utf-8-sig").split("\n") if line]
         if file.suffix == ".jsonl":
-            return [text for line in lines for text in _json_texts(json.loads(line))]
+            return list(chain.from_iterable(_json_texts(json.loads(line)) for line in lines))
     except ValueError as error:
         raise UserError(f"{file}: not a file of examples: {error}") from None
     rows = [line.rstrip("\r").split("\t") for line in lines]
@@ -331,7 +336,10 @@ def _texts(file: Path, columns: tuple[str, ...], header: Sequence[str]) -> list[
         raise UserError(
             f"{file}: {len(rows) - len(whole)} of {len(rows)} rows have fewer columns than the header"
         )
-    return [row[place] for row in whole for place in places]
+    texts: list[str] = []
+    for row in whole:
+        texts += [row[place] for place in places]
+    return texts
 
 
 def _json_texts(node: Any) -> Iterator[str]:
@@ -346,9 +354,11 @@ def _json_texts(node: Any) -> Iterator[str]:
 def _entries(
     texts: list[str], number: int, ngram: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Table entries of these texts, whose numbers begin with `number`: all runs of `ngram` words, and all shorter
-    sentences long enough. The entry [E], its text [E], whether it counts anywhere [E]; and beside them the first
-    words of the entries that have more."""
+    """Return the table entries of texts whose numbers begin with `number`.
+
+    They are all runs of `ngram` words, and all shorter sentences long enough: the entry [E], its text [E], whether it
+    counts anywhere [E]; and beside them the first words of the entries that have more.
+    """
     words = _read(texts)
     grams, text_W = list(combine(words.hashes_W, ngram)), words.text_numbers()
     inside = np.flatnonzero(text_W[: len(grams[-1])] == text_W[len(text_W) - len(grams[-1]) :])
@@ -356,7 +366,7 @@ def _entries(
     firsts = [grams[FIRST_WORDS - 1][inside]]
     parts = [dict.fromkeys((text, *_SENTENCE_END.split(text))) for text in texts]
     text_S = np.repeat(np.arange(len(texts)), [len(part) for part in parts])
-    words = _read([sentence for part in parts for sentence in part])
+    words = _read(list(chain.from_iterable(parts)))
     grams = list(combine(words.hashes_W, ngram - 1))
     start_S, words_S = words.firsts_D[:-1], np.diff(words.firsts_D)
     bytes_S = np.diff(
@@ -372,7 +382,7 @@ def _entries(
 
 
 def _bit_table(entries: np.ndarray) -> tuple[np.uint64, np.ndarray]:
-    """By how much to shift a number to get its place in the table, and the table, eight places a byte."""
+    """Return by how much to shift a number to get its place in the table, and the table, eight places a byte."""
     size = max(10, (BITS_PER_ENTRY * len(entries)).bit_length())
     shift, bits = np.uint64(64 - size), np.zeros(1 << size - 3, dtype=np.uint8)
     place = entries >> shift

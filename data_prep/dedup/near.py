@@ -86,7 +86,7 @@ class Signer:
         ) * np.uint32(2) + np.uint32(1)
 
     def __call__(self, texts: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Signatures [D, P] uint8, and numbers of n-grams [D] uint32; of a text without any the signature is void."""
+        """Return signatures [D, P] uint8 and n-gram counts [D] uint32; the signature of none is void."""
         texts = list(texts)
         signatures_DP = np.empty((len(texts), len(self._factors_P)), dtype=np.uint8)
         ngrams_D = np.empty(len(texts), dtype=np.uint32)
@@ -104,9 +104,9 @@ class Signer:
         return signatures_DP, ngrams_D
 
     def _sign(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        found = hash_words(texts)
-        text_W = found.text_numbers()
-        grams = (ngrams(found.hashes_W, self.ngram) >> np.uint64(32)).astype(np.uint32)
+        words = hash_words(texts)
+        text_W = words.text_numbers()
+        grams = (ngrams(words.hashes_W, self.ngram) >> np.uint64(32)).astype(np.uint32)
         inside = text_W[: len(grams)] == text_W[len(text_W) - len(grams) :]
         ends_D = np.searchsorted(
             text_W[: len(grams)][inside], np.arange(len(texts)), side="right"
@@ -126,7 +126,7 @@ class Signer:
 def representatives(
     signatures_DP: np.ndarray, order_D: np.ndarray, rows: int, threshold: float
 ) -> np.ndarray:
-    """For each document the kept one that it is similar to [D]; the document itself if it is kept.
+    """Return for each document the kept one that it is similar to [D]; the document itself if it is kept.
 
     `order_D` are the rows of the documents among the signatures, preferred ones first. The choice is the greedy one: a
     document is dropped if it is similar to an earlier one that is kept. (Connected components of similar pairs would
@@ -145,11 +145,11 @@ def representatives(
             members = itself_D[~dropped_D]
             if not open_D.all():  # only buckets with undecided ones
                 members = members[in_sorted(bucket_D[members], np.sort(bucket_D[open_D]))]
-            for one, other in _candidates(bucket_D[members], members):
+            for first, other in _candidates(bucket_D[members], members):
                 wanted = open_D[other] & (similar_D[other] == other)
-                one, other = one[wanted], other[wanted]
-                alike = estimate(signatures_DP, order_D[one], order_D[other]) >= threshold
-                similar_D[other[alike]] = one[alike]
+                first, other = first[wanted], other[wanted]
+                alike = estimate(signatures_DP, order_D[first], order_D[other]) >= threshold
+                similar_D[other[alike]] = first[alike]
         open_D &= similar_D != itself_D
         decided_D = open_D & ~open_D[similar_D]
         dropped_D |= decided_D
@@ -158,7 +158,7 @@ def representatives(
 
 
 def _buckets(columns: np.ndarray, order_D: np.ndarray) -> np.ndarray:
-    """The bytes of a band as one number a document [D], below 2**32; of more than four bytes a hash."""
+    """Return the bytes of a band as one number a document [D], below 2**32; of more than four bytes a hash."""
     bucket_D = np.zeros(len(columns), dtype=np.uint32)
     for column in np.ascontiguousarray(
         columns
@@ -171,7 +171,7 @@ def _buckets(columns: np.ndarray, order_D: np.ndarray) -> np.ndarray:
 def _candidates(
     bucket_M: np.ndarray, members: np.ndarray
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Pairs of documents of one bucket, the preferred one first, as two arrays of equal length."""
+    """Yield pairs of documents of one bucket, the preferred one first, as two arrays of equal length."""
     both_M = bucket_M.astype(np.uint64) << np.uint64(32)
     both_M |= members
     both_M.sort()  # twice as fast as to sort places by their numbers
@@ -189,11 +189,13 @@ def _candidates(
         yield members[same - distance], members[same]
 
 
-def estimate(signatures_DP: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Estimated Jaccard similarities [n] of the pairs (one[i], other[i]) of rows."""
-    agree = np.empty(len(one))
-    for start in range(0, len(one), PAIRS_AT_ONCE):
+def estimate(signatures_DP: np.ndarray, first: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Return the estimated Jaccard similarities [n] of the pairs (first[i], other[i]) of rows."""
+    agree = np.empty(len(first))
+    for start in range(0, len(first), PAIRS_AT_ONCE):
         part = slice(start, start + PAIRS_AT_ONCE)
-        equal_nP = signatures_DP.take(one[part], axis=0) == signatures_DP.take(other[part], axis=0)
+        equal_nP = signatures_DP.take(first[part], axis=0) == signatures_DP.take(
+            other[part], axis=0
+        )
         agree[part] = equal_nP.sum(axis=1, dtype=np.uint32)
     return (agree / signatures_DP.shape[1] - 1 / 256) / (1 - 1 / 256)

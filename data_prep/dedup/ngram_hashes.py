@@ -30,7 +30,7 @@ _WORD_TABLE = bytes(byte >= 0x80 or chr(byte).isalnum() for byte in range(256))
 
 
 def mix(hashes: np.ndarray) -> np.ndarray:
-    """MurmurHash3's finaliser (Appleby 2011): every bit of the uint64 reaches every other."""
+    """Apply MurmurHash3's finaliser (Appleby 2011): every bit of the uint64 reaches every other."""
     hashes = (hashes ^ (hashes >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
     hashes = (hashes ^ (hashes >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
     return hashes ^ (hashes >> np.uint64(33))
@@ -46,12 +46,12 @@ class HashedWords(NamedTuple):
     firsts_D: np.ndarray  # [D + 1]: each text's first word, and how many words there are
 
     def text_numbers(self) -> np.ndarray:
-        """[W]: which text each word belongs to."""
+        """Return which text each word belongs to: [W]."""
         return np.repeat(np.arange(len(self.firsts_D) - 1), np.diff(self.firsts_D))
 
 
 def hash_words(texts: Sequence[str]) -> HashedWords:
-    """The words of these texts; many short texts in one call take a fraction of the time of a call for each."""
+    """Return the words of texts; many short texts in one call take a fraction of the time of a call for each."""
     encoded = [text.encode("utf-8", "replace") for text in texts]
     data = b"\n".join(encoded).lower()
     blocks = list(_blocks(data))
@@ -64,16 +64,16 @@ def hash_words(texts: Sequence[str]) -> HashedWords:
 
 def word_places(text: str) -> tuple[np.ndarray, np.ndarray]:
     """Return starts and ends of the words [W], in characters of the text."""
-    found = hash_words([text])
-    data_B = np.frombuffer(found.data, np.uint8)
+    words = hash_words([text])
+    data_B = np.frombuffer(words.data, np.uint8)
     characters_B = np.concatenate(
         [[0], np.cumsum((data_B & 0xC0) != 0x80)]
     )  # that begin before this byte
-    return characters_B[found.starts_W], characters_B[found.ends_W]
+    return characters_B[words.starts_W], characters_B[words.ends_W]
 
 
 def combine(hashes_W: np.ndarray, longest: int) -> Iterator[np.ndarray]:
-    """Hashes of the n-grams for n = 1, 2 ... `longest`, one array [max(0, W - n + 1)] each; not mixed."""
+    """Yield hashes of the n-grams for n = 1, 2 ... `longest`, one array [max(0, W - n + 1)] each; not mixed."""
     current, base = hashes_W, np.uint64(BASE)
     yield current
     for n in range(1, longest):
@@ -82,13 +82,13 @@ def combine(hashes_W: np.ndarray, longest: int) -> Iterator[np.ndarray]:
 
 
 def ngrams(hashes_W: np.ndarray, n: int) -> np.ndarray:
-    """Hashes [max(0, W - n + 1)] of all n-grams, mixed."""
+    """Return hashes [max(0, W - n + 1)] of all n-grams, mixed."""
     *_, last = combine(hashes_W, n)
     return mix(last)
 
 
 def _blocks(data: bytes) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Block by block the words' hashes, where they start and where they end in the data: [W] each."""
+    """Yield block by block the words' hashes, where they start and where they end in the data: [W] each."""
     ascii_only, offset = data.isascii(), 0
     for block in _cut(data):
         block_B = np.frombuffer(block, np.uint8)
@@ -102,7 +102,7 @@ def _blocks(data: bytes) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
 
 
 def _cut(data: bytes) -> Iterator[bytes]:
-    """Blocks cut at white space; without any between words, and only a word that fills a block is cut itself."""
+    """Yield blocks cut at white space; without any between words, and only a word that fills a block is cut itself."""
     start = 0
     while len(data) - start > BLOCK_BYTES:
         end = start + BLOCK_BYTES
@@ -141,8 +141,10 @@ def _bounds(data: bytes, data_B: np.ndarray, ascii_only: bool) -> tuple[np.ndarr
 def _punctuation(
     lead: np.ndarray, first: np.ndarray, second: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Places of punctuation and symbols of two bytes (U+0080-00BF) and of three (U+2000-2BFF, 3000-303F, FF00-FF3F,
-    FFC0-FFFF): they separate words as ASCII's do."""
+    """Return the places of punctuation and symbols, which separate words as ASCII's do.
+
+    They have two bytes (U+0080-00BF) or three (U+2000-2BFF, 3000-303F, FF00-FF3F, FFC0-FFFF).
+    """
     three = ((first == 0xE2) & (second < 0xB0)) | ((first == 0xE3) & (second == 0x80))
     return lead[first == 0xC2], lead[
         three | ((first == 0xEF) & ((second == 0xBC) | (second == 0xBF)))

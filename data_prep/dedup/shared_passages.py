@@ -109,6 +109,6 @@ def _hashes(tokens_T: np.ndarray) -> np.ndarray:
 
 def _similarity(one_T: np.ndarray, other_T: np.ndarray, ngram: int) -> float:
     """Return the Jaccard similarity of the sets of n-grams."""
-    one, other = (np.unique(ngrams(_hashes(tokens), ngram)) for tokens in (one_T, other_T))
-    both = len(np.intersect1d(one, other, assume_unique=True))
-    return both / max(1, len(one) + len(other) - both)
+    first, other = (np.unique(ngrams(_hashes(tokens), ngram)) for tokens in (one_T, other_T))
+    both = len(np.intersect1d(first, other, assume_unique=True))
+    return both / max(1, len(first) + len(other) - both)

@@ -12,6 +12,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -49,7 +50,7 @@ class CleanConfig(Section):
 
 
 def normalize(text: str, config: CleanConfig, deleted: Counter[str] | None = None) -> str:
-    """The text in its normal form; lines are kept, blank lines are not. `deleted` counts the characters that went."""
+    """Return the text in its normal form: with its lines, without blank ones. `deleted` counts lost characters."""
     unify = _UNICODE_FORMS[config.unicode]
     if "<br" in text:
         text = _LINE_BREAK.sub("\n", text)
@@ -63,12 +64,12 @@ def _clean_line(line: str, unify: Callable[[str], str], deleted: Counter[str] | 
         line.isprintable() and "  " not in line
     ):  # printable: no control characters, no space but U+0020
         return line.strip()
-    kept = _ZERO_WIDTH.sub(_spelt, _INVISIBLE.sub("", line))
-    if deleted is not None and kept != line:
+    visible = _ZERO_WIDTH.sub(_spelt, _INVISIBLE.sub("", line))
+    if deleted is not None and visible != line:
         deleted.update(_DELETABLE.findall(line))
-        deleted.subtract(_DELETABLE.findall(kept))
+        deleted.subtract(_DELETABLE.findall(visible))
     # Once more: what was removed may have stood between a letter and its accent.
-    return unify(" ".join(kept.split()))
+    return unify(" ".join(visible.split()))
 
 
 def _spelt(run: re.Match[str]) -> str:
@@ -109,16 +110,15 @@ def split_by_words(text: str, limit: int | None) -> list[str]:
 
     A part has at most `limit` words; a line that alone has more is cut between words. None: no limit.
     """
-    if (
-        limit is None
-        or len(text) < 2 * limit
-        or (words := text.count(" ") + text.count("\n") + 1) <= limit
-    ):
+    if limit is None or len(text) < 2 * limit:
+        return [text]
+    words = text.count(" ") + text.count("\n") + 1
+    if words <= limit:
         return [text]
     aim = -(-words // -(-words // limit))
     parts: list[list[str]] = []
     held = aim  # words in the last part; as if it were full
-    for piece in (piece for line in text.split("\n") for piece in _in_pieces(line, limit)):
+    for piece in chain.from_iterable(_in_pieces(line, limit) for line in text.split("\n")):
         size = piece.count(" ") + 1
         if (
             held >= aim or held + size > limit

@@ -88,15 +88,15 @@ _NOT_CONTROLS, _BEYOND_ASCII = _all_bytes_but(_CONTROLS), bytes(range(0x80, 0x10
 
 
 def _broken(text: Text, limit: object = None) -> float:
-    """Share of replacement, private-use and control characters and of UTF-8 that was read as Latin-1."""
+    """Return the share of replacement, private-use and control characters and of UTF-8 that was read as Latin-1."""
     broken = len(text.utf8.translate(None, _NOT_CONTROLS))
     if any(sign in text.utf8 for sign in _BROKEN_SIGNS) or _LATIN_CONTROLS.search(text.utf8):
-        broken += sum(len(found) for found in _BROKEN_BEYOND_ASCII.findall(text.text))
+        broken += sum(map(len, _BROKEN_BEYOND_ASCII.findall(text.text)))
     return broken / max(1, len(text))
 
 
 def _in_long_words(text: Text, limit: float) -> float | None:
-    """Share of the bytes in words of over 100 bytes; encoded data and minified code, even beside prose.
+    """Return the share of the bytes in words of over 100 bytes; encoded data and minified code, even beside prose.
 
     Scripts that do not space their words are not judged.
     """
@@ -116,17 +116,17 @@ def _long_word_spans(text: Text) -> list[Span]:
 
 
 def _markup(text: Text, limit: float) -> float | None:
-    """Share of characters in HTML tags and entities and in the brackets of wikitext."""
+    """Return the share of characters in HTML tags and entities and in the brackets of wikitext."""
     if not any(sign in text.text for sign in _MARKUP_SIGNS):
         return None
-    most = sum(longest * text.text.count(sign) for sign, longest in _LONGEST_MARKUP.items())
-    if most / len(text) <= limit:  # reading the text by the pattern takes far longer
+    upper_bound = sum(size * text.text.count(sign) for sign, size in _LONGEST_MARKUP.items())
+    if upper_bound / len(text) <= limit:  # reading the text by the pattern takes far longer
         return None
-    return sum(len(found) for found in _MARKUP.findall(text.text)) / len(text)
+    return sum(map(len, _MARKUP.findall(text.text))) / len(text)
 
 
 def _symbols(text: Text, limit: float) -> float:
-    """Share of characters that are neither letter, digit nor white space; tables, code, ASCII art."""
+    """Return the share of characters that are neither letter, digit nor white space; tables, code, ASCII art."""
     return len(text.utf8.translate(None, _NOT_SYMBOLS)) / max(1, len(text))
 
 
@@ -139,15 +139,15 @@ def _curly_braces(text: Text, limit: float) -> float:
 
 
 def _sentences(text: Text, limit: int) -> int:
-    """Lines, or ends of sentence where these are more."""
+    """Return the number of lines, or of ends of sentence where these are more."""
     lines = len(text.lines)
-    return (
-        lines if lines >= limit else max(lines, sum(1 for _ in _SENTENCE_END.finditer(text.text)))
-    )
+    if lines >= limit:
+        return lines
+    return max(lines, sum(1 for _ in _SENTENCE_END.finditer(text.text)))
 
 
 def _alphabetic(text: Text, limit: float) -> float:
-    """Share of the words that contain a letter; what lies beyond ASCII counts as one."""
+    """Return the share of the words that contain a letter; what lies beyond ASCII counts as one."""
     starts_W, _ = text.word_bounds
     letters_B = np.frombuffer(text.utf8.translate(_IS_LETTER), np.uint8)
     return float(np.maximum.reduceat(letters_B, starts_W).mean()) if len(starts_W) else 0.0
@@ -155,7 +155,7 @@ def _alphabetic(text: Text, limit: float) -> float:
 
 @cache
 def _language_model() -> Any:
-    """The model of the optional package `py3langid` (Lui and Baldwin 2012), which comes in its wheel."""
+    """Return the model of the optional package `py3langid` (Lui and Baldwin 2012), which comes in its wheel."""
     from py3langid import langid
 
     return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE)
@@ -169,16 +169,16 @@ def _other_language(text: Text, limit: list[str]) -> Violation | None:
 
 def _stop_words(text: Text, limit: int) -> int:
     """Return how many of `STOP_WORDS` occur, counted no further than the limit."""
-    found = 0
+    occurring = 0
     for word in STOP_WORDS:
-        if found >= limit:
+        if occurring >= limit:
             break
         # The first test finds nearly all, fast.
-        found += (
+        occurring += (
             f" {word} " in text.text
             or re.search(rf"\b{word}\b", text.text, re.IGNORECASE) is not None
         )
-    return found
+    return occurring
 
 
 ShareLimit = Share | None
@@ -199,7 +199,7 @@ class Rule(NamedTuple):
 
 
 def _per_word(reason: str, *signs: str) -> Rule:
-    """Signs per word."""
+    """Return the rule on signs per word."""
     return Rule(
         reason,
         lambda text, _: sum(map(text.text.count, signs)) / max(1, text.words),
@@ -208,7 +208,7 @@ def _per_word(reason: str, *signs: str) -> Rule:
 
 
 def _lines(reason: str, test: Callable[[str], object], only_with: Iterable[bytes] = (b"",)) -> Rule:
-    """Judges by the share of the lines that pass the test. `only_with`: without any of these no line does."""
+    """Return the rule on the share of the lines that pass a test. `only_with`: without any of these no line does."""
     return Rule(
         reason,
         lambda text, _: (
@@ -317,7 +317,7 @@ class Filter(NamedTuple):
 
 
 def always_on(config: CleanConfig) -> list[Filter]:
-    """The two filters that cannot be switched off; quick enough for the main process."""
+    """Return the two filters that cannot be switched off; quick enough for the main process."""
     return [
         Filter(
             "min_characters", config.min_characters, Rule("too_short", lambda text, _: len(text))
@@ -331,9 +331,9 @@ def always_on(config: CleanConfig) -> list[Filter]:
 
 
 def active_filters(config: FilterConfig) -> list[Filter]:
-    """The filters that are switched on, in the order of the table."""
-    found = [Filter(setting, getattr(config, setting), rule) for setting, rule in RULES.items()]
-    return [filter for filter in found if filter.limit is not None and filter.limit is not False]
+    """Return the filters that are switched on, in the order of the table."""
+    filters = [Filter(setting, getattr(config, setting), rule) for setting, rule in RULES.items()]
+    return [filter for filter in filters if filter.limit is not None and filter.limit is not False]
 
 
 def first_violated(text: str, filters: Iterable[Filter]) -> Filter | None:

@@ -18,16 +18,20 @@ DUPLICATE_NGRAMS = (5, 6, 7, 8, 9, 10)
 
 
 def duplicate_lines(text: Text, limit: float) -> float | None:
-    """Share of the lines that repeat an earlier one (a normalised text's paragraphs are its lines)."""
+    """Return the share of the lines that repeat an earlier one (a normalised text's paragraphs are its lines)."""
     lines = text.lines
-    return (len(lines) - len(set(lines))) / len(lines) if len(lines) >= LEAST_LINES else None
+    if len(lines) < LEAST_LINES:
+        return None
+    return (len(lines) - len(set(lines))) / len(lines)
 
 
 def duplicate_line_characters(text: Text, limit: float) -> float | None:
-    """Share of the characters that stand in lines that repeat an earlier one."""
+    """Return the share of the characters that stand in lines that repeat an earlier one."""
+    if len(text.lines) < LEAST_LINES:
+        return None
     characters = sum(map(len, text.lines))
     repeated = characters - sum(map(len, set(text.lines)))
-    return repeated / max(1, characters) if len(text.lines) >= LEAST_LINES else None
+    return repeated / max(1, characters)
 
 
 def repeated_lines(text: Text) -> list[Span]:
@@ -37,7 +41,7 @@ def repeated_lines(text: Text) -> list[Span]:
 
 
 def top_ngrams(text: Text, limits: Sequence[float]) -> Violation | None:
-    """Share of the characters that the n-gram takes up that takes up most, of 2, 3, 4 words.
+    """Return the share of the characters that the n-gram takes up that takes up most, of 2, 3, 4 words.
 
     Overlapping occurrences count twice; an n-gram that occurs once does not count. Bytes stand for characters.
     """
@@ -63,7 +67,7 @@ def top_ngrams(text: Text, limits: Sequence[float]) -> Violation | None:
 
 
 def duplicate_ngrams(text: Text, limits: Sequence[float]) -> Violation | None:
-    """Share of the characters that lie in n-grams of 5, 6 ... 10 words that occur repeatedly; each byte counts once."""
+    """Return the share of the characters in repeated n-grams of 5, 6 ... 10 words; each byte counts once."""
     hashes_W, lengths_W = text.word_hashes
     if text.most_frequent_pair < 2:
         return None

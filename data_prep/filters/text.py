@@ -32,7 +32,7 @@ class Violation(NamedTuple):
         return self.where(Text(text)) if self.where else ()
 
     def explain(self, text: str, setting: str) -> str:
-        """`value, limit (setting): excerpt`."""
+        """Return `value, limit (setting): excerpt`."""
         return f"{_plain(self.value)}, limit {_plain(self.limit)} ({setting}): {excerpt(text, self.spans(text))}"
 
 
@@ -88,8 +88,8 @@ class Text:
     @cached_property
     def word_hashes(self) -> tuple[np.ndarray, np.ndarray]:
         """Hashes and lengths in bytes of the words as data_prep/dedup/ngram_hashes.py defines them: [W] each."""
-        found = hash_words([self.text])
-        return found.hashes_W, found.ends_W - found.starts_W
+        words = hash_words([self.text])
+        return words.hashes_W, words.ends_W - words.starts_W
 
     @cached_property
     def most_frequent_pair(self) -> int:
@@ -99,7 +99,7 @@ class Text:
         return int(np.diff(edges).max()) if len(ordered_N) else 0
 
     def share_of_lines(self, test: Callable[[str], object]) -> float | None:
-        """The share of the lines that pass the test; None below `LEAST_LINES` lines."""
+        """Return the share of the lines that pass the test; None below `LEAST_LINES` lines."""
         if len(self.lines) < LEAST_LINES:
             return None
         return sum(1 for line in self.lines if test(line)) / len(self.lines)

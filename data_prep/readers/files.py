@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
@@ -107,9 +108,7 @@ class TextSource(Source):
     def __init__(self, config: TextConfig) -> None:
         self.config = config
         self._cut = Cut(config.documents, config.separator, config.clean.max_characters)
-        self.paths = list(
-            dict.fromkeys(path for pattern in config.paths for path in _matches(pattern))
-        )
+        self.paths = list(dict.fromkeys(chain.from_iterable(map(_matches, config.paths))))
         if not self.paths:
             raise UserError(
                 "data.paths is empty; name text files, for example data.paths='[a.txt,\"wiki/*.xz\"]'"
@@ -119,9 +118,10 @@ class TextSource(Source):
         self.in_parts = "txt" in self.formats
         if config.documents == "record" and self.in_parts:
             raise UserError(
-                "data.documents=record: plain text has no records; set block, line, file or separator"
+                "data.documents=record: plain text has no records. Set block, line, file or separator."
             )
-        self.packages = [package for name in self.formats if (package := FORMATS[name].package)]
+        packages = (FORMATS[name].package for name in dict.fromkeys(self.formats))
+        self.packages = list(filter(None, packages))
         self._sizes = [path.stat().st_size for path in self.paths]
         self.total = sum(self._sizes)
 
@@ -134,14 +134,14 @@ class TextSource(Source):
         ]
 
     def _hashes(self) -> list[str]:
-        """SHA-256 of each file; of much text by the cores that will work on it."""
+        """Return the SHA-256 of each file; of much text by the cores that will work on it."""
         is_much = sum(self._sizes) > HASHED_HERE
         processes = min(len(self.paths), worker_count(self.config.processes)) if is_much else 1
         with parallel_map(processes, HASHER_DIED) as hash_map:
             return hash_map(_sha256, self.paths)
 
     def changed(self, inventory: list[dict[str, Any]]) -> str | None:
-        """Files of the same size and time are taken for the same, others are read."""
+        """Return the first file that differs; those of the same size and time are taken for the same, others read."""
         then = {entry["name"]: entry for entry in inventory}
         if different := then.keys() ^ set(self.names):
             return ", ".join(sorted(different))
@@ -291,7 +291,7 @@ class FilesTask(Task):
 
 
 def _shown(path: Path) -> str:
-    """The path as text of one line that can be written: bytes that are not UTF-8 and control characters are escaped."""
+    """Return the path as printable text of one line, with bytes that are not UTF-8 and control characters escaped."""
     return (
         str(path)
         .encode(errors="surrogateescape")
@@ -332,23 +332,28 @@ def detected_format(path: Path) -> str:
 
 
 def _damage_of(text: str, file: TextFile) -> Damage | None:
-    """Only what stands in the file: a record's own escape for NUL is a control character as any other."""
-    broken, binary = file.escaped and ESCAPED_BYTE.search(text), file.binary and "\0" in text
-    reason = "not_utf8" if broken else "binary" if binary else None
-    return (
-        Damage(reason, len(text.encode(errors="replace"))) if reason else None
-    )  # an escaped byte becomes one again
+    """Return the damage of what stands in the file: a record's escape for NUL is a control character as any other."""
+    if file.escaped and ESCAPED_BYTE.search(text):
+        reason = "not_utf8"
+    elif file.binary and "\0" in text:
+        reason = "binary"
+    else:
+        return None
+    return Damage(reason, len(text.encode(errors="replace")))  # an escaped byte becomes one again
 
 
 def _matches(pattern: str) -> list[Path]:
-    """The files that an entry of `data.paths` names. Folders in front that are there are no pattern, whatever their
-    name; `**` at the end stands for files too, as from Python 3.13 on."""
+    """Return the files that an entry of `data.paths` names.
+
+    Existing folders in front are no pattern, whatever their name; `**` at the end stands for files too, as from Python
+    3.13 on.
+    """
     path = expand_home(pattern, "data.paths")
     if path.is_file():
         return [path]
     if is_saved_to_disk(path):
         raise UserError(
-            f"data.paths: {path} was written by `save_to_disk`; name the files in it, as '{path}/**/*.arrow'"
+            f"data.paths: {path} was written by `save_to_disk`. Name the files in it, as '{path}/**/*.arrow'"
         )
     if path.is_dir():
         raise UserError(
@@ -357,11 +362,11 @@ def _matches(pattern: str) -> list[Path]:
     root = next(folder for folder in path.parents if folder.is_dir())
     names = str((path / "*" if path.name == "**" else path).relative_to(root))
     try:
-        found = [path for path in root.glob(names) if path.is_file()]
+        files = [path for path in root.glob(names) if path.is_file()]
     except ValueError:  # before Python 3.13, where `**` is a part of a name
-        found = []
-    if not found:
+        files = []
+    if not files:
         raise UserError(
             f"data.paths: {pattern} is no file (relative to {Path.cwd()}); name files or a glob, as 'folder/*.txt'"
         )
-    return sorted(found)
+    return sorted(files)

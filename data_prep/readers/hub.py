@@ -95,8 +95,7 @@ class HubSource(Source):
 
     @contextmanager
     def _hub(self, doing: str) -> Iterator[None]:
-        """Around calls of the libraries: their errors in one line. Without network this is said at once, where they
-        retry for long."""
+        """Turn errors of the libraries into one line; say at once that there is no network, instead of retrying."""
         place = f"data.dataset={self.dataset}: {doing}"
         if reason := None if self.local else why_unreachable():
             raise ConnectionLostError(
@@ -190,7 +189,7 @@ class HubSource(Source):
             yield f"{self.name}:{number}", row
 
     def sample_documents(self) -> Iterator[Document]:
-        """Shuffled where a whole pass is hours of download, as only the beginning is read."""
+        """Yield documents, shuffled where a whole pass is hours of download, as only the beginning is read."""
         return self.documents(shuffled=self.costly)
 
     @cached_property
@@ -200,7 +199,7 @@ class HubSource(Source):
         return describe(load(path), path)
 
     def _own_tokens(self, ids: np.ndarray) -> np.ndarray:
-        """Ids [n] without padding, a [CLS] in front and a [SEP] at the end: every document gets its own."""
+        """Return ids [n] without padding, a [CLS] in front and a [SEP] at the end, which every document gets anew."""
         entries, special = self._tokenizer.vocab_size, self._tokenizer.special_ids
         if len(ids) and ids.min() < 0:
             raise UserError(

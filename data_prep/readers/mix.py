@@ -11,6 +11,7 @@ A sample for the tokenizer has the same proportions. With a part that is costly 
 import random
 import re
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
@@ -67,7 +68,7 @@ class MixSource(Source):
         ]
         self.costly = any(source.costly for source in self.sources)
         self.in_parts = any(source.in_parts for source in self.sources)
-        self.packages = [package for source in self.sources for package in source.packages]
+        self.packages = list(chain.from_iterable(source.packages for source in self.sources))
         total = sum(part["weight"] for part in config.parts)
         self.shares = [part["weight"] / total for part in config.parts]
         self.total = 100.0
@@ -77,15 +78,15 @@ class MixSource(Source):
         return self.names
 
     def inventory(self) -> list[dict[str, Any]]:
-        return [
-            {**entry, "part": name, "weight": part["weight"]}
-            for name, part, source in zip(self.names, self.config.parts, self.sources)
-            for entry in source.inventory()
-        ]
+        inventory: list[dict[str, Any]] = []
+        for name, part, source in zip(self.names, self.config.parts, self.sources):
+            of_part = {"part": name, "weight": part["weight"]}
+            inventory += [entry | of_part for entry in source.inventory()]
+        return inventory
 
     def changed(self, inventory: list[dict[str, Any]]) -> str | None:
-        found = (source.changed(entries) for source, entries in self._by_source(inventory))
-        return next(filter(None, found), None)
+        changes = (source.changed(entries) for source, entries in self._by_source(inventory))
+        return next(filter(None, changes), None)
 
     def pin(self, inventory: list[dict[str, Any]]) -> None:
         for source, entries in self._by_source(inventory):
@@ -94,16 +95,12 @@ class MixSource(Source):
     def _by_source(
         self, inventory: list[dict[str, Any]]
     ) -> Iterator[tuple[Source, list[dict[str, Any]]]]:
-        """Each part's source with its own entries, as it made them."""
+        """Yield each part's source with its entries, as it made them."""
         for name, source in zip(self.names, self.sources):
-            entries = [entry for entry in inventory if entry["part"] == name]
-            yield (
-                source,
-                [
-                    {key: entry[key] for key in entry if key not in ("part", "weight")}
-                    for entry in entries
-                ],
-            )
+            entries = [dict(entry) for entry in inventory if entry["part"] == name]
+            for entry in entries:
+                del entry["part"], entry["weight"]
+            yield source, entries
 
     def documents(self) -> Iterator[Document]:
         return self._mixed([source.documents() for source in self.sources])
@@ -116,7 +113,7 @@ class MixSource(Source):
         return end if self._ended_with else None
 
     def _mixed(self, documents: list[Iterator[Document]]) -> Iterator[Document]:
-        """The parts' `documents`, by weight."""
+        """Yield the parts' `documents`, by weight."""
         parts = enumerate(zip(documents, self.sources))
         streams = [
             _naming(limited(stream, source), f"data.parts[{number}]")
@@ -124,16 +121,17 @@ class MixSource(Source):
         ]
         by_bytes, phase = self.config.unit == "bytes", random.Random(self.config.seed)
         # A part's turn comes when what it has given, by its share, is least. In bytes a turn is about a document long.
-        given = [phase.random() * (4096 if by_bytes else 1) for _ in streams]
+        turn_size = 4096 if by_bytes else 1
+        taken = [phase.random() * turn_size for _ in streams]
         self.position, self._ended_with = 0.0, None
         while True:
-            turn = min(range(len(streams)), key=lambda part: given[part] / self.shares[part])
+            turn = min(range(len(streams)), key=lambda part: taken[part] / self.shares[part])
             name, document = self.names[turn], next(streams[turn], None)
             if document is None:
                 self.position, self._ended_with = 100.0, name
                 return
             size = document.damage.bytes if document.damage else text_bytes(document.text)
-            given[turn] += size if by_bytes else document.part == 0
+            taken[turn] += size if by_bytes else document.part == 0
             self.position = max(
                 100 * source.position / (source.total or float("inf")) for source in self.sources
             )
@@ -141,7 +139,7 @@ class MixSource(Source):
 
 
 def _naming(documents: Iterator[Document], place: str) -> Iterator[Document]:
-    """The documents of this part, whose mistakes give advice for the part in place of the section `data`."""
+    """Yield the documents of a part, whose mistakes give advice for the part in place of the section `data`."""
     try:
         yield from documents
     except UserError as error:
@@ -156,20 +154,20 @@ def _placed(message: str, place: str) -> str:
 
 
 def _open_part(config: MixConfig, number: int) -> Source:
-    """One part as a source of its own; what all parts share is the mix's."""
+    """Return a part as a source by itself; what all parts share is the mix's."""
     shared = {
         key: value
         for key, value in config.model_dump().items()
         if key not in ("source", "parts", "unit")
     }
     shared["max_documents"] = None
-    own = {key: value for key, value in config.parts[number].items() if key != "weight"}
+    section = {key: value for key, value in config.parts[number].items() if key != "weight"}
     place = f"data.parts[{number}]"
-    if clashes := sorted(own.keys() & shared.keys() - {"name", "license", "max_documents"}):
+    if clashes := sorted(section.keys() & shared.keys() - {"name", "license", "max_documents"}):
         raise UserError(f"{place}.{clashes[0]}: all parts share it; set data.{clashes[0]}")
-    if own.get("ids_field"):
+    if section.get("ids_field"):
         raise UserError(f"{place}.ids_field: only text can be mixed, ids belong to one tokenizer")
-    return open_source({**shared, **own}, place, PARTS)
+    return open_source({**shared, **section}, place, PARTS)
 
 
 SOURCES: dict[str, Any] = {**PARTS, "mix": MixSource}  # by `data.source`
@@ -179,7 +177,7 @@ SETTINGS = {name: source.config_class for name, source in SOURCES.items()}
 def open_source(
     section: Mapping[str, Any], place: str = "data", sources: Mapping[str, Any] = SOURCES
 ) -> Source:
-    """The source that a section of settings describes. UserError: one line that names the setting."""
+    """Return the source that a section of settings describes. UserError: one line that names the setting."""
     kind = str(section.get("source"))
     if kind not in sources:
         raise UserError(unknown_choice(f"{place}.source", kind, sources))

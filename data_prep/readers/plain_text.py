@@ -50,12 +50,12 @@ class ZstdFrame:
 
     @property
     def needs_input(self) -> bool:
-        """Whether everything that was unpacked has been read."""
+        """True if everything that was unpacked has been read."""
         return not self._unpacked
 
     @property
     def eof(self) -> bool:
-        """Whether the frame has been read to its end."""
+        """True if the frame has been read to its end."""
         return self._frame.eof and not self._unpacked
 
     @property
@@ -126,7 +126,7 @@ UNPACKERS = {".gz": "gzip -dc", ".xz": "xz -dc", ".bz2": "bzip2 -dc", ".zst": "z
 
 @contextmanager
 def names_file(path: Path) -> Iterator[None]:
-    """An error of the disk says which file was read; the system's own says that only of opening one."""
+    """Add the file's name to errors of the disk; the system has it only in those of opening a file."""
     try:
         yield
     except OSError as error:
@@ -171,7 +171,7 @@ class TextFile:
 
     @contextmanager
     def decompressed(self) -> Iterator[BinaryIO]:
-        """The file's content. UserError for a damaged or cut-off archive; an error of the disk stays an OSError."""
+        """Open the content. UserError for a damaged or cut-off archive; an error of the disk stays an OSError."""
         is_empty = not self.path.stat().st_size  # whatever its name
         suffix = "" if is_empty else self.path.suffix.lower()
         try:
@@ -188,7 +188,7 @@ class TextFile:
             self.raw.close()
 
     def decode(self, data: bytes, place: Callable[[int], str]) -> str:
-        """These bytes as text. `place` says of a byte's index, if there it is not UTF-8, where that is in the file."""
+        """Return bytes as text. `place` says where in the file the index of a byte is that is not UTF-8."""
         try:
             return data.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -198,7 +198,7 @@ class TextFile:
             return data.decode("utf-8", "surrogateescape")
 
     def lines(self, longest: int = LONGEST_TEXT_LINE, separator: str = " ") -> Iterator[str]:
-        """Lines without their ends, which are those of Unix, Windows and the old Mac (CR alone).
+        """Yield lines without their ends, which are those of Unix, Windows and the old Mac (CR alone).
 
         A line above `longest` bytes comes in parts, cut behind a separator where there is one.
 
@@ -225,7 +225,7 @@ class TextFile:
             raise UnreadableError("empty_file", f"{self.path}: empty file")
 
     def _whole_lines(self, longest: int, separator: bytes) -> Iterator[bytes]:
-        """The content in blocks of whole lines, and of parts of lines above `longest` bytes."""
+        """Yield the content in blocks of whole lines, and of parts of lines above `longest` bytes."""
         begun: list[
             bytes
         ] = []  # the line whose end is not read yet; joined once, or a long one would be copied often
@@ -347,8 +347,16 @@ def file_ranges(path: Path, marks: tuple[bytes, ...]) -> Iterator[tuple[FileRang
 
 def _end_of_mark(data: bytearray, start: int, marks: tuple[bytes, ...]) -> int:
     """Return where the first mark from `start` on ends; 0 if there is none."""
-    places = [(data.find(mark, start), len(mark)) for mark in marks]
+    places = [(_find_mark(data, start, mark), len(mark)) for mark in marks]
     return min((place + length for place, length in places if place >= 0), default=0)
+
+
+def _find_mark(data: bytearray, start: int, mark: bytes) -> int:
+    """Return the first place of a mark that no earlier one overlaps, as one in a run of dashes may; -1 without any."""
+    place = data.find(mark, start)
+    while place >= 0 and data.find(mark, max(0, place - len(mark) + 1)) < place:
+        place = data.find(mark, place + 1)
+    return place
 
 
 def content_bytes(path: Path, size_bytes: int) -> int:

@@ -101,13 +101,13 @@ def _require_none(lacking: Mapping[str, Any], place: str, number: int) -> None:
 
 
 def _shown(columns: Iterable[Any]) -> str:
-    """Names of fields for a message: of a file without a header they are a whole record."""
+    """Return names of fields for a message: of a file without a header they are a whole record."""
     names = ", ".join(map(str, columns))
     return names if len(names) <= 200 else f"{names[:200]} ..."
 
 
 def _column(place: object, field: str, columns: Iterable[str], hint: str = "") -> int:
-    """The place of the only column of this name."""
+    """Return the place of the only column of this name."""
     columns = list(columns)
     if columns.count(field) != 1:
         raise UserError(
@@ -247,8 +247,11 @@ def _names_arrow_errors(file: TextFile, kind: str) -> Iterator[None]:
 
 
 def read_wet(file: TextFile, fields: Sequence[str]) -> Iterator[str]:
-    """The text records of a WET file. UserError for one of web pages (HTML is not turned into text here), one that was
-    cut off, text that is not UTF-8."""
+    """Yield the text records of a WET file.
+
+    UserError for a file of web pages (HTML is not turned into text here) or one that was cut off, and for text that is
+    not UTF-8.
+    """
     from warcio.archiveiterator import ArchiveIterator
     from warcio.exceptions import ArchiveLoadFailed
 

@@ -176,7 +176,7 @@ class Source(abc.ABC):
         self.earlier = inventory
 
     def parts(self) -> list[str]:
-        """The values of `Document.source`, where they are not the names of the inventory."""
+        """Return the values of `Document.source`, where they are not the names of the inventory."""
         return []
 
     @abc.abstractmethod
@@ -205,16 +205,16 @@ class Source(abc.ABC):
         return None
 
     def sample_documents(self) -> Iterator[Document]:
-        """The documents to draw a sample from. Of a `costly` source no more are read than the sample needs."""
+        """Return the documents to draw a sample from. Of a `costly` source no more are read than the sample needs."""
         return self.documents()
 
     def tokenizer_file(self) -> Path | None:
-        """The tokenizer that the source's own token ids belong to."""
+        """Return the tokenizer that the source's token ids belong to."""
         return None
 
 
 def limited(documents: Iterator[Document], source: Source) -> Iterator[Document]:
-    """The first `max_documents` of these, which are the source's; one in parts counts once.
+    """Yield the first `max_documents` of a source's documents; one in parts counts once.
 
     Where documents come whole nothing is read behind the last.
     """

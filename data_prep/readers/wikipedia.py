@@ -7,7 +7,7 @@ which would have a hole without them ("a road of  in length"); all others (infob
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache, lru_cache, partial
 from pathlib import Path
@@ -44,9 +44,12 @@ _MEDIA = ("file:", "image:", "category:")
 _TAGS_WITHOUT_TEXT = ("table", "gallery", "math", "ref", "timeline", "score", "syntaxhighlight")
 
 
-def read_wikipedia(file: TextFile, field: str) -> Iterator[str]:
-    """The articles of a MediaWiki XML dump as plain text: no redirects, no other namespaces, no tables, of templates
-    those within sentences. `file.lost` counts those that had no text."""
+def read_wikipedia(file: TextFile, fields: Sequence[str]) -> Iterator[str]:
+    """Yield the articles of a MediaWiki XML dump as plain text.
+
+    Redirects, other namespaces and tables go; of templates those within sentences stay, and `file.lost` counts those
+    without text.
+    """
     with file.decompressed() as handle:
         try:
             for wikitext, language in _articles(handle):
@@ -56,7 +59,7 @@ def read_wikipedia(file: TextFile, field: str) -> Iterator[str]:
 
 
 def _articles(handle: BinaryIO) -> Iterator[tuple[str, str]]:
-    """The wikitext of every article, and the language of the wiki."""
+    """Yield the wikitext of every article, and the language of the wiki."""
     events = iter(ElementTree.iterparse(handle, events=("start", "end")))
     _, root = next(events)
     if _name(root) != "mediawiki":
@@ -98,7 +101,7 @@ def plain_text(wikitext: str, language: str, lost: Counter[str]) -> str:
 
 
 def _prose(section: re.Match[str]) -> str:
-    """The section if it may be the article's own text, as "Sources" is of a river: most of it in sentences."""
+    """Return the section if it may be text of the article, as "Sources" is of a river: most of it in sentences."""
     lines = [
         line
         for line in map(str.strip, section[2].split("\n"))
@@ -136,13 +139,13 @@ _RANGE = {"-": "–", "–": "–", "x": " × ", "×": " × "} | {
 
 
 def _fraction(listed: list[str]) -> str:
-    """A fraction, with what stands in front of it: "3 1/2"."""
+    """Return a fraction, with what stands in front of it: "3 1/2"."""
     parts = listed[-2:] if len(listed) > 1 else ["1", *listed]
     return " ".join([*listed[:-2], "/".join(parts)])
 
 
 def _quantity(listed: list[str]) -> str:
-    """A quantity, without the unit that it is converted to: "5 to 10 km"."""
+    """Return a quantity, without the unit that it is converted to: "5 to 10 km"."""
     text, *values = [*listed, ""]
     while len(values) > 1 and values[0] in _RANGE:
         text += _RANGE[values[0]] + values[1]

@@ -7,6 +7,7 @@ over words start anew anyway.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ TextEncoder = Callable[[Iterable[str]], Iterator[np.ndarray]]
 
 
 def text_encoder(tokenizer: Tokenizer, dtype: np.dtype[Any]) -> TextEncoder:
-    """The faster of the two ways that gives this tokenizer's ids: texts to one array [n] each, without [CLS], [SEP]."""
+    """Return the faster way to a tokenizer's ids: texts to one array [n] each, without [CLS] and [SEP]."""
     return (ByWords if reads_word_by_word(tokenizer) else InPieces)(tokenizer, dtype)
 
 
@@ -48,7 +49,7 @@ class ByWords:
         self._characters = 0  # in the table
 
     def __call__(self, texts: Iterable[str]) -> Iterator[np.ndarray]:
-        """The ids of each text."""
+        """Yield the ids of each text."""
         return map(self._ids, texts)
 
     def _ids(self, text: str) -> np.ndarray:
@@ -61,7 +62,7 @@ class ByWords:
         return np.frombuffer(b"".join(map(self._known.__getitem__, words)), self._dtype)
 
     def _encoded(self, words: list[str]) -> dict[str, bytes]:
-        """The ids of words that are in no table."""
+        """Return the ids of words that are in no table."""
         self._tokenizer.encode_special_tokens = True  # sent to a worker, it has forgotten that
         # One text, cut at the words' first characters: a call for each would take three times as long.
         encoding = self._tokenizer.encode(" ".join(words), add_special_tokens=False)
@@ -83,9 +84,9 @@ class InPieces:
         self._tokenizer, self._dtype = tokenizer, dtype
 
     def __call__(self, texts: Iterable[str]) -> Iterator[np.ndarray]:
-        """The ids of each text."""
+        """Yield the ids of each text."""
         parts = [split_at_whitespace(text, PIECE_CHARACTERS) for text in texts]
-        encoded = self._encoded([piece for pieces in parts for piece in pieces])
+        encoded = self._encoded(list(chain.from_iterable(parts)))
         for pieces in parts:
             yield np.concatenate([next(encoded) for _ in pieces])
 
@@ -97,7 +98,7 @@ class InPieces:
 
 
 def split_at_whitespace(text: str, limit: int) -> list[str]:
-    """Cut into parts of at most `limit` characters, in front of whitespace if there is any in the part's second half.
+    """Return parts of at most `limit` characters, cut in front of whitespace if there is any in a part's second half.
 
     Joined, the parts are the text again. Whitespace stays in front of the word after it, as byte-level BPE wants it.
     """

@@ -55,7 +55,7 @@ class TokenizerConfig(Section):
 
 
 def load(path: Path) -> Tokenizer:
-    """An existing `tokenizer.json`, without its truncation and padding, with our template.
+    """Return an existing `tokenizer.json`, without its truncation and padding, with our template.
 
     UserError: no such file, not a `tokenizers` file, or one without the five special tokens.
     """
@@ -96,8 +96,10 @@ def special_tokens(tokenizer: Tokenizer, place: object = "tokenizer") -> dict[st
 
 
 def add_template(tokenizer: Tokenizer, special: dict[str, str]) -> None:
-    """Set BERT's layout, `[CLS] a [SEP]` or `[CLS] a [SEP] b [SEP]`, with these spellings; tokenizers with `<s>` have
-    two of [SEP] between the texts, and one token type (RoBERTa, XLM-R)."""
+    """Set BERT's layout, `[CLS] a [SEP]` or `[CLS] a [SEP] b [SEP]`, with these spellings.
+
+    Tokenizers with `<s>` have two of [SEP] between the texts, and one token type (RoBERTa, XLM-R).
+    """
     cls, sep = special["cls"], special["sep"]
     pair = f"{cls} $A {sep} $B:1 {sep}:1"
     if cls == "<s>":

@@ -12,6 +12,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -141,7 +142,9 @@ def supported_vocabulary(sample: list[str], config: TokenizerConfig, share: floa
 
 def _uses(tokenizer: Tokenizer, texts: list[str]) -> np.ndarray:
     """Return how often each entry occurs, words apart: float64 [V]."""
-    words = Counter(word for text in texts for word in text.split())
+    words = Counter[str]()
+    for text in texts:
+        words.update(text.split())
     ids = list(text_encoder(tokenizer, np.dtype("<u4"))(f" {word}" for word in words))
     times_W = np.array(list(words.values()), dtype=np.float64)
     times_T = np.repeat(times_W, list(map(len, ids)))
@@ -149,13 +152,15 @@ def _uses(tokenizer: Tokenizer, texts: list[str]) -> np.ndarray:
 
 
 def _train_wordpiece(sample: list[str], config: TokenizerConfig, size: int) -> Tokenizer:
-    """WordPiece with BERT's normaliser and word splitting (Devlin et al. 2019)."""
+    """Train WordPiece with BERT's normaliser and word splitting (Devlin et al. 2019)."""
     normalizer, unk = (
         normalizers.BertNormalizer(lowercase=config.lowercase, strip_accents=config.strip_accents),
         SPECIAL_TOKENS["unk"],
     )
     alphabet = _alphabet(character_counts(sample, normalizer), size, normalizer)
-    entries = [entry for character in alphabet for entry in _entries_of(character, normalizer)]
+    entries = list[str]()
+    for character in alphabet:
+        entries += _entries_of(character, normalizer)
     _require_vocabulary(size, len(entries), "each character of the text at two places")
     draft = Tokenizer(models.WordPiece(unk_token=unk))
     draft.normalizer, draft.pre_tokenizer = normalizer, pre_tokenizers.BertPreTokenizer()
@@ -200,13 +205,13 @@ def _train_bpe(sample: list[str], config: TokenizerConfig, size: int) -> Tokeniz
 
 
 def _train_unigram(sample: list[str], config: TokenizerConfig, size: int) -> Tokenizer:
-    """Unigram language model (Kudo 2018) over words in NFKC; rare characters, 0.05 % of the text, become unknown."""
+    """Train Unigram (Kudo 2018) over words in NFKC; rare characters, 0.05 % of the text, become unknown."""
     normalizer = normalizers.Sequence(
         [normalizers.NFKC(), *[normalizers.Lowercase()] * config.lowercase]
     )
     alphabet = _alphabet(character_counts(sample, normalizer), size, normalizer)
     _require_vocabulary(size, 1 + len(alphabet), "each character of the text")
-    lines = (normalizer.normalize_str(line) for text in sample for line in text.splitlines())
+    lines = map(normalizer.normalize_str, chain.from_iterable(map(str.splitlines, sample)))
     vocabulary = [(token, 0.0) for token in SPECIAL] + _unigram_pieces(lines, size - len(SPECIAL))
     tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=SPECIAL.index(SPECIAL_TOKENS["unk"])))
     tokenizer.normalizer = normalizer
@@ -222,7 +227,7 @@ def _train_unigram(sample: list[str], config: TokenizerConfig, size: int) -> Tok
 
 
 def _unigram_pieces(lines: Iterable[str], count: int) -> list[tuple[str, float]]:
-    """At most `count` pieces with their log-probabilities."""
+    """Return at most `count` pieces with their log-probabilities."""
     import sentencepiece
 
     written = io.BytesIO()

@@ -20,7 +20,7 @@ from cramming.config import file_sha256, require, settings_hash
 from cramming.data.corpus import Corpus
 from cramming.data.manifest import TOKENIZER
 from cramming.files import overwrite_atomically
-from cramming.model.load import WEIGHT_FILES, read_weights
+from cramming.model.load import WEIGHT_FILES, read_weights, weight_file
 from cramming.progress import say
 from eval.adapt.words import CONTINUES, SHORTEST_WORD, word_beginnings
 
@@ -58,7 +58,7 @@ def extended_checkpoint(source: Path, corpus: Corpus, count: int, place: Path) -
         f"--add-words={count}: the checkpoint's tokenizer is {kind}, and words can be added to"
         f" {', '.join(EXTENSIONS)}. Leave it out.",
     )
-    made_from = settings_hash(corpus.manifest_sha256, file_sha256(_weights_file(source)), count)
+    made_from = settings_hash(corpus.manifest_sha256, file_sha256(weight_file(source)), count)
     folder = (place / f"{source.name}-{count}-words-{made_from}").absolute()
     words = split_words(corpus, tokenizer)[:count]
     require(
@@ -109,14 +109,9 @@ def _write(folder: Path, source: Path, kind: str, words: Sequence[Word]) -> None
     (folder / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
     weights = {
         name: _longer(tensor, size_before, config["vocab_size"], entries)
-        for name, tensor in read_weights(_weights_file(source)).items()
+        for name, tensor in read_weights(weight_file(source)).items()
     }
-    safetensors.torch.save_file(weights, folder / WEIGHT_FILES[0], {"format": "pt"})
-
-
-def _weights_file(folder: Path) -> Path:
-    """Return the file of the checkpoint's weights, which was checked when the recipe was composed."""
-    return next(folder / name for name in WEIGHT_FILES if (folder / name).is_file())
+    (folder / WEIGHT_FILES[0]).write_bytes(safetensors.torch.save(weights, {"format": "pt"}))
 
 
 def _longer(tensor: Tensor, before: int, after: int, entries: Sequence[Entry]) -> Tensor:

@@ -7,7 +7,6 @@ weights from the fine-tuning seed, of the scale that the folder's run used.
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,12 +25,17 @@ from cramming.model.classifier import SequenceClassifier
 from cramming.model.config import ModelConfig
 from cramming.model.encoder import Encoder
 from cramming.model.init import initialize
-from cramming.model.load import WEIGHT_FILES, load_encoder, load_encoder_config, read_weights
+from cramming.model.load import (
+    FINE_TUNED_CLASS,
+    WEIGHT_FILES,
+    load_encoder,
+    load_encoder_config,
+    read_weights,
+)
 from cramming.progress import say
 from eval.finetune.config import Hyperparameters, Init
 
 NATIVE_TYPES = ("cramming", "bert", "distilbert", "modernbert")
-FINE_TUNED = re.compile("Classification$|QuestionAnswering$|MultipleChoice$")
 CANNOT_LOAD = "transformers cannot load it"
 WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")  # sharded files included
 # files that no number depends on: weights that are not loaded, and texts for people
@@ -79,7 +83,9 @@ def open_model(path: str | Path) -> ModelSource:
     file = folder / "config.json"
     config = _read_encoder_config(file)
     kind = config.get("model_type")
-    fine_tuned = [name for name in config.get("architectures") or () if FINE_TUNED.search(name)]
+    fine_tuned = [
+        name for name in config.get("architectures") or () if FINE_TUNED_CLASS.search(name)
+    ]
     if fine_tuned:
         say(f"{path}: the fine-tuned head of {fine_tuned[0]} is dropped, only its encoder is used")
     weights = _weight_files(folder)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cramming.config import UserError, build, require, settings_hash, suggestion
+from cramming.config import UserError, build, require, settings_hash, shown, suggestion
 from cramming.device import describe, select
 from cramming.environment import environment
 from cramming.files import lock, overwrite_atomically
@@ -96,7 +96,7 @@ def _refuse_settings(settings: EvalConfig) -> None:
         value = getattr(settings, name)
         require(
             not value,
-            f"eval.{name}={value}: not for own tasks. Leave it out, or use `cramming glue`.",
+            f"eval.{name}={shown(value)}: not for own tasks. Leave it out, or use `cramming glue`.",
         )
     require(
         "pretrained" in settings.init,

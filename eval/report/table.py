@@ -112,7 +112,9 @@ class Row:
             "energy_kwh": training.energy_kwh,
         }
         checkpoint = self.section.checkpoint
-        reached = self.run.spent.get(checkpoint, dict.fromkeys(total)) if checkpoint else total
+        reached = total
+        if checkpoint is not None:  # nothing is known of one that the log lacks
+            reached = self.run.spent.get(checkpoint) or dict.fromkeys(total)
         per_token = (training.exaflops or 0.0) / (training.tokens or 1)
         exaflops = per_token * (reached["tokens"] or 0)
         return {**reached, "exaflops": exaflops, "devices": training.devices}

@@ -9,6 +9,7 @@ import json
 import lzma
 import multiprocessing
 import os
+import random
 import re
 import time
 from collections.abc import Callable
@@ -525,12 +526,27 @@ def test_a_field_that_no_record_has_is_an_error_in_tasks_too(
         list(first.documents())
 
 
+def test_separators_that_overlap_are_found_alike_in_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task may begin in a run of dashes, of which a whole file has another number."""
+    monkeypatch.setattr(plain_text, "RANGE_BYTES", 40)
+    runs = random.Random(0)
+    words = [f"{'-' * runs.randrange(9)}\nword {number}" for number in range(400)]
+    path = tmp_path / "a.txt"
+    path.write_text("".join(words))
+    opened = source_of(path, documents="separator", separator="---")
+    tasks = list(opened.tasks())
+    texts = [document.text for task in tasks for document in task.documents()]
+    assert len(tasks) > 20 and texts == [document.text for document in opened.documents()]
+
+
 def test_what_save_to_disk_wrote_is_read_by_its_files(tmp_path: Path) -> None:
     folder = tmp_path / "saved"
     data = datasets.Dataset.from_dict({"text": [*TEXTS, None]})
     datasets.DatasetDict({"train": data}).save_to_disk(folder)
     for place in (folder, folder / "train"):
-        with pytest.raises(UserError, match=r"`save_to_disk`; name .*\*\*/\*\.arrow"):
+        with pytest.raises(UserError, match=r"`save_to_disk`. Name .*\*\*/\*\.arrow"):
             source_of(place)
         with pytest.raises(UserError, match=r"`save_to_disk`.*\*\*/\*\.arrow"):
             HubSource(HubConfig(name="h", source="hub", dataset=str(place)))

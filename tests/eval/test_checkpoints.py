@@ -70,9 +70,9 @@ def test_the_nearest_checkpoint_is_opened_and_others_are_refused_in_one_line(
 @pytest.mark.parametrize(
     ("override", "model", "problem"),
     [
-        ("eval.sweep=true", None, "eval.sweep=True"),
+        ("eval.sweep=true", None, "eval.sweep=true"),
         ("eval.minimal_pairs=pairs", None, "eval.minimal_pairs=pairs"),
-        ("eval.hyperparameters.freeze=true", None, "eval.hyperparameters.freeze=True"),
+        ("eval.hyperparameters.freeze=true", None, "eval.hyperparameters.freeze=true"),
         ("eval.workers=1", "models/bert", "--model=models/bert"),
     ],
 )
@@ -148,6 +148,15 @@ def test_the_report_has_a_line_and_a_table_of_the_scores_along_the_way(tmp_path:
     assert scores["checkpoint"] < scores["run"]
     (line,) = [row for row in lines if row["kind"] == "checkpoint"]
     assert line["reached_steps"] == "40" and line["reached_tokens"] == "4000"
+
+
+def test_scores_of_a_checkpoint_that_the_log_lacks_are_invalid_and_reported(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", change=KEPT)
+    files = {"model.safetensors": "ab" * 32}
+    score_run(run, values=0.6, files=files, change={"scoring": {"checkpoint": "cd" * 32}})
+    assert load_run(run).verdict.division == "invalid"
+    main(runs=tmp_path, out=None, each_run=True, duels=Path("no duels"), repository=None)
+    assert (tmp_path / "report" / "leaderboard.csv").is_file()
 
 
 def test_a_frozen_probe_neither_replaces_nor_excludes_the_scores(tmp_path: Path) -> None:

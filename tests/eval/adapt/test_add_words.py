@@ -4,12 +4,14 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from cramming import cli, verbs
 from cramming.config import UserError
 from cramming.data.corpus import Corpus
 from cramming.invocation import Invocation
@@ -104,6 +106,42 @@ def test_words_become_entries_with_the_mean_of_their_pieces(
     assert torch.equal(rows[used], old_rows[used])
     assert len(rows) == json.loads((longer / "config.json").read_text())["vocab_size"]
     assert weights.keys() == old.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpoint", ["WordPiece"], indirect=True)
+def test_the_verb_adds_words_and_scores_tasks_before_and_after(
+    checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own.txt").write_text("\n\n".join(sentences(COMMON + RARE, 300)))
+    rows = [f"{RARE[n % 2]} is {COMMON[n % 5]},{RARE[n % 2]}" for n in range(40)]
+    (tmp_path / "rows.csv").write_text("\n".join(["text,label", *rows]))
+    (tmp_path / "tasks.yaml").write_text(
+        "which: {kind: classification, text: text, label: label, metric: accuracy,"
+        " files: {train: rows.csv, dev: rows.csv}}\n"
+    )
+    words: list[Any] = ["adapt", "--from", checkpoint, "--name", "mine", "--device", "cpu"]
+    words += ["--runs", tmp_path / "runs", "--corpora", tmp_path / "corpora", "--add-words", 2]
+    words += ["--tasks", tmp_path / "tasks.yaml", f"data.paths=[{tmp_path / 'own.txt'}]"]
+    words += [
+        "precision=fp32",
+        "train.sequence_length=32",
+        "train.batch_size=8",
+        "train.micro_batch=8",
+    ]
+    words += ["train.validation_tokens=1024", "budget.steps=4", "eval.seeds=[0]"]
+    words += ["eval.hyperparameters.max_length=32", "eval.init=[pretrained]"]
+    call = cli.parse([str(word) for word in words])
+    assert call is not None
+    verbs.run(call)
+    assert "2 words get an entry of their own" in capfd.readouterr().out
+    run = tmp_path / "runs" / "mine"
+    page = (run / "adapt.md").read_text(encoding="utf-8")
+    assert "2 words of the text were added" in page and "Task which, dev" in page
+    (result,) = json.loads((run / "scores" / "scores.json").read_text())["results"]
+    assert {str(checkpoint), str(run)} <= {each["competitor"] for each in result["comparisons"]}
+    tokenizer = Tokenizer.from_file(str(run / "final" / "tokenizer.json"))
+    assert len(tokenizer.encode(f"{RARE[0]} {RARE[1]} {RARE[2]}", add_special_tokens=False)) < 20
 
 
 def test_other_text_is_read_as_before(checkpoint: Path, corpus: Corpus, tmp_path: Path) -> None:
