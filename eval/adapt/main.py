@@ -29,9 +29,9 @@ from eval.adapt.add_words import extended_checkpoint
 from eval.adapt.measure import Comparison, compare, held_out_windows
 from eval.adapt.page import LOSS_COLUMNS, Result, loss_rows, verdict, write_page
 from eval.adapt.words import examples
+from eval.own_tasks.main import check as check_scoring
 from eval.own_tasks.page import Result as Scores
 from eval.own_tasks.page import read
-from eval.own_tasks.task_file import read_task_file
 from eval.rules.load import load_run
 
 # Settings that every source has and that say nothing about how a text is read and held out.
@@ -117,7 +117,7 @@ def check(
         f"--add-words={add_words}: a finished corpus has its tokenizer. Give data.paths in place of data.corpus.",
     )
     if tasks is not None:
-        read_task_file(tasks)
+        check_scoring(compose(_score_words(invocation)), tasks, recipe["start"]["path"])
     refuse_finished_run(invocation)
     lines = iter([f"checkpoint: {recipe['start']['path']}"])
     pinned = _pinned(recipe, invocation)
@@ -140,9 +140,15 @@ def _scores(invocation: Invocation, tasks: Path, source: str) -> tuple[Scores, .
     words = [str(tasks), f"--model={source}", f"--model={invocation.run_folder}", f"--out={out}"]
     if invocation.device is not None:
         words.append(f"--device={invocation.device}")
-    words += [word for word in invocation.overrides if name_of(word).startswith("eval.")]
-    run_or_exit(["score", *words])
+    run_or_exit(["score", *words, *_score_words(invocation)])
     return tuple(read(out))
+
+
+def _score_words(invocation: Invocation) -> list[str]:
+    """Return the overrides of section `eval` as `cramming score` composes them."""
+    words = [word for word in invocation.overrides if name_of(word).partition(".")[0] == "eval"]
+    chooses_preset = any(name_of(word) == "eval" for word in words)
+    return words if chooses_preset else ["eval=own_tasks", *words]
 
 
 def _with_words(

@@ -5,6 +5,7 @@ proportional to 1 / (r + 2.7), by the law of Zipf and Mandelbrot. Words of this 
 that. Nothing of the models enters the choice, so no word is shown because one of them is better at it.
 """
 
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
 
 from cramming.data.corpus import Corpus
 from cramming.model.heads import MaskedLM
@@ -23,6 +25,7 @@ MANDELBROT = 2.7
 MAX_WORDS = 1000
 EXAMPLES, GUESSES, CONTEXT = 12, 3, 12
 STARTS = ("\u0120", "\u2581")  # of entries that begin a word, in byte-level BPE and Unigram
+PART = "\ufffd"  # how a part of a character is decoded, in byte-level BPE
 CONTINUES = "##"  # of entries that do not, in WordPiece
 
 
@@ -84,25 +87,42 @@ def own_words(corpus: Corpus, tokenizer: Tokenizer) -> dict[int, str]:
 
 def _words(tokenizer: Tokenizer) -> dict[int, str]:
     """Return the entries that are words by themselves."""
-    vocabulary = tokenizer.get_vocab()
-    marked = any(entry.startswith(STARTS) for entry in vocabulary)
+    marked = _marks_beginnings(tokenizer)
     words = dict[int, str]()
-    for entry, number in vocabulary.items():
-        word = entry.lstrip("".join(STARTS))
+    for entry, number in tokenizer.get_vocab().items():
         if marked and not entry.startswith(STARTS):
             continue
-        if word.isalpha() and len(word) >= SHORTEST_WORD:
+        word = _readable([number], tokenizer)
+        if is_word(word):
             words[number] = word
     return words
 
 
+def is_word(text: str) -> bool:
+    """Return whether a text is of letters and their marks alone, and long enough."""
+    return len(text) >= SHORTEST_WORD and all(map(_is_letter, text))
+
+
+def _is_letter(character: str) -> bool:
+    return unicodedata.category(character)[0] in "LM"
+
+
+def _marks_beginnings(tokenizer: Tokenizer) -> bool:
+    """Return whether entries that begin a word are marked; WordPiece marks all others."""
+    if isinstance(tokenizer.model, WordPiece):
+        return False
+    return any(entry.startswith(STARTS) for entry in tokenizer.get_vocab())
+
+
 def word_beginnings(tokenizer: Tokenizer, size: int) -> np.ndarray:
     """Return which entries begin a word or are no part of one, bool [V]."""
-    marked = any(entry.startswith(STARTS) for entry in tokenizer.get_vocab())
+    marked = _marks_beginnings(tokenizer)
     begins_V = np.ones(size, dtype=bool)
     for entry, number in tokenizer.get_vocab().items():
         if marked:
-            begins_V[number] = entry.startswith(STARTS) or not entry[:1].isalnum()
+            first = tokenizer.decode([number], skip_special_tokens=False)[:1]
+            continues = first.isdigit() or first == PART or (first and _is_letter(first))
+            begins_V[number] = entry.startswith(STARTS) or not continues
         else:
             begins_V[number] = not entry.startswith(CONTINUES)
     return begins_V
