@@ -173,7 +173,7 @@ def _extend_bpe(definition: dict[str, Any], words: Sequence[Word]) -> list[Entry
 
 
 def _extend_unigram(definition: dict[str, Any], words: Sequence[Word]) -> list[Entry]:
-    """Add words that are a little likelier than their pieces together, and than a shorter new word at their beginning."""
+    """Add words that are a little likelier than their pieces, and than a shorter new word before the rest of them."""
     vocabulary = definition["model"]["vocab"]
     numbers = [token["id"] for token in definition["added_tokens"]]
     beyond = [number for number in numbers if number >= len(vocabulary)]
