@@ -44,11 +44,7 @@ def check_resume(
 
     Nothing is read but the log, the corpus's manifest and the names of the checkpoints.
     """
-    for key, before, now in changed_settings(training.recipe, settings):
-        raise UserError(
-            f"{key}={shown(now)}: the run in {folder} was started with {shown(before)}."
-            f" Resume with the same settings. {_ANOTHER} to change them."
-        )
+    refuse_changed_settings(folder, training.recipe, settings)
     start = training.processes[0].start
     if (unit_on(start.clock, start.unit), start.limit) != (
         unit_on(budget.clock, budget.unit),
@@ -60,6 +56,17 @@ def check_resume(
         )
     _refuse_other_corpus(folder, settings, corpus, training)
     refuse_lost_log(folder, training)
+
+
+def refuse_changed_settings(
+    folder: Path, recipe: Mapping[str, Any], settings: Mapping[str, Any]
+) -> None:
+    """Raise UserError where settings differ from the recipe of the run in `folder`."""
+    for key, before, now in changed_settings(recipe, settings):
+        raise UserError(
+            f"{key}={shown(now)}: the run in {folder} was started with {shown(before)}."
+            f" Resume with the same settings. {_ANOTHER} to change them."
+        )
 
 
 def refuse_lost_log(folder: Path, training: Training) -> None:

@@ -24,6 +24,7 @@ from cramming.model.load import load_encoder_config, load_masked_lm
 from cramming.overrides import compose, in_words, name_of, setting
 from cramming.progress import format_count, say, show_table
 from cramming.record import is_run, load_record, refuse_finished_run
+from cramming.resume import refuse_changed_settings
 from cramming.starts.checkpoint import load_checkpoint
 from eval.adapt.add_words import extended_checkpoint
 from eval.adapt.measure import Comparison, compare, held_out_windows
@@ -76,7 +77,10 @@ def main(
             training = mixed(recipe, invocation, general_text, keep)
             _require_enough(recipe, invocation, general, keep)
             _prepare(training)
-    if not _is_finished(invocation):
+    if _is_finished(invocation):
+        folder = invocation.run_folder
+        refuse_changed_settings(folder, load_record(folder)["config"], compose(training.overrides))
+    else:
         run_or_exit(["pretrain", *training.arguments(*verbs.OPTIONS["pretrain"])])
     result = replace(
         measure(recipe, invocation, general), source=source, added_words=add_words or 0

@@ -252,3 +252,7 @@ def test_the_verb_from_text_to_page(
         verbs.run(call)
         assert "Adapting helped" in capfd.readouterr().out
     assert (tmp_path / "runs" / "mine" / "adapt.html").is_file()
+    call = cli.parse([str(word) for word in (*words, "--resume", "optim.lr=0.02")])
+    assert call is not None
+    with pytest.raises(UserError, match=r"^optim.lr=0.02: the run in .* was started with 0.01"):
+        verbs.run(call)
