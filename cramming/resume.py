@@ -44,11 +44,7 @@ def check_resume(
 
     Reads only the corpus's manifest.
     """
-    for key, before, now in changed_settings(training.recipe, settings):
-        raise UserError(
-            f"{key}={shown(now)}: the run in {folder} was started with {shown(before)}."
-            f" Resume with the same settings. {_ANOTHER} to change them."
-        )
+    refuse_changed_settings(folder, training.recipe, settings)
     start = training.processes[0].start
     limit_at_start = (unit_on(start.clock, start.unit), start.limit)
     if limit_at_start != (unit_on(budget.clock, budget.unit), budget.limit):
@@ -57,6 +53,17 @@ def check_resume(
             f" {budget_text(start.unit, start.limit)} by the {start.clock} clock. {_ANOTHER}."
         )
     _refuse_other_corpus(folder, settings, corpus, training)
+
+
+def refuse_changed_settings(
+    folder: Path, recipe: Mapping[str, Any], settings: Mapping[str, Any]
+) -> None:
+    """Raise UserError where settings differ from the recipe of the run in `folder`."""
+    for key, before, now in changed_settings(recipe, settings):
+        raise UserError(
+            f"{key}={shown(now)}: the run in {folder} was started with {shown(before)}."
+            f" Resume with the same settings. {_ANOTHER} to change them."
+        )
 
 
 def refuse_lost_log(folder: Path, training: Training) -> None:

@@ -22,7 +22,7 @@ from cramming.data.manifest import TOKENIZER
 from cramming.files import overwrite_atomically
 from cramming.model.load import WEIGHT_FILES, read_weights, weight_file
 from cramming.progress import say
-from eval.adapt.words import CONTINUES, SHORTEST_WORD, word_beginnings
+from eval.adapt.words import CONTINUES, is_word, word_beginnings
 
 COUNTED_TOKENS = 20_000_000
 MOST_PIECES = 16
@@ -92,7 +92,7 @@ def split_words(corpus: Corpus, tokenizer: Tokenizer) -> list[Word]:
         for pieces_L, count in zip(pieces_UL[is_frequent_U], counts_U[is_frequent_U]):
             pieces = tuple(pieces_L.tolist())
             text = str(tokenizer.decode(list(pieces), skip_special_tokens=False)).strip()
-            if text.isalpha() and len(text) >= SHORTEST_WORD:
+            if is_word(text):
                 words.append(Word(text, pieces, int(count)))
     return sorted(words, key=lambda word: (-word.occurrences * (len(word.pieces) - 1), word.pieces))
 
@@ -142,27 +142,33 @@ def _extend_wordpiece(definition: dict[str, Any], words: Sequence[Word]) -> list
 
 
 def _extend_bpe(definition: dict[str, Any], words: Sequence[Word]) -> list[Entry]:
-    """Add merges behind all others, which join the pieces of a word from the left; each makes an entry."""
+    """Add merges behind all others, which join the pieces of a word from the left; each makes an entry.
+
+    An entry of the vocabulary may have been made by a merge of other pieces, which does not join these.
+    """
     vocabulary, merges = definition["model"]["vocab"], definition["model"]["merges"]
     tokens = _tokens_by_number(vocabulary)
     number = _fix_added_tokens(definition, vocabulary)
     in_pairs = bool(merges) and isinstance(merges[0], list)
+    known = {tuple(merge) if in_pairs else tuple(merge.split(" ")) for merge in merges}
     entries = list[Entry]()
     for word in words:
         left = tokens[word.pieces[0]]
         for length in range(2, len(word.pieces) + 1):
             right = tokens[word.pieces[length - 1]]
+            if (left, right) not in known:
+                known.add((left, right))
+                merges.append([left, right] if in_pairs else f"{left} {right}")
             if left + right not in vocabulary:
                 entry = Entry(left + right, number + len(entries), word.pieces[:length])
                 vocabulary[entry.token] = entry.number
-                merges.append([left, right] if in_pairs else f"{left} {right}")
                 entries.append(entry)
             left += right
     return entries
 
 
 def _extend_unigram(definition: dict[str, Any], words: Sequence[Word]) -> list[Entry]:
-    """Add words that are a little likelier than their pieces together."""
+    """Add words that are a little likelier than their pieces, and than a shorter new word before the rest of them."""
     vocabulary = definition["model"]["vocab"]
     numbers = [token["id"] for token in definition["added_tokens"]]
     beyond = [number for number in numbers if number >= len(vocabulary)]
@@ -175,7 +181,7 @@ def _extend_unigram(definition: dict[str, Any], words: Sequence[Word]) -> list[E
         token = "".join(vocabulary[piece][0] for piece in word.pieces)
         score = sum(vocabulary[piece][1] for piece in word.pieces)
         entries.append(Entry(token, len(vocabulary), word.pieces))
-        vocabulary.append([token, score + 0.1])
+        vocabulary.append([token, score + 0.01 * len(token)])
     return entries
 
 

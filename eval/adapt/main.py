@@ -24,14 +24,15 @@ from cramming.model.load import load_encoder_config, load_masked_lm
 from cramming.overrides import compose, in_words, name_of, setting
 from cramming.progress import format_count, say, show_table
 from cramming.record import is_run, load_record, refuse_finished_run
+from cramming.resume import refuse_changed_settings
 from cramming.starts.checkpoint import load_checkpoint
 from eval.adapt.add_words import extended_checkpoint
 from eval.adapt.measure import Comparison, compare, held_out_windows
 from eval.adapt.page import LOSS_COLUMNS, Result, loss_rows, verdict, write_page
 from eval.adapt.words import examples
+from eval.own_tasks.main import check as check_scoring
 from eval.own_tasks.page import Result as Scores
 from eval.own_tasks.page import read
-from eval.own_tasks.task_file import read_task_file
 from eval.rules.load import load_run
 
 # Settings of section `data` that every source has, and that the general text does not take over from the own text:
@@ -84,7 +85,10 @@ def main(
             training = mixed(recipe, invocation, general_text, keep)
             _require_enough(recipe, invocation, general, keep)
             _prepare(training)
-    if not _is_finished(invocation):
+    if _is_finished(invocation):
+        folder = invocation.run_folder
+        refuse_changed_settings(folder, load_record(folder)["config"], compose(training.overrides))
+    else:
         run_or_exit(["pretrain", *training.arguments(*verbs.OPTIONS["pretrain"])])
     result = replace(
         measure(recipe, invocation, general), source=source, added_words=add_words or 0
@@ -128,7 +132,7 @@ def check(
         f"--add-words={add_words}: a finished corpus has its tokenizer. Give data.paths in place of data.corpus.",
     )
     if tasks is not None:
-        read_task_file(tasks)
+        check_scoring(compose(_score_words(invocation)), tasks, recipe["start"]["path"])
     refuse_finished_run(invocation)
     lines = iter([f"checkpoint: {recipe['start']['path']}"])
     invocation_of_folder = _with_checkpoint_folder(recipe, invocation)
@@ -151,9 +155,15 @@ def _scores(invocation: Invocation, tasks: Path, source: str) -> tuple[Scores, .
     words = [str(tasks), f"--model={source}", f"--model={invocation.run_folder}", f"--out={out}"]
     if invocation.device is not None:
         words.append(f"--device={invocation.device}")
-    words += [word for word in invocation.overrides if name_of(word).startswith("eval.")]
-    run_or_exit(["score", *words])
+    run_or_exit(["score", *words, *_score_words(invocation)])
     return tuple(read(out))
+
+
+def _score_words(invocation: Invocation) -> list[str]:
+    """Return the overrides of section `eval` as `cramming score` composes them."""
+    words = [word for word in invocation.overrides if name_of(word).partition(".")[0] == "eval"]
+    chooses_preset = any(name_of(word) == "eval" for word in words)
+    return words if chooses_preset else ["eval=own_tasks", *words]
 
 
 def _with_words(

@@ -5,6 +5,7 @@ proportional to 1 / (r + 2.7), by the law of Zipf and Mandelbrot. Words of this 
 that. Nothing of the models enters the choice, so no word is shown because one of them is better at it.
 """
 
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ SHORTEST_WORD = 4
 MANDELBROT = 2.7
 MAX_WORDS = 1000
 EXAMPLES, GUESSES, CONTEXT = 12, 3, 12
+PART = "\ufffd"  # how a part of a character is decoded, in byte-level BPE
 CONTINUES = "##"  # first characters of entries that continue a word, in WordPiece
 
 
@@ -84,16 +86,24 @@ def own_words(corpus: Corpus, tokenizer: Tokenizer) -> dict[int, str]:
 
 def _words(tokenizer: Tokenizer) -> dict[int, str]:
     """Return the entries that are words by themselves."""
-    vocabulary = tokenizer.get_vocab()
     has_marks = marks_words(tokenizer)
     words = dict[int, str]()
-    for entry, number in vocabulary.items():
+    for entry, number in tokenizer.get_vocab().items():
         if has_marks and not entry.startswith(WORD_MARKS):
             continue
-        word = entry.lstrip("".join(WORD_MARKS)) if has_marks else entry
-        if word.isalpha() and len(word) >= SHORTEST_WORD:
+        word = _readable([number], tokenizer)
+        if is_word(word):
             words[number] = word
     return words
+
+
+def is_word(text: str) -> bool:
+    """Return whether a text is of letters and their marks alone, and long enough."""
+    return len(text) >= SHORTEST_WORD and all(map(_is_letter, text))
+
+
+def _is_letter(character: str) -> bool:
+    return unicodedata.category(character)[0] in "LM"
 
 
 def word_beginnings(tokenizer: Tokenizer, size: int) -> np.ndarray:
@@ -102,7 +112,9 @@ def word_beginnings(tokenizer: Tokenizer, size: int) -> np.ndarray:
     begins_V = np.ones(size, dtype=bool)
     for entry, number in tokenizer.get_vocab().items():
         if has_marks:
-            begins_V[number] = entry.startswith(WORD_MARKS) or not entry[:1].isalnum()
+            first = tokenizer.decode([number], skip_special_tokens=False)[:1]
+            continues = first.isdigit() or first == PART or (first and _is_letter(first))
+            begins_V[number] = entry.startswith(WORD_MARKS) or not continues
         else:
             begins_V[number] = not entry.startswith(CONTINUES)
     return begins_V

@@ -91,6 +91,14 @@ def main(
         write(folder, results, _describe(scoring, tasks_file, models))
 
 
+def check(recipe: Mapping[str, Any], tasks_file: Path, model: str) -> None:
+    """Raise UserError for what `main` would refuse of the settings, the tasks and their data, or a model."""
+    settings = build(EvalConfig, recipe["eval"], "eval")
+    _refuse_settings(settings)
+    read_tasks(tasks_file, settings.tasks)
+    open_models([model], settings.hyperparameters.max_length, None, ExitStack())
+
+
 def _refuse_settings(settings: EvalConfig) -> None:
     for name in GLUE_SETTINGS:
         value = getattr(settings, name)

@@ -196,14 +196,27 @@ def test_many_epochs_are_shown_as_a_plain_number(
     assert "123.4 times the text" in (tmp_path / "adapt.md").read_text()
 
 
-def test_only_masked_language_models_are_compared(
+def test_what_would_fail_behind_the_training_is_refused_before(
     place: tuple[Path, Path, Path], tmp_path: Path
 ) -> None:
     words = ["adapt", "--from", str(place[0]), "--runs", str(tmp_path), f"data.paths=[{place[1]}]"]
+    (tmp_path / "tasks.csv").write_text("body,label\na,x\nb,y\n")
+    tasks = tmp_path / "tasks.yaml"
+    task = (
+        "spam: {kind: classification, files: {train: tasks.csv, dev: tasks.csv}, text: text,"
+        " label: label, metric: accuracy}"
+    )
+    tasks.write_text(task)
+    good = tmp_path / "good.yaml"
+    good.write_text(task.replace("text: text", "text: body"))
     for more, problem in (
         (["objective=rtd"], "objective=rtd"),
         (["--general-text", "nothing.txt"], "--general-text=nothing.txt: no such file"),
         (["--keep", "0.1"], "--keep=0.1: no text to keep"),
+        (["--tasks", str(tasks), "eval.tasks=[nix]"], "eval.tasks=nix: not in"),
+        (["--tasks", str(tasks), "eval=glue_small", "eval.sweep=true"], "eval.sweep=True"),
+        (["--tasks", str(tasks)], "tasks.csv: row 1: no column 'text'"),
+        (["--tasks", str(good), "eval.hyperparameters.max_length=999"], "max_length=999"),
     ):
         call = cli.parse([*words, "--check", *more])
         assert call is not None
@@ -249,3 +262,7 @@ def test_the_verb_from_text_to_page(
         verbs.run(call)
         assert "Adapting helped" in capfd.readouterr().out
     assert (tmp_path / "runs" / "mine" / "adapt.html").is_file()
+    call = cli.parse([str(word) for word in (*words, "--resume", "optim.lr=0.02")])
+    assert call is not None
+    with pytest.raises(UserError, match=r"^optim.lr=0.02: the run in .* was started with 0.01"):
+        verbs.run(call)

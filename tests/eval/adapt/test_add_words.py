@@ -17,9 +17,11 @@ from cramming.data.corpus import Corpus
 from cramming.invocation import Invocation
 from cramming.overrides import compose
 from data_prep import prepare
-from eval.adapt.add_words import extended_checkpoint
+from eval.adapt.add_words import EXTENSIONS, Word, extended_checkpoint
+from eval.adapt.words import is_word, own_words, word_beginnings
 
 COMMON, RARE = ["the", "of", "and", "in", "is"], ["photosynthesis", "mitochondria", "ribosomes"]
+MERGES = (("b", "c"), ("Ġ", "a"), ("a", "b"), ("Ġa", "bc"), ("Ġa", "b"))
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
@@ -72,17 +74,22 @@ def checkpoint(
 @pytest.fixture
 def corpus(checkpoint: Path, tmp_path: Path) -> Corpus:
     """Text with rare words, prepared by the checkpoint's tokenizer."""
-    (tmp_path / "own.txt").write_text("\n\n".join(sentences(COMMON + RARE, 300)))
+    return prepared(checkpoint, "\n\n".join(sentences(COMMON + RARE, 300)), tmp_path)
+
+
+def prepared(checkpoint: Path, text: str, folder: Path) -> Corpus:
+    """The corpus of a text, by the checkpoint's tokenizer."""
+    (folder / "own.txt").write_text(text)
     recipe = compose(
         [
             "experiment=adapt",
             f"start.path={checkpoint}",
-            f"data.paths=[{tmp_path / 'own.txt'}]",
-            f"data.corpus={tmp_path / 'corpus'}",
+            f"data.paths=[{folder / 'own.txt'}]",
+            f"data.corpus={folder / 'corpus'}",
         ]
     )
-    prepare.main(recipe, Invocation(corpora=tmp_path))
-    return Corpus.open(tmp_path / "corpus")
+    prepare.main(recipe, Invocation(corpora=folder))
+    return Corpus.open(folder / "corpus")
 
 
 def test_words_become_entries_with_the_mean_of_their_pieces(
@@ -167,15 +174,69 @@ def test_a_text_without_split_words_is_refused(
 ) -> None:
     bert = write_bert(tmp_path / "bert", words=50, max_position_embeddings=64, hidden_size=32)
     words = [f"w{number}" for number in range(50)]
-    (tmp_path / "own.txt").write_text("\n\n".join(sentences(words, 100)))
-    recipe = compose(
-        [
-            "experiment=adapt",
-            f"start.path={bert}",
-            f"data.paths=[{tmp_path / 'own.txt'}]",
-            f"data.corpus={tmp_path / 'corpus'}",
-        ]
-    )
-    prepare.main(recipe, Invocation(corpora=tmp_path))
+    corpus = prepared(bert, "\n\n".join(sentences(words, 100)), tmp_path)
     with pytest.raises(UserError, match=r"^--add-words=5: "):
-        extended_checkpoint(bert, Corpus.open(tmp_path / "corpus"), 5, tmp_path)
+        extended_checkpoint(bert, corpus, 5, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "entries", "merges", "words"),
+    [
+        ("Unigram", ["▁ab", "cd", "e"], (), ["abcd", "abcde"]),  # one begins with the other
+        ("Unigram", ["▁ab", "cd", "e"], (), ["abcde", "abcd"]),
+        ("BPE", ["Ġ", "a", "b", "c", "d", "bc", "Ġa", "ab", "Ġab", "Ġabc"], MERGES, ["abcd"]),
+    ],
+)
+def test_an_added_word_is_one_entry(
+    kind: str, entries: list[str], merges: tuple[tuple[str, str], ...], words: list[str]
+) -> None:
+    if kind == "Unigram":
+        pieces = [("<unk>", 0.0), *((entry, -3.0) for entry in entries)]
+        tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0))
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    else:
+        vocabulary = {entry: number for number, entry in enumerate(entries)}
+        tokenizer = Tokenizer(models.BPE(vocabulary, list(merges)))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    definition = json.loads(tokenizer.to_str())
+    splits = [Word(word, tuple(tokenizer.encode(word).ids), 20) for word in words]
+    assert all(len(word.pieces) > 1 for word in splits)
+    EXTENSIONS[kind](definition, splits)
+    longer = Tokenizer.from_str(json.dumps(definition))
+    assert [len(longer.encode(word).ids) for word in words] == [1] * len(words)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("клетка", True), ("भारतीय", True), ("naïve", True), ("a1bc", False), ("abc", False)],
+)
+def test_words_of_every_script_are_words(text: str, expected: bool) -> None:
+    assert is_word(text) == expected
+
+
+def test_beginnings_are_those_of_the_decoded_text() -> None:
+    byte_level = tokenizer_of("BPE")
+    vocabulary = byte_level.get_vocab()
+    begins_V = word_beginnings(byte_level, 1 + max(vocabulary.values()))
+    inside = ["a", "Ð", "¿", "½", "Ģ"]  # "п" has the bytes Ð and ¿
+    assert not any(begins_V[vocabulary[entry]] for entry in inside)
+    assert all(begins_V[vocabulary[entry]] for entry in ("Ġ", "Ċ", ".", "[MASK]"))
+    maltese = Tokenizer(models.WordPiece({"[UNK]": 0, "Ġ": 1, "word": 2, "##s": 3}))
+    assert word_beginnings(maltese, 4).tolist() == [True, True, True, False]
+
+
+def test_own_words_of_bytes_are_shown_as_text(
+    write_bert: Callable[..., Path], tmp_path: Path
+) -> None:
+    text = "\n\n".join(sentences(["клетка", "ёжик", "фотосинтез"], 200))
+    folder = write_bert(tmp_path / "bert", words=400, max_position_embeddings=64, hidden_size=32)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, special_tokens=SPECIAL)
+    tokenizer.train_from_iterator([text], trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    corpus = prepared(folder, text, tmp_path)
+    shown = set(own_words(corpus, tokenizer).values())
+    assert shown == {"клетка", "ёжик", "фотосинтез"}
