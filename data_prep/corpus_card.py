@@ -335,12 +335,13 @@ def _text_taken(manifest: Manifest, hint: str) -> Iterator[str]:
 
 def _characters_lost(manifest: Manifest, preparation: Preparation) -> Iterator[str]:
     """Yield how much text the tokenizer does not know, and how much it makes the same as other text."""
-    found = manifest.statistics
+    statistics = manifest.statistics
     rate, lost, stripped = (
-        found[name] or 0.0 for name in ("unknown_rate", "characters_lost", "characters_stripped")
+        statistics[name] or 0.0
+        for name in ("unknown_rate", "characters_lost", "characters_stripped")
     )
-    spaces = found["words"] - manifest.counts["documents"]
-    marks = stripped * found["characters"] / max(1, found["characters"] - spaces)
+    spaces = statistics["words"] - manifest.counts["documents"]
+    marks = stripped * statistics["characters"] / max(1, statistics["characters"] - spaces)
     if max(rate, lost - marks) > MUCH_UNKNOWN:
         yield (
             f"{rate:.1%} of the tokens are unknown, and no token stands for {lost:.1%} of the characters:"

@@ -27,13 +27,13 @@ ENDINGS = dict(
 
 
 def about(s: Speaker, fact: Fact) -> list[str]:
-    """A fact and what hangs on it."""
+    """Return sentences about a fact."""
     sentences = [sentence(s.tell(fact, s.pick(("a", "the"))))]
     if s.chance(0.3):
         sentences.append(s.hint(fact))
     if s.chance(0.4):
-        again = s.tell(fact.general() if s.chance(0.3) else fact)
-        sentences.append(f"{s.pick(('In other words', 'So'))}, {again}.")
+        restated = s.tell(fact.general() if s.chance(0.3) else fact)
+        sentences.append(f"{s.pick(('In other words', 'So'))}, {restated}.")
     if s.chance(0.4):
         other, verdict = s.person(), s.pick(VERDICTS)
         guess = GUESSES[verdict].format(he=other.pronouns[0])
@@ -42,7 +42,7 @@ def about(s: Speaker, fact: Fact) -> list[str]:
 
 
 def deed(s: Speaker, share: float) -> Fact:
-    """A deed, in this share of the cases with a place, with a time, and with a partner."""
+    """Return a deed; this share of the calls adds a place, a time and a partner, each."""
     return s.somewhere(s.deed(), *(slot for slot in QUESTIONS if s.chance(share)))
 
 
@@ -62,7 +62,7 @@ def portrait(s: Speaker) -> list[str]:
 
 
 def review(s: Speaker) -> list[str]:
-    """What somebody thinks of several works, all good or all bad."""
+    """Return opinions on several works, all good or all bad."""
     meaning = ADJECTIVES[s.pick(("good", "bad"))]
     facts = [Fact(None, meaning, s.thing("work")) for _ in range(4)]
     return [text for fact in facts for text in (sentence(s.tell(fact)), s.hint(fact))][
@@ -71,12 +71,12 @@ def review(s: Speaker) -> list[str]:
 
 
 def lesson(s: Speaker) -> list[str]:
-    """What kind of thing something is."""
+    """Return sentences on the kind to which things belong."""
     name = s.pick(tuple(KINDS))
     kind, sentences = KINDS[name], list[str]()
     for member in s.shuffled(kind.members)[:4]:
-        one = f"{article(member)} is {article(f'{s.pick(kind.company)} {name}')}"
-        sentences.append(sentence(s.pick((one, f"{plural(member)} are {plural(name)}"))))
+        single = f"{article(member)} is {article(f'{s.pick(kind.company)} {name}')}"
+        sentences.append(sentence(s.pick((single, f"{plural(member)} are {plural(name)}"))))
         subject = plural(s.pick((member, member, name)))
         sentences.append(s.pick(kind.truths).format(X=subject.capitalize(), x=subject))
     return sentences
@@ -106,7 +106,7 @@ def interview(s: Speaker) -> list[str]:
 
 
 def debate(s: Speaker) -> list[str]:
-    """Two people claim or ask something; do they mean the same?"""
+    """Return claims or questions of two people, and whether they mean the same."""
     first = s.person()
     second, sentences = s.person(first), list[str]()
     for _ in range(3):
@@ -116,8 +116,8 @@ def debate(s: Speaker) -> list[str]:
             said = [s.tell(fact) + ".", s.claim(fact, verdict) + "."]
         else:
             other = replace(fact, meaning=fact.opposite) if verdict == "contradiction" else fact
-            again = s.pick(SLOTS, slot) if verdict == "neutral" else slot
-            said = [s.ask(fact, slot) + "?", s.ask(other, again) + "?"]
+            asked = s.pick(SLOTS, slot) if verdict == "neutral" else slot
+            said = [s.ask(fact, slot) + "?", s.ask(other, asked) + "?"]
         sentences += [f"{first.word}: {said[0]}", f"{second.word}: {said[1]}", ENDINGS[verdict]]
     return sentences
 

@@ -13,7 +13,7 @@ Words = tuple[str, ...]
 
 
 class Meaning(NamedTuple):
-    """What several words say: of which groups, the first word of the opposite, phrases with the word, a sentence."""
+    """Meaning of several words: groups that it fits, first word of the opposite, phrases with the word, a sentence."""
 
     words: Words
     groups: Words

@@ -44,12 +44,12 @@ def sentence(clause: str, end: str = ".") -> str:
 
 
 def article(noun: str) -> str:
-    """`an owl`."""
+    """Return a noun with its indefinite article: `an owl`."""
     return ("an " if noun[0] in "aeiou" else "a ") + noun
 
 
 def plural(word: str) -> str:
-    """Of a noun; also the third person of a verb."""
+    """Return the plural of a noun, or the third person of a verb."""
     if word.endswith("y") and word[-2] not in "aeiou":
         return word[:-1] + "ies"
     return word + ("es" if word.endswith(("s", "x", "ch", "sh")) else "s")
@@ -106,7 +106,7 @@ class Fact:
         return (VERBS if self.agent else ADJECTIVES)[self.meaning.opposite]
 
     def general(self) -> "Fact":
-        """What follows from it: a thing by the name of its kind ("the bird"), without circumstances."""
+        """Return a fact that follows: a thing by the name of its kind ("the bird"), without circumstances."""
         patient = (
             self.patient
             if self.patient.kind == "person"
@@ -133,7 +133,7 @@ class Speaker:
         return items[int(self._rng.random() * len(items))]
 
     def chance(self, share: float) -> bool:
-        """True in this share of the calls."""
+        """Return True in this share of the calls."""
         return self._rng.random() < share
 
     def shuffled(self, items: Sequence[T]) -> list[T]:
@@ -157,7 +157,7 @@ class Speaker:
         return choice
 
     def clause(self, make: Callable[[], str]) -> str:
-        """What `make` says, without capital and full stop; again until it is a clause that this speaker may use."""
+        """Return a clause of `make` that this speaker may use, without capital and full stop."""
         for _ in range(TRIES):
             self.chosen = set()
             clause = make()
@@ -171,13 +171,13 @@ class Speaker:
     def person(self, *others: Entity | None) -> Entity:
         """Somebody else."""
         names, pronouns = self.pick(((lexicon.WOMEN, ("she", "her")), (lexicon.MEN, ("he", "him"))))
-        found = Entity(self.word(names), "person", pronouns)
-        return self.person(*others) if found in others else found
+        person = Entity(self.word(names), "person", pronouns)
+        return self.person(*others) if person in others else person
 
     def thing(self, kind: str, *others: Entity) -> Entity:
         """Another thing of this kind."""
-        found = Entity(self.word(KINDS[kind].members), kind)
-        return self.thing(kind, *others) if found in others else found
+        thing = Entity(self.word(KINDS[kind].members), kind)
+        return self.thing(kind, *others) if thing in others else thing
 
     def deed(self, kinds: Sequence[str] = THINGS, people: float = 0.3) -> Fact:
         """Somebody does something to a person (in a share `people` of the cases) or to a thing of one of `kinds`."""
@@ -190,7 +190,7 @@ class Speaker:
         return replace(fact, meaning=self.pick(fact.possible))
 
     def state(self, kinds: Sequence[str] = THINGS) -> Fact:
-        """A person or a thing is somehow."""
+        """Return a state of a person or a thing."""
         fact = Fact(
             None,
             ADJECTIVES["big"],
@@ -199,18 +199,17 @@ class Speaker:
         return replace(fact, meaning=self.pick(fact.possible))
 
     def somewhere(self, fact: Fact, *slots: str) -> Fact:
-        """The fact with circumstances: a place, a time, a partner."""
-        found = {
+        """Return the fact with circumstances: a place, a time, a partner."""
+        circumstances = {
             "place": f"in {self.word(TOWNS)}",
             "time": self.pick((f"on {self.word(lexicon.DAYS)}", f"in {self.word(lexicon.MONTHS)}")),
             "partner": f"with {self.person(fact.agent, fact.patient).word}",
         }
-        return replace(
-            fact, circumstances={slot: found[slot] for slot in QUESTIONS if slot in slots}
-        )
+        chosen = {slot: circumstances[slot] for slot in QUESTIONS if slot in slots}
+        return replace(fact, circumstances=chosen)
 
     def tell(self, fact: Fact, determiner: str = "the") -> str:
-        """A clause that says the fact."""
+        """Return a clause that says the fact."""
         return self.clause(
             lambda: self._deed(fact, fact.agent, determiner) if fact.agent else self._state(fact)
         )
@@ -240,7 +239,7 @@ class Speaker:
         )
 
     def ask(self, fact: Fact, slot: str) -> str:
-        """A question about one of `SLOTS` of a deed, without question mark."""
+        """Return a question about one of `SLOTS` of a deed, without question mark."""
         return self.clause(lambda: self.pick(self._questions(fact, slot)))
 
     def _questions(self, fact: Fact, slot: str) -> tuple[str, str]:
@@ -258,7 +257,7 @@ class Speaker:
         )
 
     def claim(self, fact: Fact, verdict: str) -> str:
-        """A clause that is one of `VERDICTS` given the fact."""
+        """Return a clause that has one of `VERDICTS`, given the fact."""
         claimed = replace(fact.general() if self.chance(0.3) else fact, circumstances={})
         if verdict == "contradiction":
             claimed = replace(claimed, meaning=fact.opposite)
@@ -269,7 +268,7 @@ class Speaker:
         return self.tell(claimed)
 
     def hint(self, fact: Fact) -> str:
-        """A sentence that goes with the meaning of a fact, whatever its words."""
+        """Return a sentence that goes with the meaning of a fact, whatever its words."""
         (subject, object_), it = (fact.agent or fact.patient).pronouns, fact.patient.phrase()
         return fact.meaning.hint.format(
             S=subject.capitalize(), o=object_, it=it, It=sentence(it, "")

@@ -44,40 +44,40 @@ def pair(
     s: Speaker, label: str, first: Callable[[], str], second: Callable[[], str], ends: str = ".."
 ) -> Example:
     """Two sentences, the second without the words of the first where their meanings have others."""
-    one = first()
+    first_clause = first()
     s.avoided = s.chosen
-    two = second()
+    second_clause = second()
     s.avoided = set()
-    return Example(sentence(one, ends[0]), sentence(two, ends[1]), label)
+    return Example(sentence(first_clause, ends[0]), sentence(second_clause, ends[1]), label)
 
 
 def acceptability(s: Speaker, label: str, kinds: Kinds) -> Example:
-    """CoLA: is the sentence grammatical?"""
+    """Return an example of CoLA: whether a sentence is grammatical."""
     return Example(sentence(s.scene("" if label == "1" else s.pick(MISTAKES))), "", label)
 
 
 def sentiment(s: Speaker, label: str, kinds: Kinds) -> Example:
-    """SST-2: is the review positive?"""
+    """Return an example of SST-2: whether a review is positive."""
     fact = Fact(None, ADJECTIVES["good" if label == "1" else "bad"], s.thing("work"))
     return Example(sentence(s.tell(s.somewhere(fact, s.pick(("place", "time"))))), "", label)
 
 
 def paraphrase(s: Speaker, label: str, kinds: Kinds) -> Example:
-    """MRPC: do both say the same?"""
+    """Return an example of MRPC: whether two sentences say the same."""
     fact = s.pick((s.deed, s.state))(kinds)
     other = fact if label == "1" else replace(fact, meaning=s.pick(fact.possible, fact.meaning))
     return pair(s, label, lambda: s.tell(fact), lambda: s.tell(other))
 
 
 def same_question(s: Speaker, label: str, kinds: Kinds) -> Example:
-    """QQP: do both ask the same?"""
-    slot = again = s.pick(SLOTS)
+    """Return an example of QQP: whether two questions ask the same."""
+    slot = other_slot = s.pick(SLOTS)
     fact = other = s.deed(kinds)
     if label == "0" and s.chance(0.5):
-        again = s.pick(SLOTS, slot)
+        other_slot = s.pick(SLOTS, slot)
     elif label == "0":
         other = replace(fact, meaning=s.pick(fact.possible, fact.meaning))
-    return pair(s, label, lambda: s.ask(fact, slot), lambda: s.ask(other, again), "??")
+    return pair(s, label, lambda: s.ask(fact, slot), lambda: s.ask(other, other_slot), "??")
 
 
 def similarity(s: Speaker, label: str, kinds: Kinds) -> Example:
@@ -101,13 +101,13 @@ def similarity(s: Speaker, label: str, kinds: Kinds) -> Example:
 
 
 def inference(s: Speaker, label: str, kinds: Kinds) -> Example:
-    """MNLI: does the second follow from the first, contradict it, or neither?"""
+    """Return an example of MNLI: the second sentence follows from the first, contradicts it, or neither."""
     fact = s.pick((s.deed, s.state))(kinds)
     return pair(s, label, lambda: s.tell(fact), lambda: s.claim(fact, label))
 
 
 def answered(s: Speaker, label: str, kinds: Kinds) -> Example:
-    """QNLI: does the sentence hold the answer to the question?"""
+    """Return an example of QNLI: whether a sentence holds the answer to a question."""
     slot, other = s.shuffled(tuple(QUESTIONS))[:2]
     fact = s.deed(kinds)
     answer = s.somewhere(fact, slot if label == "entailment" else other)
@@ -115,7 +115,7 @@ def answered(s: Speaker, label: str, kinds: Kinds) -> Example:
 
 
 def consequence(s: Speaker, label: str, kinds: Kinds) -> Example:
-    """RTE: does the second follow from the first, given what kind of thing something is?"""
+    """Return an example of RTE: whether the second sentence follows, given the kind to which a thing belongs."""
     fact = s.deed(kinds, people=0)
     claimed = fact.general()
     if label == "not_entailment":
@@ -153,18 +153,19 @@ def examples(name: str, seed: int) -> dict[str, list[Example]]:
 
 def draw(task: Task, speaker: Speaker, size: int, kinds: Kinds, seen: set[str]) -> list[Example]:
     """`size` examples, labels in turn, none twice and no sentence that another split has (`seen`, which grows)."""
-    found: dict[tuple[str, ...], Example] = {}
+    drawn: dict[tuple[str, ...], Example] = {}
     labels = task.labels or tuple("012345")
-    while len(found) < size:
+    while len(drawn) < size:
         try:
-            example = TASKS[task.name](speaker, labels[len(found) % len(labels)], kinds)
+            example = TASKS[task.name](speaker, labels[len(drawn) % len(labels)], kinds)
         except NothingToSayError:
             continue
         key = tuple(normalise(text) for text in (example.first, example.second) if text)
-        if key not in found and len(set(key)) == len(key) and not seen.intersection(key):
-            found[key] = example
-    seen.update(text for key in found for text in key)
-    return speaker.shuffled(list(found.values()))
+        if key not in drawn and len(set(key)) == len(key) and not seen.intersection(key):
+            drawn[key] = example
+    for key in drawn:
+        seen.update(key)
+    return speaker.shuffled(list(drawn.values()))
 
 
 def write_tasks(folder: Path, seed: int) -> None:
@@ -172,12 +173,12 @@ def write_tasks(folder: Path, seed: int) -> None:
     for name in TASKS:
         task = GLUE[name]
         (folder / task.train.folder).mkdir(parents=True)
-        for split, found in examples(name, seed).items():
+        for split, rows in examples(name, seed).items():
             labelled = not split.startswith("test")
             columns = task.headerless if labelled else ()
             columns = columns or ("index", *task.text, *([task.label] if labelled else []))
             lines = [] if labelled and task.headerless else [columns]
-            for number, row in enumerate(found):
+            for number, row in enumerate(rows):
                 cells = dict(zip(task.text, (row.first, row.second))) | {
                     task.label: row.label,
                     "index": str(number),
