@@ -359,11 +359,11 @@ def _require_documents(preparation: Preparation, stats: StageStats, held_out: li
         if is_there:
             continue
         removed = ", ".join(f"{count} {reason}" for reason, count in stats.removed().items())
-        left, read = stats["tokens"].documents_out, stats["source"].documents_in
+        kept, read = stats["tokens"].documents_out, stats["source"].documents_in
         cut = corpus_card.cut_by(preparation.source)
         hint = f"; data.documents={cut} cuts the text so" if cut else ""
         raise UnusableTextError(
-            f"too little text: {left} of {read} documents remain (removed: {removed or 'none'}), none of them for"
+            f"too little text: {kept} of {read} documents remain (removed: {removed or 'none'}), none of them for"
             f" {split}; at least 2 are needed, one of them for validation (by data.validation_fraction and data.seed)"
             f"{hint}"
         )

@@ -587,7 +587,7 @@ def test_a_path_behind_a_verb_is_taken_as_it_is(name: str, run: Run, tmp_path: P
 def test_sigterm_is_one_line_and_code_143(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     cleaned = []
 
-    def work(recipe: dict[str, Any], invocation: Invocation, model: str | None) -> None:
+    def work(recipe: dict[str, Any], invocation: Invocation, **options: Any) -> None:
         try:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(10)
