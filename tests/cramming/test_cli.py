@@ -628,7 +628,7 @@ def test_an_interrupt_ends_the_verb_wherever_it_comes(
     program = f"""
 import os, signal, sys, time, types
 from cramming import cli, verbs
-def work(recipe, invocation, model): {work}
+def work(*arguments, **options): {work}
 sys.modules["stub_verb"] = types.SimpleNamespace(main=work)
 verbs.MODULES["glue"] = "stub_verb"
 cli.main()
