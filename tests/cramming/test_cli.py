@@ -585,7 +585,7 @@ def test_a_path_behind_a_verb_is_taken_as_it_is(name: str, run: Run, tmp_path: P
 def test_sigterm_is_one_line_and_code_143(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     cleaned = []
 
-    def work(recipe: dict[str, Any], invocation: Invocation, model: str | None) -> None:
+    def work(recipe: dict[str, Any], invocation: Invocation, **options: Any) -> None:
         try:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(10)
@@ -626,7 +626,7 @@ def test_an_interrupt_ends_the_verb_wherever_it_comes(
     program = f"""
 import os, signal, sys, time, types
 from cramming import cli, verbs
-def work(recipe, invocation, model): {work}
+def work(*arguments, **options): {work}
 sys.modules["stub_verb"] = types.SimpleNamespace(main=work)
 verbs.MODULES["glue"] = "stub_verb"
 cli.main()
