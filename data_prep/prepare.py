@@ -325,8 +325,9 @@ def _make_parts(
 def _require_fit(unknown: int, tokens: int) -> None:
     if unknown > MAX_UNKNOWN_SHARE * tokens:
         raise UnusableTextError(
-            f"the tokenizer does not fit this text: {100 * unknown / tokens:.0f} % of the tokens are unknown. Train one"
-            " (tokenizer.path=null), with more entries (tokenizer.vocab_size) or with tokenizer=bpe, or name another"
+            f"the tokenizer does not fit this text: {100 * unknown / tokens:.0f} % of the tokens are unknown. Give"
+            " another (tokenizer.path, or a checkpoint with another), or train one (tokenizer.path=null), with more"
+            " entries (tokenizer.vocab_size) or with tokenizer=bpe"
         )
 
 
