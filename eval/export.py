@@ -7,6 +7,7 @@ settings of sentence-transformers and, for an architecture that stock transforme
 
 import glob
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,8 +59,8 @@ def main(
     `license` of the weights and `language` of the corpus are for the model card. `test` lets the clients of the
     environment of `python` load the folder, and adds the results to the card.
     """
-    is_missing = python is not None and not Path(python).is_file()
-    require(not is_missing, f"--python={python}: no such file. Give the Python of an environment.")
+    is_program = python is None or (Path(python).is_file() and os.access(python, os.X_OK))
+    require(is_program, f"--python={python}: no such program. Give the Python of an environment.")
     invocation = Invocation(name=name, runs=runs)
     if model:
         folder, run = find_folder(model)

@@ -24,6 +24,7 @@ from eval.export_clients import CLIENTS
 from eval.finetune.encode import load_encoder
 
 TIMEOUT_SECONDS = 600
+RESULT_BEGINS = ('{"version": ', '{"text": ')
 TEXTS = [  # of different lengths, so that all but the longest are padded
     "The museum opens at nine, and the last visitors leave the building a little before the evening.",
     "A cat sleeps on the sofa.",
@@ -77,7 +78,8 @@ def _run(name: str, command: list[str], scratch: Path, environment: dict[str, st
         )
     except subprocess.TimeoutExpired:
         return name, "", f"not done after {TIMEOUT_SECONDS} seconds"
-    lines = done.stdout.strip().splitlines()
+    # a client may print, too, and after the result
+    lines = [line for line in done.stdout.splitlines() if line.startswith(RESULT_BEGINS)]
     if done.returncode or not lines:
         errors = done.stderr.strip().splitlines() or [""]
         problem = f"not loadable: ended with code {done.returncode} ({errors[-1][:200]})"

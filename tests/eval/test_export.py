@@ -228,9 +228,11 @@ def test_clients_that_fail_or_are_missing_are_rows(
         "transformers": """echo '{"version": "9", "text": "equal"}'""",
         "faiss": "kill -SEGV $$",
         "SetFit": "sleep 60",
+        "ONNX Runtime, fp32": "echo a warning",
+        "ONNX Runtime, int8": """echo '{"text": "close"}'; echo '{"bye": 1'""",
         "*": """echo '{"text": "not installed"}'""",
     }
-    cases = "\n".join(f"{name}) {action};;" for name, action in results.items())
+    cases = "\n".join(f"{name.replace(' ', '?')}) {action};;" for name, action in results.items())
     fake.write_text(f'#!/bin/bash\ncase "$2" in\n{cases}\nesac\n')
     fake.chmod(0o755)
     monkeypatch.setattr(export_check, "TIMEOUT_SECONDS", 2)
@@ -242,11 +244,15 @@ def test_clients_that_fail_or_are_missing_are_rows(
         "| transformers | 9 | equal |",
         "| faiss |  | not loadable: ended with code -11 () |",
         "| SetFit |  | not done after 2 seconds |",
+        "| ONNX Runtime, fp32 |  | not loadable: ended with code 0 () |",
+        "| ONNX Runtime, int8 |  | close |",
         "| sentence-transformers |  | not installed |",
     ):
         assert row in rows, body
-    with pytest.raises(UserError, match="--python="):
-        run_export(name="own", test=True, python=str(runs / "no"))
+    (runs / "text").write_text("")
+    for name in ("no", "text"):
+        with pytest.raises(UserError, match="--python="):
+            run_export(name="own", test=True, python=str(runs / name))
 
 
 def test_transformers_computes_what_the_engine_does(runs: Path, tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ from eval.adapt.measure import (
     paired_interval,
 )
 from eval.adapt.page import Result, verdict, write_page
+from eval.own_tasks.compare import Comparison as Scored
+from eval.own_tasks.page import Result as Scores
 
 WORDS = 200
 
@@ -98,7 +100,10 @@ def test_what_was_learned_shows_on_the_own_text(adapted: tuple[Result, Path, Pat
         "Adapting helped: the masked-LM loss on held-out own text fell"
     )
     assert result.has_head and result.record.training.start == "checkpoint"
-    pages = write_page(result, run)
+    row = Scored("bert", [0.5], 0.5, (0.4, 0.6), None, None, None)
+    scores = Scores("spam", "dev", "classification", "f1", 9, 5, 0, "bert", [row])
+    pages = write_page(replace(result, scores=(scores,)), run)
+    assert '<th scope="col" class="n">f1</th>' in pages[0].read_text(encoding="utf-8")
     texts = [page.read_text(encoding="utf-8") for page in pages]
     for text in texts:
         assert f"{own_text.before:.3f}" in text and f"{own_text.after:.3f}" in text
