@@ -358,11 +358,13 @@ def _characters_lost(manifest: Manifest, preparation: Preparation) -> Iterator[s
 
 def cause_of_unknown(preparation: Preparation) -> str:
     """Return why a tokenizer does not know some of the text, and the cure."""
-    cause = "the tokenizer is for other text"
-    if not preparation.tokenizer_path:
-        size = f"tokenizer.vocab_size={preparation.tokenizer.vocab_size}"
-        cause = f"too many different characters for {size}, or runs of over 100 without a space"
-    return f"{cause}. tokenizer=bpe knows every character"
+    if preparation.tokenizer_path:
+        return "the tokenizer is for other text. Give one of this language, or train one (tokenizer.path=null)"
+    size = f"tokenizer.vocab_size={preparation.tokenizer.vocab_size}"
+    return (
+        f"too many different characters for {size}, or runs of over 100 without a space. tokenizer=bpe knows every"
+        " character"
+    )
 
 
 def _repeated_lines(manifest: Manifest, documents: str | None) -> Iterator[str]:

@@ -363,7 +363,7 @@ def _require_documents(preparation: Preparation, stats: StageStats, held_out: li
         cut = corpus_card.cut_by(preparation.source)
         hint = f"; data.documents={cut} cuts the text so" if cut else ""
         raise UnusableTextError(
-            f"too little text: {kept} of {read} documents remain (removed: {removed or 'none'}), none of them for"
+            f"too little text: {left} of {read} documents remain (removed: {removed or 'none'}), none of them for"
             f" {split}; at least 2 are needed, one of them for validation (by data.validation_fraction and data.seed)"
             f"{hint}"
         )
