@@ -30,7 +30,6 @@ from eval.adapt.add_words import extended_checkpoint
 from eval.adapt.measure import Comparison, compare, held_out_windows
 from eval.adapt.page import LOSS_COLUMNS, Result, loss_rows, verdict, write_page
 from eval.adapt.words import examples
-from eval.own_tasks.main import check as check_scoring
 from eval.own_tasks.page import Result as Scores
 from eval.own_tasks.page import read
 from eval.rules.load import load_run
@@ -131,10 +130,13 @@ def check(
         add_words is None or not recipe["data"]["corpus"],
         f"--add-words={add_words}: a finished corpus has its tokenizer. Give data.paths in place of data.corpus.",
     )
-    if tasks is not None:
-        check_scoring(compose(_score_words(invocation)), tasks, recipe["start"]["path"])
     refuse_finished_run(invocation)
-    lines = iter([f"checkpoint: {recipe['start']['path']}"])
+    source = recipe["start"]["path"]
+    lines = iter([f"checkpoint: {source}"])
+    if tasks is not None:
+        scoring = compose(_score_words(invocation))
+        checked = verbs.check("score", scoring, invocation, tasks_file=tasks, model=[source])
+        lines = chain(lines, checked)
     invocation_of_folder = _with_checkpoint_folder(recipe, invocation)
     preparations = list[Invocation]()
     if general_text is not None:

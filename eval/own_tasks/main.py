@@ -91,12 +91,16 @@ def main(
         write(folder, results, _describe(scoring, tasks_file, models))
 
 
-def check(recipe: Mapping[str, Any], tasks_file: Path, model: str) -> None:
-    """Raise UserError for what `main` would refuse of the settings, the tasks and their data, or a model."""
+def check(
+    recipe: Mapping[str, Any], invocation: Invocation, tasks_file: Path, model: list[str]
+) -> list[str]:
+    """Return a line with the tasks; UserError for what `main` would refuse of settings, data or models."""
     settings = build(EvalConfig, recipe["eval"], "eval")
     _refuse_settings(settings)
-    read_tasks(tasks_file, settings.tasks)
-    open_models([model], settings.hyperparameters.max_length, None, ExitStack())
+    select(invocation.device)
+    tasks = read_tasks(tasks_file, settings.tasks)
+    open_models(model, settings.hyperparameters.max_length, None, ExitStack())
+    return [f"tasks: {', '.join(data.name for data in tasks)} of {tasks_file}"]
 
 
 def _refuse_settings(settings: EvalConfig) -> None:
