@@ -219,7 +219,7 @@ def test_what_would_fail_behind_the_training_is_refused_before(
         (["--general-text", "nothing.txt"], "--general-text=nothing.txt: no such file"),
         (["--keep", "0.1"], "--keep=0.1: no text to keep"),
         (["--tasks", str(tasks), "eval.tasks=[nix]"], "eval.tasks=nix: not in"),
-        (["--tasks", str(tasks), "eval=glue_small", "eval.sweep=true"], "eval.sweep=True"),
+        (["--tasks", str(tasks), "eval=glue_small", "eval.sweep=true"], "eval.sweep=true"),
         (["--tasks", str(tasks)], "tasks.csv: row 1: no column 'text'"),
         (["--tasks", str(good), "eval.hyperparameters.max_length=999"], "max_length=999"),
     ):
