@@ -17,8 +17,8 @@ def plateau_line(held_out_N: np.ndarray, loss: float | None, folder: Path) -> st
     if loss is None or loss < entropy - SLACK:
         return None
     return (
-        f"the model knows little more than how frequent tokens are (loss {loss:.2f}, unigram entropy {entropy:.2f});"
-        f" `cramming diagnose {folder}` looks for the cause"
+        f"the model knows little more than how frequent tokens are (loss {loss:.2f}, entropy of the held-out tokens"
+        f" {entropy:.2f}); `cramming diagnose {folder}` looks for the cause"
     )
 
 
