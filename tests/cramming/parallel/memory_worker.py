@@ -49,7 +49,7 @@ def main(folder: Path) -> None:
             torch.randint(5, 999, (9999,)).numpy(), torch.zeros(1, dtype=torch.int64).numpy()
         )
         source = BatchSource(
-            stream, Masker(config.objective, 1024, 4, (0, 1, 2, 3, 4), 0), 32, "rows", 0
+            stream, Masker(config.objective.at(0.0), 1024, 4, (0, 1, 2, 3, 4), 0), 32, "rows", 0
         )
         gc.collect()
         before, seen = held(), list[int]()
