@@ -626,6 +626,7 @@ def test_an_interrupt_ends_the_verb_wherever_it_comes(
     program = f"""
 import os, signal, sys, time, types
 from cramming import cli, verbs
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
 def work(*arguments, **options): {work}
 sys.modules["stub_verb"] = types.SimpleNamespace(main=work)
 verbs.MODULES["glue"] = "stub_verb"
