@@ -8,6 +8,7 @@ documents (duplicates, the hold-out) is decided when all tasks are done, in data
 stage drops, and corpus_card.md shows examples.
 """
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,7 +31,6 @@ from data_prep.readers.source import ESCAPED_BYTE, DataConfig, Document, Task
 from data_prep.stats import Example, Stage, excerpt, matches, measured, text_bytes
 from data_prep.tokenizer.encode import TextEncoder, text_encoder
 from data_prep.tokenizer.load import stripped_characters, strips_accents
-from data_prep.tokenizer.train import code_point_counts
 
 GROUP_DOCUMENTS = 512
 GROUP_SIZE = 1 << 20  # characters that pass a stage together
@@ -39,6 +39,7 @@ END_OF_TEXT = (
     "<|endoftext|>"  # between documents in dumps for GPT-2; counted in the notes of `normalise`
 )
 BROKEN = "broken_characters"  # the filter that reads the text before and after normalisation
+NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
 STRIPPED = "without their accents"  # characters by script, in the notes of the stage `tokens`
 _VISIBLE = {
     code: f"\\x{code:02x}" for code in (*range(9), *range(0xB, 0x20), *range(0x7F, 0xA0))
@@ -215,8 +216,12 @@ class Stages:
         """Count the characters that the tokenizer makes the same as others by taking their accents."""
         if not strips_accents(self.tokenizer):
             return
-        counts = code_point_counts(["".join(piece.text for piece in pieces)])
-        stripped = stripped_characters(self.tokenizer, counts)
+        not_ascii = "".join("".join(NOT_ASCII.findall(piece.text)) for piece in pieces)
+        codes, counts = np.unique(
+            np.frombuffer(not_ascii.encode("utf-32-le"), dtype=np.uint32), return_counts=True
+        )
+        characters = dict(zip(map(chr, codes.tolist()), counts.tolist()))
+        stripped = stripped_characters(self.tokenizer, characters)
         stage.merge(Stage(notes={STRIPPED: stripped}))
 
     def write_tokens(self, pieces: list[Piece], part: PartWriter) -> None:

@@ -8,7 +8,8 @@ text that spells a special token: pretraining reads `[MASK]` as text (data_prep/
 import json
 import unicodedata
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -111,17 +112,16 @@ def add_template(tokenizer: Tokenizer, special: dict[str, str]) -> None:
     )
 
 
-def stripped_characters(tokenizer: Tokenizer, counts: np.ndarray) -> dict[str, int]:
-    """Return how many characters lose accents, voicing marks or vowel signs in the normaliser, by script.
+def stripped_characters(tokenizer: Tokenizer, counts: Mapping[str, int]) -> dict[str, int]:
+    """Return how many of these characters lose accents, voicing marks or vowel signs in the normaliser, by script.
 
-    `counts` [0x110000] says how often each code point occurs. Case is not looked at.
+    `counts` says how often each character occurs. A change of case does not count.
     """
     stripped = Counter[str]()
-    for code in np.flatnonzero(counts[0x80:]).tolist():
-        character = chr(0x80 + code)
+    for character, count in counts.items():
         if _has_mark(character) and not _has_mark(tokenizer.normalizer.normalize_str(character)):
             script = unicodedata.name(character, "other").split()[0].capitalize()
-            stripped[script] += int(counts[0x80 + code])
+            stripped[script] += count
     return dict(sorted(stripped.items()))
 
 
@@ -131,6 +131,7 @@ def strips_accents(tokenizer: Tokenizer) -> bool:
     return normalizer is not None and normalizer.normalize_str("é") == "e"
 
 
+@cache
 def _has_mark(text: str) -> bool:
     decomposed = unicodedata.normalize("NFD", text)
     return any(unicodedata.category(character) == "Mn" for character in decomposed)
