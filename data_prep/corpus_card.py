@@ -265,9 +265,9 @@ def reasons_table() -> str:
 
 def removed_by_setting(stats: StageStats) -> Iterator[str]:
     """Yield how many documents each reason removed, with the setting that governs it."""
-    by_reason = {
-        why: setting for settings in SETTINGS.values() for why, setting in settings.items()
-    }
+    by_reason: dict[str, str] = {}
+    for settings in SETTINGS.values():
+        by_reason |= settings
     for reason, count in stats.removed().items():
         setting = by_reason.get(reason)
         yield f"{count} {reason} by {setting}" if setting else f"{count} {reason}"

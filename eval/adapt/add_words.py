@@ -46,8 +46,8 @@ class Entry(NamedTuple):
     pieces: tuple[int, ...]
 
 
-def extended_checkpoint(source: Path, corpus: Corpus, count: int, place: Path) -> Path:
-    """Return the folder of a checkpoint with `count` more words, which is written if it is not there.
+def extended_checkpoint(source: Path, corpus: Corpus, count: int, place: Path) -> tuple[Path, int]:
+    """Return the folder of a checkpoint with up to `count` more words, written if it is not there, and their number.
 
     `corpus` is made by the checkpoint's tokenizer; `place` is the folder of corpora.
     """
@@ -72,7 +72,7 @@ def extended_checkpoint(source: Path, corpus: Corpus, count: int, place: Path) -
     say(f"{len(words)} words get an entry of their own ({shown}, ...): {share:.1%} fewer tokens")
     if not folder.is_dir():
         overwrite_atomically(folder, lambda path: _write(path, source, kind, words))
-    return folder
+    return folder, len(words)
 
 
 def split_words(corpus: Corpus, tokenizer: Tokenizer) -> list[Word]:

@@ -71,8 +71,10 @@ def main(
         say(line)
     source = recipe["start"]["path"]
     invocation = _with_checkpoint_folder(recipe, invocation)
+    added_words = 0
     if add_words is not None:
-        recipe, invocation = _with_words(recipe, invocation, add_words)
+        invocation, added_words = _with_words(recipe, invocation, add_words)
+        recipe = compose(invocation.overrides)
     if not _has_corpus(recipe, invocation):
         _prepare(invocation)
     training = invocation
@@ -89,9 +91,7 @@ def main(
         refuse_changed_settings(folder, load_record(folder)["config"], compose(training.overrides))
     else:
         run_or_exit(["pretrain", *training.arguments(*verbs.OPTIONS["pretrain"])])
-    result = replace(
-        measure(recipe, invocation, general), source=source, added_words=add_words or 0
-    )
+    result = replace(measure(recipe, invocation, general), source=source, added_words=added_words)
     if tasks is not None:
         result = replace(result, scores=_scores(invocation, tasks, source))
     show_table("before and after", LOSS_COLUMNS, loss_rows(result.comparisons))
@@ -170,15 +170,15 @@ def _score_words(invocation: Invocation) -> list[str]:
 
 def _with_words(
     recipe: dict[str, Any], invocation: Invocation, count: int
-) -> tuple[dict[str, Any], Invocation]:
-    """Return recipe and invocation that start from a copy of the checkpoint with `count` words of the text added."""
+) -> tuple[Invocation, int]:
+    """Return an invocation that starts from a copy of the checkpoint with words of the text added, and their number."""
     _prepare(invocation)
     corpus = Corpus.open(corpus_folder(recipe, invocation.corpora))
     source = Path(recipe["start"]["path"])
-    longer = extended_checkpoint(source, corpus, count, invocation.corpora)
+    longer, added = extended_checkpoint(source, corpus, count, invocation.corpora)
     words = [word for word in invocation.overrides if name_of(word) != "start.path"]
     words.append(setting("start.path", str(longer)))
-    return compose(words), replace(invocation, overrides=tuple(words))
+    return replace(invocation, overrides=tuple(words)), added
 
 
 def _prepare(invocation: Invocation) -> None:

@@ -139,7 +139,7 @@ def _loss_notes(result: Result) -> Iterator[str]:
         yield NEW_HEAD
     if result.added_words:
         yield (
-            f"Up to {result.added_words:,} words of the text were added to the vocabulary. Both losses are of this"
+            f"{result.added_words:,} words of the text were added to the vocabulary. Both losses are of this"
             " longer vocabulary, and before training a new word's row is the mean of its pieces' rows. So the losses"
             " do not compare with those of a page without added words."
         )

@@ -80,13 +80,11 @@ def compare(
     data: OwnTaskData, name: str, predictions: Predictions, reference: str
 ) -> list[Comparison]:
     """Return the result of each competitor on the labelled set `name` of a task."""
-    sets = {
-        competitor: [scorable(data, name, values) for values in per_seed]
-        for competitor, per_seed in predictions.items()
-    }
-    per_seed = {
-        competitor: [each.score() for each in seed_sets] for competitor, seed_sets in sets.items()
-    }
+    sets: dict[str, list[Scorable]] = {}
+    per_seed: dict[str, list[float]] = {}
+    for competitor, of_seeds in predictions.items():
+        sets[competitor] = [scorable(data, name, values) for values in of_seeds]
+        per_seed[competitor] = [each.score() for each in sets[competitor]]
     samples = _bootstrap(f"bootstrap {data.name}", sets, per_seed)
     comparisons = []
     for competitor, scores in per_seed.items():

@@ -188,10 +188,9 @@ def _score_all(scoring: Scoring, models: Mapping[str, ModelSource]) -> list[Resu
     results = []
     for data in scoring.tasks:
         for name in data.sets:
-            set_predictions = {
-                competitor: [sets[name] for sets in per_seed]
-                for competitor, per_seed in predictions[data.name].items()
-            }
+            set_predictions: dict[str, list[np.ndarray]] = {}
+            for competitor, per_seed in predictions[data.name].items():
+                set_predictions[competitor] = [sets[name] for sets in per_seed]
             results.append(
                 Result(
                     data.name,
@@ -216,7 +215,10 @@ def _by_set(part: TaskData, predictions: Sequence[np.ndarray]) -> Sets:
 
 def _join(data: OwnTaskData, parts: Sequence[Sets]) -> Sets:
     """Return the predictions of all parts of a task as those of its labelled sets."""
-    return {name: np.concatenate([part[name] for part in parts]) for name in data.sets}
+    joined: Sets = {}
+    for name in data.sets:
+        joined[name] = np.concatenate([part[name] for part in parts])
+    return joined
 
 
 def _count_seen(data: OwnTaskData, name: str) -> int:
@@ -247,9 +249,8 @@ def _fine_tune(
                 files[part.task.name, seed] = scoring.folder / "predictions" / f"{key}.npz"
     todo = [(name, seed) for (name, seed), file in files.items() if not file.is_file()]
     say(f"{source.label} ({init}): {len(todo)} fine-tunings, {len(files) - len(todo)} stored")
-    _encode(
-        [parts[name] for name in dict.fromkeys(name for name, _ in todo)], source, settings, encoded
-    )
+    names = dict.fromkeys(name for name, _ in todo)
+    _encode([parts[name] for name in names], source, settings, encoded)
     runs = [
         TaskRun(
             parts[name].task,
@@ -267,12 +268,11 @@ def _fine_tune(
     for run, predictions in fine_tune(runs, settings, scoring.device):
         _save(files[run.task.name, run.seed], predictions.scored)
         say(f"{run.task.name} seed {run.seed}: {predictions.seconds:.0f} s")
-    by_task = {}
+    by_task: dict[str, list[Sets]] = {data.name: [] for data in scoring.tasks}
     for data in scoring.tasks:
-        by_task[data.name] = [
-            _join(data, [_load(files[part.task.name, seed]) for part in data.parts])
-            for seed in settings.seeds
-        ]
+        for seed in settings.seeds:
+            of_parts = [_load(files[part.task.name, seed]) for part in data.parts]
+            by_task[data.name].append(_join(data, of_parts))
     return by_task
 
 

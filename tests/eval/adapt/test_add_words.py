@@ -95,7 +95,8 @@ def prepared(checkpoint: Path, text: str, folder: Path) -> Corpus:
 def test_words_become_entries_with_the_mean_of_their_pieces(
     checkpoint: Path, corpus: Corpus, tmp_path: Path
 ) -> None:
-    longer = extended_checkpoint(checkpoint, corpus, 2, tmp_path)
+    longer, count = extended_checkpoint(checkpoint, corpus, 2, tmp_path)
+    assert count == 2
     before = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
     after = Tokenizer.from_file(str(longer / "tokenizer.json"))
     added = [word for word in RARE if len(after.encode(f"the {word}").ids) == 2]
@@ -152,7 +153,8 @@ def test_the_verb_adds_words_and_scores_tasks_before_and_after(
 
 
 def test_other_text_is_read_as_before(checkpoint: Path, corpus: Corpus, tmp_path: Path) -> None:
-    longer = extended_checkpoint(checkpoint, corpus, 2, tmp_path)
+    longer, count = extended_checkpoint(checkpoint, corpus, 2, tmp_path)
+    assert count == 2
     before = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
     after = Tokenizer.from_file(str(longer / "tokenizer.json"))
     vocabulary = after.get_vocab()
@@ -164,7 +166,7 @@ def test_other_text_is_read_as_before(checkpoint: Path, corpus: Corpus, tmp_path
 
 
 def test_the_same_call_uses_what_is_there(checkpoint: Path, corpus: Corpus, tmp_path: Path) -> None:
-    folders = [extended_checkpoint(checkpoint, corpus, count, tmp_path) for count in (2, 2, 1)]
+    folders = [extended_checkpoint(checkpoint, corpus, count, tmp_path)[0] for count in (2, 2, 1)]
     assert folders[0] == folders[1] != folders[2]
     assert all((folder / "model.safetensors").is_file() for folder in folders)
 
