@@ -104,7 +104,7 @@ def read_run(folder: Path) -> list[Entry]:
     """Return the entries of a run's log; raise UserError if there is none."""
     entries = read_log(folder / RUN_LOG)
     if not entries:
-        raise UserError(f"{folder / RUN_LOG}: no such run log. Is {folder} a run folder?")
+        raise UserError(f"{folder / RUN_LOG}: no such run log. Give a run folder.")
     return entries
 
 

@@ -199,7 +199,7 @@ def find_run(invocation: Invocation) -> tuple[Path, Run]:
     run, final = load_run(home), home / "final"
     require(
         not run.problem,
-        f"--name={name}: {run.problem}. Train a run with `cramming pretrain --name {name}`.",
+        f"--name={name}: {str(run.problem).rstrip('.')}. Train a run with `cramming pretrain --name {name}`.",
     )
     status = run.record.training.status
     other = "Train under another name, or give --model <folder>."
