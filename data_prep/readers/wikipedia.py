@@ -194,10 +194,11 @@ class Templates:
         wikitext = self._pronunciation.sub("", wikitext)
         count = 1
         while count:
-            wikitext, count = _INNERMOST.subn(partial(self._text_of, lost=lost), wikitext)
+            text_of = partial(self._text_of, line=_Line(), lost=lost)
+            wikitext, count = _INNERMOST.subn(text_of, wikitext)
         return wikitext
 
-    def _text_of(self, template: re.Match[str], lost: Counter[str]) -> str:
+    def _text_of(self, template: re.Match[str], line: "_Line", lost: Counter[str]) -> str:
         """Return the shown text of a template; parameters with a number for a name count as those without one."""
         name, _, rest = _FORMATNUM.sub("formatnum|", template[1]).partition("|")
         name = " ".join(name.replace("_", " ").split())
@@ -211,7 +212,7 @@ class Templates:
         day_first = " df" if parameters.get("df", "").startswith(("y", "1", "t")) else ""
         pattern = self._pattern(name.lower() + day_first, len(listed) if rest else 0)
         text = None if pattern is None else self._render(pattern, parameters, listed)
-        if text is None and _is_in_sentence(template):
+        if text is None and line.is_in_sentence(template):
             lost[name.lower()] += 1
         return text or ""
 
@@ -251,9 +252,34 @@ def templates_of(language: str) -> Templates:
     return Templates(language)
 
 
-def _is_in_sentence(template: re.Match[str]) -> bool:
-    """Return whether words stand in front of a template on its line, outside of other templates and of tables."""
-    line = template.string.rfind("\n", 0, template.start()) + 1
-    before = _INNERMOST.sub("", template.string[line : template.start()])
-    in_other = before.count("{{") > before.count("}}")
-    return not in_other and before[:1] not in "|!{" and any(map(str.isalpha, before))
+class _Line:
+    """Line in front of a template, outside of other templates: read once, for templates in their order."""
+
+    def __init__(self) -> None:
+        self._position = 0
+        self._start_line()
+
+    def is_in_sentence(self, template: re.Match[str]) -> bool:
+        """Return whether words stand in front of a template on its line, outside of other templates and of tables."""
+        line = template.string.rfind("\n", self._position, template.start()) + 1
+        if line:
+            self._position = line
+            self._start_line()
+        self._read(_INNERMOST.sub("", template.string[self._position : template.start()]))
+        self._position = template.start()
+        return self._depth <= 0 and self._first not in "|!{" and self._has_letters
+
+    def _start_line(self) -> None:
+        self._first = ""
+        self._odd = ""  # the last character, if it occurs an odd number of times at the end
+        self._depth = 0
+        self._has_letters = False
+
+    def _read(self, text: str) -> None:
+        text = self._odd + text
+        self._first = self._first or text[:1]
+        self._depth += text.count("{{") - text.count("}}")
+        self._has_letters = self._has_letters or any(map(str.isalpha, text))
+        last = text[-1:]
+        length = len(text) - len(text.rstrip(last))
+        self._odd = last if length % 2 else ""

@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import io
+import random
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import yaml
 from cramming.config import UserError
 from cramming.data.corpus import Corpus
 from data_prep.readers.files import TextConfig, TextSource
-from data_prep.readers.wikipedia import TABLES, plain_text
+from data_prep.readers.wikipedia import _INNERMOST, TABLES, _Line, plain_text, templates_of
 
 QUAY = """{{Infobox building|name=Quay|length={{convert|310|m}}}}
 <!-- a comment -->'''The quay''' is an [[old]] [[harbour|part of the harbour]].<ref name="a">A book.</ref> It is
@@ -123,6 +124,47 @@ def test_templates_within_sentences_are_text_and_others_go(wikitext: str, text: 
 BORN = "'''Jeanne Roy''', née le {{date de naissance|1|janvier|1900}} à [[Lyon]] (prononcé {{API|ʒan}}), est peintre."
 CENTURIES = "au {{s|XIX}}, au {{s-|XVIII|e}} et au {{IVe siècle}}; {{sp|XV|e|au|XVI|e}}, {{-s|II}}"
 RUSSIAN = "{{s|в 1900 году}}, {{на|29|4|2020}} {{не переведено 5|Ада|Аде|en|Ada}}"
+
+
+def in_sentence(template: re.Match[str]) -> bool:
+    """Return by the definition whether words stand in front of a template on its line."""
+    line = template.string.rfind("\n", 0, template.start()) + 1
+    before = _INNERMOST.sub("", template.string[line : template.start()])
+    in_other = before.count("{{") > before.count("}}")
+    return not in_other and before[:1] not in "|!{" and any(map(str.isalpha, before))
+
+
+def test_templates_of_a_line_are_in_a_sentence_by_what_stands_in_front() -> None:
+    draw = random.Random(1)
+    seen = Counter[bool]()
+    for _ in range(3000):
+        text = "".join(draw.choices(["{{", "}}", "{", "}", "{{x}}", "a", " ", "|", "\n"], k=30))
+        line = _Line()
+        for template in _INNERMOST.finditer(text):
+            if draw.random() < 0.7:  # those with text are passed over
+                expected = in_sentence(template)
+                assert line.is_in_sentence(template) == expected, (text, template.start())
+                seen[expected] += 1
+    assert min(seen[True], seen[False]) > 500
+
+
+@pytest.mark.parametrize("filler", [" ", "a", "{", "}"])
+def test_no_part_of_a_long_line_is_read_more_than_twice(
+    filler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"{filler}{{{{unknown}}}}" * 2000
+    sizes = list[int]()
+    read = _Line._read
+
+    def counted(line: _Line, text: str) -> None:
+        sizes.append(len(text))
+        read(line, text)
+
+    monkeypatch.setattr(_Line, "_read", counted)
+    lost = Counter[str]()
+    templates_of("en").expand(text, lost)
+    assert sizes and sum(sizes) <= 2 * len(text)
+    assert lost["unknown"] == (2000 if filler == "a" else 0)
 
 
 @pytest.mark.parametrize(
