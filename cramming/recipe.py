@@ -347,7 +347,8 @@ def batch_unit(config: Config, hardware: Hardware) -> int:
 def _size_problems(config: Config, hardware: Hardware) -> Iterator[Problem]:
     train, longest = config.train, config.model.max_length
     if train.sequence_length > longest:
-        yield "train.sequence_length", f"above model.max_length={longest}. Lower it, or raise that."
+        problem = f"above model.max_length={longest}. Set train.sequence_length={longest}."
+        yield "train.sequence_length", problem
     unit = batch_unit(config, hardware)
     cut = f"train.micro_batch={train.micro_batch} x {hardware.processes} process(es)"
     if train.batch_size % unit:

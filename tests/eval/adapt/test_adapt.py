@@ -1,6 +1,7 @@
 """What `adapt` measures: losses as stock transformers has them, honest intervals, and the page."""
 
 import random
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -227,6 +228,21 @@ def test_what_would_fail_behind_the_training_is_refused_before(
         assert call is not None
         with pytest.raises(UserError, match=problem):
             verbs.run(call)
+
+
+def test_the_cure_of_a_checkpoint_with_short_texts_works(
+    place: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
+    words = ["adapt", "--from", str(place[0]), "--runs", str(tmp_path), f"data.paths=[{place[1]}]"]
+    call = cli.parse([*words, "--check"])
+    assert call is not None
+    with pytest.raises(UserError, match=r"^train.sequence_length=128: above ") as refused:
+        verbs.run(call)
+    cure = re.search(r"Set (\S+=\d+)\.$", str(refused.value))
+    assert cure
+    call = cli.parse([*words, "--check", cure[1]])
+    assert call is not None
+    verbs.run(call)
 
 
 def test_no_text_that_is_held_out_is_in_the_mix(
