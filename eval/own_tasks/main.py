@@ -41,8 +41,14 @@ from eval.own_tasks.readers import OwnTaskData, read_own_task
 from eval.own_tasks.task_file import read_task_file
 from eval.tasks.datasets import TaskData, seen_in_training
 
-# settings of section `eval` for GLUE's files and run logs
-GLUE_SETTINGS = ("data_dir", "minimal_pairs", "sweep", "predict_test")
+# settings of section `eval` for GLUE's files and run logs, and the only value that they have here
+GLUE_SETTINGS = {
+    "source": "local",
+    "data_dir": None,
+    "minimal_pairs": None,
+    "sweep": False,
+    "predict_test": False,
+}
 Sets = dict[str, np.ndarray]  # predictions by labelled set
 
 
@@ -104,11 +110,12 @@ def check(
 
 
 def _refuse_settings(settings: EvalConfig) -> None:
-    for name in GLUE_SETTINGS:
+    for name, default in GLUE_SETTINGS.items():
         value = getattr(settings, name)
         require(
-            not value,
-            f"eval.{name}={shown(value)}: not for own tasks. Leave it out, or use `cramming glue`.",
+            value == default,
+            f"eval.{name}={shown(value)}: not for own tasks."
+            f" Set eval.{name}={shown(default)}, or use `cramming glue`.",
         )
     require(
         "pretrained" in settings.init,

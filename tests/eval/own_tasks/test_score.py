@@ -277,7 +277,9 @@ def test_words_beyond_the_length_get_the_most_frequent_tag(tasks: Path, models: 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["eval.data_dir=x"], "eval.data_dir=x: not for own tasks"),
+        (["eval.data_dir=x"], "eval.data_dir=x: not for own tasks. Set eval.data_dir=null,"),
+        (["eval=embedded"], "eval.source=embedded: not for own tasks. Set eval.source=local,"),
+        (["eval=glue_sane"], "eval.predict_test=true: .* Set eval.predict_test=false,"),
         (["eval.tasks=[spams]"], "eval.tasks=spams: not in .*Did you mean spans"),
         (["eval.init=[random]"], "the pretrained weights are missing"),
         (["eval.hyperparameters.max_length=64"], "has 24 positions"),
