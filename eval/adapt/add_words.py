@@ -46,18 +46,24 @@ class Entry(NamedTuple):
     pieces: tuple[int, ...]
 
 
+def refuse_tokenizer(source: Path, count: int) -> None:
+    """Raise UserError if words cannot be added to a checkpoint's tokenizer."""
+    definition = _definition(source)
+    kind = definition["model"]["type"]
+    require(
+        kind in EXTENSIONS,
+        f"--add-words={count}: the checkpoint's tokenizer is {kind}, and words can be added to"
+        f" {', '.join(EXTENSIONS)}. Leave it out.",
+    )
+    EXTENSIONS[kind](definition, [])
+
+
 def extended_checkpoint(source: Path, corpus: Corpus, count: int, place: Path) -> tuple[Path, int]:
     """Return the folder of a checkpoint with up to `count` more words, written if it is not there, and their number.
 
     `corpus` is made by the checkpoint's tokenizer; `place` is the folder of corpora.
     """
     tokenizer = Tokenizer.from_file(str(source / TOKENIZER))
-    kind = type(tokenizer.model).__name__
-    require(
-        kind in EXTENSIONS,
-        f"--add-words={count}: the checkpoint's tokenizer is {kind}, and words can be added to"
-        f" {', '.join(EXTENSIONS)}. Leave it out.",
-    )
     made_from = settings_hash(corpus.manifest_sha256, file_sha256(weight_file(source)), count)
     folder = (place / f"{source.name}-{count}-words-{made_from}").absolute()
     words = split_words(corpus, tokenizer)[:count]
@@ -71,8 +77,14 @@ def extended_checkpoint(source: Path, corpus: Corpus, count: int, place: Path) -
     share = saved / min(COUNTED_TOKENS, corpus.stream("train").num_tokens)
     say(f"{len(words)} words get an entry of their own ({shown}, ...): {share:.1%} fewer tokens")
     if not folder.is_dir():
-        overwrite_atomically(folder, lambda path: _write(path, source, kind, words))
+        overwrite_atomically(folder, lambda path: _write(path, source, words))
     return folder, len(words)
+
+
+def _definition(source: Path) -> dict[str, Any]:
+    """Return the content of a checkpoint's tokenizer.json, with the kind of its model."""
+    definition: dict[str, Any] = json.loads(Tokenizer.from_file(str(source / TOKENIZER)).to_str())
+    return definition
 
 
 def split_words(corpus: Corpus, tokenizer: Tokenizer) -> list[Word]:
@@ -97,11 +109,11 @@ def split_words(corpus: Corpus, tokenizer: Tokenizer) -> list[Word]:
     return sorted(words, key=lambda word: (-word.occurrences * (len(word.pieces) - 1), word.pieces))
 
 
-def _write(folder: Path, source: Path, kind: str, words: Sequence[Word]) -> None:
+def _write(folder: Path, source: Path, words: Sequence[Word]) -> None:
     """Write the files of the longer checkpoint."""
     folder.mkdir()
-    definition = json.loads((source / TOKENIZER).read_text(encoding="utf-8"))
-    entries = EXTENSIONS[kind](definition, words)
+    definition = _definition(source)
+    entries = EXTENSIONS[definition["model"]["type"]](definition, words)
     (folder / TOKENIZER).write_text(json.dumps(definition, ensure_ascii=False), encoding="utf-8")
     config = json.loads((source / CONFIG).read_text(encoding="utf-8"))
     size_before = config["vocab_size"]

@@ -26,7 +26,7 @@ from cramming.progress import format_count, say, show_table
 from cramming.record import is_run, load_record, refuse_finished_run
 from cramming.resume import refuse_changed_settings
 from cramming.starts.checkpoint import load_checkpoint
-from eval.adapt.add_words import extended_checkpoint
+from eval.adapt.add_words import extended_checkpoint, refuse_tokenizer
 from eval.adapt.measure import Comparison, compare, held_out_windows
 from eval.adapt.page import LOSS_COLUMNS, Result, loss_rows, verdict, write_page
 from eval.adapt.words import examples
@@ -132,6 +132,8 @@ def check(
     )
     refuse_finished_run(invocation)
     source = recipe["start"]["path"]
+    if add_words is not None:
+        refuse_tokenizer(Path(source), add_words)
     lines = iter([f"checkpoint: {source}"])
     if tasks is not None:
         scoring = compose(_score_words(invocation))

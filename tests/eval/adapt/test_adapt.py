@@ -219,6 +219,7 @@ def test_what_would_fail_behind_the_training_is_refused_before(
         (["objective=rtd"], "objective=rtd"),
         (["--general-text", "nothing.txt"], "--general-text=nothing.txt: no such file"),
         (["--keep", "0.1"], "--keep=0.1: no text to keep"),
+        (["--add-words", "5"], "--add-words=5: the checkpoint's tokenizer is WordLevel"),
         (["--tasks", str(tasks), "eval.tasks=[nix]"], "eval.tasks=nix: not in"),
         (["--tasks", str(tasks), "eval=glue_small", "eval.sweep=true"], "eval.sweep=true"),
         (["--tasks", str(tasks)], "tasks.csv: row 1: no column 'text'"),

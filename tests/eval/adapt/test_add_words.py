@@ -17,7 +17,7 @@ from cramming.data.corpus import Corpus
 from cramming.invocation import Invocation
 from cramming.overrides import compose
 from data_prep import prepare
-from eval.adapt.add_words import EXTENSIONS, Word, extended_checkpoint
+from eval.adapt.add_words import EXTENSIONS, Word, extended_checkpoint, refuse_tokenizer
 from eval.adapt.words import is_word, own_words, word_beginnings
 
 COMMON, RARE = ["the", "of", "and", "in", "is"], ["photosynthesis", "mitochondria", "ribosomes"]
@@ -169,6 +169,18 @@ def test_the_same_call_uses_what_is_there(checkpoint: Path, corpus: Corpus, tmp_
     folders = [extended_checkpoint(checkpoint, corpus, count, tmp_path)[0] for count in (2, 2, 1)]
     assert folders[0] == folders[1] != folders[2]
     assert all((folder / "model.safetensors").is_file() for folder in folders)
+
+
+def test_every_kind_that_can_be_extended_is_accepted(checkpoint: Path) -> None:
+    refuse_tokenizer(checkpoint, 5)
+
+
+def test_special_entries_behind_a_unigram_vocabulary_are_refused(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.Unigram([("<unk>", 0.0), ("▁a", -1.0)], unk_id=0))
+    tokenizer.add_special_tokens(["[MASK]"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UserError, match=r"^--add-words: .*behind its vocabulary \[2\]"):
+        refuse_tokenizer(tmp_path, 5)
 
 
 def test_a_text_without_split_words_is_refused(
