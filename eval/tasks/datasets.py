@@ -1,6 +1,7 @@
 """Examples of a task in memory, and the hashes by which two copies of a data set are compared."""
 
 import hashlib
+import json
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -31,7 +32,7 @@ class Split:
         """Hash of the content, so that a stored result is never used for other data."""
         digest = hashlib.sha256()
         for column in self.texts:
-            digest.update("\x1e".join(column).encode())
+            digest.update(json.dumps(column).encode())  # says where each text ends
         digest.update(b"" if self.labels is None else self.labels.tobytes())
         return digest.hexdigest()
 

@@ -133,6 +133,22 @@ def test_what_an_entry_is_scored_on_decides_its_hash(glue: Path) -> None:
     assert hashes()[0] != matched
 
 
+@pytest.mark.parametrize(
+    ("texts", "other"),
+    [
+        ((["ab"], ["c"]), (["a"], ["bc"])),
+        ((["a", "b"], ["c", "d"]), (["a", "b", "c"], ["d"])),
+        ((["a\x1eb"],), (["a", "b"],)),
+        ((['a", "b'],), (["a", "b"],)),
+    ],
+)
+def test_other_texts_have_another_hash(
+    texts: tuple[list[str], ...], other: tuple[list[str], ...]
+) -> None:
+    source = GLUE["rte"].train
+    assert Split(source, texts, None).sha256 != Split(source, other, None).sha256
+
+
 def test_copies_of_a_data_set_train_the_same_model_and_have_one_hash(glue: Path) -> None:
     """Publishers order examples and spell white space as they like; file order is no seed."""
     path, task = glue / "RTE/train.tsv", GLUE["rte"]
