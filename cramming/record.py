@@ -177,11 +177,14 @@ def _score_sections(entries: Sequence[Entry]) -> dict[str, Any]:
 
     scores = scores_of(entries)
     sections: dict[str, Any] = {}
-    for (name, init), section in scores.sections.items():
+    for (name, *path, init), section in scores.sections.items():
         if name == "glue" and init in WITHOUT_ENCODER:
             sections[init] = section
-        else:
-            sections.setdefault(name, {})[init] = section
+            continue
+        place = sections.setdefault(name, {})
+        for suite in path:
+            place = place.setdefault(suite, {})
+        place[init] = section
     for name in ("minimal_pairs", "measured"):
         event = getattr(scores, name)
         if event is not None:

@@ -399,8 +399,8 @@ class Record(Section):
     floor: Scores | None = None
     constant: Scores | None = None
     superglue: dict[str, Scores] = {}
-    checkpoints: dict[str, Scores] = {}
-    probe: dict[str, Scores] = {}
+    checkpoints: dict[str, dict[str, Scores]] = {}  # by suite and SHA-256
+    probe: dict[str, dict[str, Scores]] = {}  # by suite and initialisation
     minimal_pairs: MinimalPairs = MinimalPairs()
     measured: Measured = Measured()
     history: list[FineTuning] = []

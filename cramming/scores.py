@@ -26,9 +26,8 @@ from cramming.runlog import (
     Scoring,
 )
 
-SectionKey = tuple[
-    str, str
-]  # section of the record; initialisation, baseline or SHA-256 of a checkpoint
+# Path in the record: section, then the suite in those of `BESIDE`; initialisation, baseline or SHA-256 of a checkpoint.
+SectionKey = tuple[str, ...]
 
 # Baselines without an encoder, which no rule checks: section of the record -> initialisation in its row
 WITHOUT_ENCODER = {"floor": "bag of words", "constant": "constant class"}
@@ -79,7 +78,7 @@ class Point:
 class Scores:
     """Scores in a log, updated event by event.
 
-    `sections` holds by (section, init) the last complete scoring, of a sweep the best; `sources` the scorings that
+    `sections` holds by place in the record the last complete scoring, of a sweep the best; `sources` the scorings that
     each section is computed from. `history` has one row per fine-tuning that rules check, `results` the last result
     by run name and key. `current` is the scoring that the next fine-tuning belongs to.
     """
@@ -97,7 +96,7 @@ class Scores:
     @property
     def unfinished(self) -> list[str]:
         """Descriptions of the scorings of the final model that lack results."""
-        lacking = [scoring for (name, _), scoring in self._open.items() if name not in BESIDE]
+        lacking = [scoring for key, scoring in self._open.items() if key[0] not in BESIDE]
         return [self._describe_unfinished(scoring) for scoring in lacking]
 
     def add(self, event: Event) -> None:
@@ -164,23 +163,23 @@ class Scores:
         name = settings_hash(scoring.hyperparameters)
         points.pop(name, None)
         points[name] = Point(scoring, section)  # after `pop`, so that the latest is the last
-        self._choose_point(key[0], scoring.sweep)
+        self._choose_point(key[:-1], scoring.sweep)
 
     def _set(self, key: SectionKey, section: dict[str, Any], sources: list[Scoring]) -> None:
         """Set a section, and drop those of another suite: a record holds GLUE or the embedded tasks, not both."""
         for other, known in list(self.sections.items()):
-            if other[0] == key[0] and known["suite"] != section["suite"]:
+            if other[:-1] == key[:-1] and known["suite"] != section["suite"]:
                 del self.sections[other], self.sources[other]
         self.sections[key] = section
         self.sources[key] = sources
 
-    def _choose_point(self, section: str, inits: Sequence[str]) -> None:
+    def _choose_point(self, section: SectionKey, inits: Sequence[str]) -> None:
         """Set the sections of a sweep to its best point, the same for all initialisations, with the list of all points.
 
         The pretrained model decides if it is scored. Only points that all of `inits` have, scored as the latest,
         count. Nothing changes while an initialisation lacks the latest point, or if no point has all of its scores.
         """
-        all_points = {init: self._points.get((section, init), {}) for init in inits}
+        all_points = {init: self._points.get((*section, init), {}) for init in inits}
         latest = {next(reversed(points), None) for points in all_points.values()}
         if len(latest) > 1:
             return
@@ -203,15 +202,15 @@ class Scores:
             # A section is later than all points that its choice compares: no later point was interrupted.
             came_after = max(point.section["history_entries"] for point in points.values())
             chosen = {**points[best].section, "history_entries": came_after, "sweep": mark}
-            self._set((section, init), chosen, [points[name].scoring for name in names])
+            self._set((*section, init), chosen, [points[name].scoring for name in names])
 
 
 def section_key(scoring: Scoring) -> SectionKey:
     """Return the place of a scoring in the record: checkpoints and frozen probes have sections of their own."""
     if scoring.checkpoint is not None:
-        return CHECKPOINTS, scoring.checkpoint
+        return CHECKPOINTS, scoring.suite, scoring.checkpoint
     if scoring.hyperparameters.get("freeze"):
-        return PROBE, scoring.init
+        return PROBE, scoring.suite, scoring.init
     return scoring.section, scoring.init
 
 

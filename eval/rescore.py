@@ -29,10 +29,12 @@ def predictions_file(folder: Path, sha256: str) -> Path:
 def sections_of(record: Record) -> dict[str, Scores]:
     """Return all scored sections: those of the rules, the baselines, checkpoints and frozen probes."""
     sections = {**record.glue, **record.baselines}
-    for sha256, section in record.checkpoints.items():
-        sections[f"checkpoint {sha256[:12]}"] = section
-    for init, section in record.probe.items():
-        sections[f"probe, {init}"] = section
+    for suite, checkpoints in record.checkpoints.items():
+        for sha256, section in checkpoints.items():
+            sections[f"checkpoint {sha256[:12]}, {suite}"] = section
+    for suite, probes in record.probe.items():
+        for init, section in probes.items():
+            sections[f"probe, {init}, {suite}"] = section
     return sections
 
 

@@ -327,24 +327,25 @@ def _check_weights(folder: Path, record: Record, inputs: Inputs, result: Verific
 
 def _check_checkpoints(folder: Path, evidence: Evidence, result: Verification) -> None:
     """Compare the weights that were scored along the way with those of the checkpoints that the log names."""
-    sections = evidence.record.checkpoints
-    if not sections:
+    by_suite = evidence.record.checkpoints.values()
+    if not by_suite:
         return
     from eval.finetune.run_models import is_there, written_model
 
     compared = 0
     for saved in sorted(evidence.training.retained):
-        section = sections.get(saved.sha256)
-        if section is None or not is_there(folder, saved):
+        sections = [section[saved.sha256] for section in by_suite if saved.sha256 in section]
+        if not sections or not is_there(folder, saved):
             continue
         compared += 1
         with written_model(folder, saved) as model:
-            if file_sha256(model / "model.safetensors") != section.model_sha256:
+            sha256 = file_sha256(model / "model.safetensors")
+            if any(section.model_sha256 != sha256 for section in sections):
                 result.problems.append(
                     f"scores along the way: step {saved.steps} has other weights than were scored"
                 )
     result.checked.append(
-        f"scores along the way: weights of {compared} of {len(sections)} checkpoints compared"
+        f"scores along the way: weights of {compared} of {len(set().union(*by_suite))} checkpoints compared"
     )
 
 

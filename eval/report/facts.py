@@ -109,8 +109,9 @@ def _recipe(record: Record) -> str | None:
 
 
 def _frozen_probe(record: Record) -> float | None:
-    """Return the average of the probe with a frozen encoder, by which its suite is ranked."""
-    probe = record.probe.get("pretrained")
+    """Return the average of the probe with a frozen encoder, by which the suite of the model's scores is ranked."""
+    suite = record.trained.suite if record.trained else "glue"
+    probe = record.probe.get(suite, {}).get("pretrained")
     averages = probe.averages.values() if probe else ()
     return next((average.value for average in averages), None)
 

@@ -203,8 +203,8 @@ def along_the_way(row: Row) -> list[Row]:
     """Return rows of the scored checkpoints of a row's run on its suite, in their order; none for a baseline."""
     if row.is_baseline:
         return []
-    sections = row.run.record.checkpoints.values()
-    rows = [replace(row, section=each) for each in sections if each.suite == row.suite]
+    sections = row.run.record.checkpoints.get(row.suite, {}).values()
+    rows = [replace(row, section=each) for each in sections]
     return sorted(rows, key=lambda each: each.spent["steps"] or 0)
 
 

@@ -146,7 +146,8 @@ def load_run(folder: Path) -> Run:
         return _unread(folder, not_checked(folder, error))
     rows = [_without_lists(row) for row in metrics_of(evidence.training)]
     sha256 = evidence.record_sha256
-    spent = {each: evidence.spent_until(each) for each in evidence.record.checkpoints}
+    checkpoints = set().union(*evidence.record.checkpoints.values())
+    spent = {each: evidence.spent_until(each) for each in checkpoints}
     run = Run(folder, "", evidence.record, rows, spent, verdict, record_sha256=sha256)
     return replace(run, label=run.name)
 

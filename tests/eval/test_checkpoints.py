@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 
 from cramming.config import UserError, build, file_sha256
+from cramming.data.suites import SuiteName
 from cramming.overrides import compose
 from cramming.record import load_record, read_run
+from cramming.record_schema import read_record
 from cramming.runlog import training_of
 from eval.finetune.config import EvalConfig
 from eval.finetune.run_models import nearest_checkpoint, open_checkpoint, written_model
 from eval.glue import settings_of_checkpoint
 from eval.report.main import main
+from eval.rescore import sections_of
 from eval.rules.load import load_run
 from tests.eval.runs import score_checkpoint, score_run, write_run
 
@@ -90,7 +93,7 @@ def test_a_checkpoint_has_a_section_of_its_own_with_what_was_spent(tmp_path: Pat
     sha256 = score_checkpoint(run)
     record = load_record(run)
     assert record["glue"] == before["glue"] and "unfinished" not in record
-    section = record["checkpoints"][sha256]
+    section = record["checkpoints"]["glue"][sha256]
     assert (
         section["averages"]["avg9"]["value"]
         < record["glue"]["pretrained"]["averages"]["avg9"]["value"]
@@ -164,5 +167,24 @@ def test_a_frozen_probe_neither_replaces_nor_excludes_the_scores(tmp_path: Path)
     before = load_record(run)["glue"]
     score_run(run, values=0.6, hyperparameters={"freeze": True, "learning_rate": 1e-3})
     record = load_record(run)
-    assert record["glue"] == before and list(record["probe"]) == ["pretrained"]
+    assert record["glue"] == before and list(record["probe"]["glue"]) == ["pretrained"]
     assert load_run(run).verdict.division == "closed"
+
+
+@pytest.mark.parametrize("other", ["embedded", "superglue"])
+@pytest.mark.parametrize("place", ["checkpoints", "probe"])
+def test_no_suite_replaces_the_scores_of_another(
+    tmp_path: Path, place: str, other: SuiteName
+) -> None:
+    run = write_run(tmp_path / "a", change=KEPT)
+    records = []
+    for suite in ("glue", other):
+        if place == "checkpoints":
+            score_checkpoint(run, suite=suite)
+        else:
+            score_run(run, suite=suite, hyperparameters={"freeze": True})
+        records.append(load_record(run))
+    before, after = (record[place] for record in records)
+    assert after.keys() == {"glue", other} and after["glue"] == before["glue"]
+    sections = sections_of(read_record(records[1]))
+    assert len(sections) == len(sections_of(read_record(records[0]))) + 1
