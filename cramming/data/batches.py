@@ -271,8 +271,10 @@ class HeldOut:
         needed = math.ceil(len(self.ids_N) / self.length)
         rows = min(rows, needed)
         num_batches = math.ceil(needed / rows)
-        missing = num_batches * rows * self.length - len(self.ids_N)
-        ids_P = np.resize(self.ids_N, len(self.ids_N) + missing)
+        tokens = num_batches * rows * self.length
+        missing = tokens - len(self.ids_N)
+        two_rows = 2 * self.length  # a source has no fewer
+        ids_P = np.resize(self.ids_N, max(tokens, two_rows))
         starts = np.append(self.starts, len(self.ids_N)) if missing else self.starts
         is_target_RL = np.pad(self.is_target_N, (0, missing)).reshape(-1, self.length)
         masker = copy.copy(self.source.masker)
@@ -281,7 +283,8 @@ class HeldOut:
             masking.rate, masking, is_target_RL, self.source.masker.targets.needs_uniform
         )
         stream = TokenStream.of_array(ids_P, starts)
-        source = _OrderedRows(stream, masker, self.length, self.source.packing)
+        packing = self.source.packing
+        source = _OrderedRows(stream, masker, self.length, packing, SEED, shuffle=False)
         return [source.batch(first, rows) for first in range(0, num_batches * rows, rows)]
 
 
@@ -342,17 +345,6 @@ class _HeldOutTargets(Targets):
 
 class _OrderedRows(BatchSource):
     """Source of the validation text: sample r is row r."""
-
-    def __init__(
-        self, stream: TokenStream, masker: Masker, length: int, packing: PackingMode
-    ) -> None:
-        self.stream = stream
-        self.masker = masker
-        self.sequence_length = length
-        self.packing = packing
-        self.seed = SEED
-        self.shuffle = False
-        self._max_sequences = {}
 
     def window_starts(self, samples_N: np.ndarray) -> np.ndarray:
         """Return the start of each row: row r begins at token r * L."""

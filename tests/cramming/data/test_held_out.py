@@ -90,6 +90,19 @@ def test_shapes_never_change_and_rows_have_as_many_places(tiny_corpus: Path) -> 
             assert torch.equal(places // 24, torch.arange(count)[:, None].expand_as(places))
 
 
+@pytest.mark.parametrize("packing", ["rows", "documents"])
+def test_a_text_of_one_row_is_one_batch(
+    tiny_corpus: Path, packing: Literal["rows", "documents"]
+) -> None:
+    text = held_out(Corpus.open(tiny_corpus), 40, packing, max_tokens=40)
+    assert len(text.ids_N) == 40
+    (batch,) = text.batches(MaskedTargets(0.15, 0.0, 0.0), 4)  # targets stay as they are
+    assert batch.ids_T.tolist() == text.ids_N.tolist()
+    assert batch.num_targets == text.is_target_N.sum()
+    bounds = {0, *text.starts.tolist(), 40} if packing == "documents" else {0, 40}
+    assert set(batch.packing.bounds_S.tolist()) == bounds
+
+
 def test_three_of_twenty_tokens_are_targets(tiny_corpus: Path) -> None:
     masker = Masker(MaskedTargets(0.4, 1.0, 0.0), 1000, 4, (0, 1, 2, 3, 4), 0)
     ids = np.random.default_rng(0).integers(5, 1000, 40_000)
