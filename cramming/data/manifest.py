@@ -17,7 +17,7 @@ import numpy as np
 from cramming.config import UserError, build, expand_home, plain_numbers, settings_hash
 
 FORMAT_VERSION = 2
-TEXT_VERSION = 6  # raised when `prepare` writes other bytes for the same text and settings
+TEXT_VERSION = 7  # raised when `prepare` writes other bytes for the same text and settings
 # raised when one filter alone removes other documents at the same limit
 FILTER_VERSIONS = {"max_duplicate_lines": 2, "max_tokens_per_character": 2}
 LARGEST_VOCABULARY = 32768  # of tokenizer.vocab_size=auto

@@ -30,7 +30,9 @@ LONGEST_RANGE_BYTES = 1 << 26
 USUAL_RATIO = 3  # of text to what a compressed file takes
 PACKED_BYTES = 1 << 13  # of a .zst file that are unpacked together, perhaps to very many
 LONGEST_WINDOW_BYTES = 1 << 31  # of a .zst file, the longest that `zstd` makes
-LONGEST_TEXT_LINE = 1 << 24  # bytes; a longer line of plain text is handed on in parts
+# Bytes; a longer line of plain text is handed on in parts. They are short enough to be documents as they are: texts above
+# `clean.max_characters` would be in memory several times before they are cut.
+LONGEST_TEXT_LINE = 3_000_000
 OR_DROP = "; data.damaged=drop skips and counts damaged text"
 MANY_NULS = 1e-3  # of the bytes: of binary data; random bytes have one in 256
 

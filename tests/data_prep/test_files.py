@@ -185,6 +185,15 @@ def test_a_separator_goes_with_its_setting(settings: dict[str, Any]) -> None:
         source_of("a.txt", **settings)
 
 
+def test_parts_of_a_long_line_are_no_longer_than_documents(tmp_path: Path) -> None:
+    """A longer text would be in memory several times before it is cut."""
+    path, text = tmp_path / "a.txt", "word " * 2_000_000
+    path.write_text(text)
+    parts = list(TextFile(path).lines())
+    assert "".join(parts) == text
+    assert max(map(len, parts)) <= CleanConfig().max_characters
+
+
 def test_a_long_line_is_cut_behind_a_separator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
