@@ -295,6 +295,7 @@ ALLOWED: dict[str, dict[str, tuple[Any, ...]]] = {
         "model.unet_skips": (False,),
         "model.value_embeddings": (0,),
         "model.value_residual": (False,),
+        "model.relative_positions": (0,),
         "objective.name": ("mlm", "causal"),
         "start.name": ("random",),
         "train.average": (None,),
@@ -307,6 +308,7 @@ ALLOWED: dict[str, dict[str, tuple[Any, ...]]] = {
         "memory.offload_optimizer": (False,),
     },
     "with parallel.tp above 1": {
+        "model.relative_positions": (0,),
         "objective.name": ("mlm", "causal", "mlm-by-loss"),
         "memory.offload_optimizer": (False,),
         "runtime.compile": ("off",),
@@ -511,8 +513,9 @@ def attention_kernels(config: Config, device: torch.device) -> list[str]:
     """
     kernel, dtype = config.attention.kernel, DTYPES[resolve(config.precision.mode, device)]
     dropout, model = config.model.attention_dropout, config.model
+    relative = model.relative_positions
     if kernel != "auto":
-        reason = attention.reason_against(kernel, device, dtype, dropout)
+        reason = attention.reason_against(kernel, device, dtype, dropout, relative)
         require(not reason, str(reason))
         return [kernel]
     length = config.train.sequence_length
@@ -520,7 +523,9 @@ def attention_kernels(config: Config, device: torch.device) -> list[str]:
     row_length = length if config.train.packing == "rows" else None
     packing = attention.Packing(bounds, row_length, length, length)
     windows = {model.half_window(layer) for layer in range(model.num_layers)}
-    return sorted({attention.choose(packing, window, dtype, dropout) for window in windows})
+    return sorted(
+        {attention.choose(packing, window, dtype, dropout, relative) for window in windows}
+    )
 
 
 def tiny_defaults(config: Config) -> str | None:
