@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .packing import Layout, Packing, sequence_ids
+from .packing import MASK_MULTIPLE, Layout, Packing, sequence_ids
 
 FLASH_CAPABILITY = (8, 0)  # Ampere; a 2080 Ti and a T4 are 7.5, a V100 is 7.0
 FLASH_TORCH = (2, 11)  # the first with the arguments of `varlen_attn` that are used here
 FLASH_TYPES = (torch.bfloat16, torch.float16)
 FLASH_MULTIPLE = 8  # head sizes that `varlen_attn` accepts are multiples of it; SDPA pads by itself
-MASK_MULTIPLE = 8  # row stride of an additive mask, in elements
 PRODUCTS_LENGTH = (
     512  # longest row that `auto` gives to `products`; at 1024 SDPA is faster (docs/log.md)
 )

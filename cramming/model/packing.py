@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+MASK_MULTIPLE = 8  # row stride of an additive mask, in elements
+
 
 class Packing(NamedTuple):
     """Bounds of the sequences of a batch.

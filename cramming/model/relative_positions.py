@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .attention_kernels import MASK_MULTIPLE
-from .packing import Layout
+from .packing import MASK_MULTIPLE, Layout
 
 MAX_DISTANCE = 128  # of tokens; all pairs that are farther apart share a row of each direction
 

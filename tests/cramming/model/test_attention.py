@@ -319,6 +319,15 @@ def test_where_a_kernel_cannot_run(
     )
 
 
+def test_a_kernel_that_adds_nothing_to_scores_is_refused_and_never_chosen() -> None:
+    table_RH, dtype = torch.randn(32, HEADS), torch.float32
+    with torch.no_grad(), pytest.raises(ValueError, match=r"flex: .* model\.relative_positions=32"):
+        attention.prepare("flex", RAGGED, TOKENS, None, dtype, 0.0, table_RH)
+    on_gpu = cast(Tensor, SimpleNamespace(is_cuda=True, device=torch.device("cuda")))
+    packing = RAGGED._replace(bounds_S=on_gpu)
+    assert attention.choose(packing, None, torch.bfloat16, 0.0, 32) == "padded"
+
+
 def test_a_kernel_that_does_not_take_the_packing_is_refused() -> None:
     with pytest.raises(ValueError, match=r"attention\.kernel=sdpa: needs rows of equal length"):
         attention.prepare("sdpa", RAGGED, TOKENS, None, torch.float32, 0.0)
