@@ -308,7 +308,7 @@ class _Products(torch.autograd.Function):
             scores.add_(mask).clamp_(min=least)
         weights = scores.softmax(-1).to(v.dtype)
         ctx.save_for_backward(q, k, v, weights)
-        ctx.mask_shape = mask.shape if ctx.needs_input_grad[3] else None
+        ctx.mask_shape = None if mask is None else mask.shape
         return torch.matmul(weights, v)
 
     @staticmethod
@@ -317,7 +317,7 @@ class _Products(torch.autograd.Function):
         d_v = torch.matmul(weights.transpose(-1, -2), d_out)
         d_weights = torch.matmul(d_out, v.transpose(-1, -2))
         d_scores = torch._softmax_backward_data(d_weights, weights, -1, weights.dtype)
-        d_mask = None if ctx.mask_shape is None else d_scores.sum_to_size(ctx.mask_shape)
+        d_mask = d_scores.sum_to_size(ctx.mask_shape) if ctx.needs_input_grad[3] else None
         d_scores = d_scores * q.shape[-1] ** -0.5
         return torch.matmul(d_scores, k), torch.matmul(d_scores.transpose(-1, -2), q), d_v, d_mask
 

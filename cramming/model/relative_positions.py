@@ -1,4 +1,4 @@
-"""Trained terms of attention scores for each distance (Raffel et al. 2020, "T5", section 2.1), one table for all layers.
+"""Trained terms of attention scores for each distance (Raffel et al. 2020, T5, section 2.1), one table for all layers.
 
 Shapes: R rows of the table, H heads, B rows of tokens, Q queries, L keys of a row.
 """
