@@ -266,6 +266,7 @@ class Hardware:
 # Checks across sections -----------------------------------------------------------------------------------------------
 
 _WHOLE_MATRICES = tuple(name for name in OPTIMIZERS if name not in NEED_WHOLE_MATRICES)
+_BIASED = tuple(name for name, kernel in KERNELS.items() if kernel.takes_bias)
 _UNCOMPILED = tuple(name for name in OPTIMIZERS if name not in LOW_BIT)  # torchao's compile
 # Condition -> settings with the values that are allowed then. `precision.mode` stands for the number format in force.
 ALLOWED: dict[str, dict[str, tuple[Any, ...]]] = {
@@ -287,6 +288,7 @@ ALLOWED: dict[str, dict[str, tuple[Any, ...]]] = {
     "with fp16": {"memory.offload_weights": (False,), "memory.offload_optimizer": (False,)},
     # Products in fp32 need its bits; the range of fp16 would be widened in some places only.
     "with products in fp32 or fp16": {"precision.residual": ("auto", "fp32")},
+    "with model.relative_positions": {"attention.kernel": ("auto", *_BIASED)},
     "with model.attention_dropout": {"attention.flash": ("auto", 2)},
     # Its generator predicts with the token embeddings; its encoder computes all tokens in every layer.
     "with objective=rtd": {"model.tie_embeddings": (True,), "model.late_layers": (1,)},
@@ -295,6 +297,7 @@ ALLOWED: dict[str, dict[str, tuple[Any, ...]]] = {
         "model.unet_skips": (False,),
         "model.value_embeddings": (0,),
         "model.value_residual": (False,),
+        "model.relative_positions": (0,),
         "objective.name": ("mlm", "causal"),
         "start.name": ("random",),
         "train.average": (None,),
@@ -307,6 +310,7 @@ ALLOWED: dict[str, dict[str, tuple[Any, ...]]] = {
         "memory.offload_optimizer": (False,),
     },
     "with parallel.tp above 1": {
+        "model.relative_positions": (0,),
         "objective.name": ("mlm", "causal", "mlm-by-loss"),
         "memory.offload_optimizer": (False,),
         "runtime.compile": ("off",),
@@ -407,6 +411,7 @@ def _excluded_values(config: Config, hardware: Hardware) -> Iterator[Problem]:
         "with memory.checkpoint=selective": config.memory.checkpoint == "selective",
         "with fp16": mode == "fp16",
         "with products in fp32 or fp16": mode in ("fp32", "fp16"),
+        "with model.relative_positions": config.model.relative_positions > 0,
         "with model.attention_dropout": config.model.attention_dropout > 0,
         "with objective=rtd": not config.objective.has_masked_lm,
         "with start=checkpoint": config.start.name == "checkpoint",
@@ -521,7 +526,8 @@ def attention_kernels(config: Config, device: torch.device) -> list[str]:
     row_length = length if config.train.packing == "rows" else None
     packing = attention.Packing(bounds, row_length, length, length)
     windows = {model.half_window(layer) for layer in range(model.num_layers)}
-    return sorted({attention.choose(packing, window, dtype, dropout) for window in windows})
+    needs = (dtype, dropout, model.relative_positions)
+    return sorted({attention.choose(packing, window, *needs) for window in windows})
 
 
 def tiny_defaults(config: Config) -> str | None:

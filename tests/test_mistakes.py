@@ -95,6 +95,7 @@ MISTAKES: list[tuple[Any, ...]] = [
     ("model.hidden_size=33",),
     ("model.norm=rmsnorm model.norm_bias=true", "model.norm_bias"),
     ("model.late_layers=5",),
+    ("model.relative_positions=7",),
     ("model.value_embeddings=3",),
     ("objective.mask_share=0.8 objective.random_share=0.3", "objective.random_share"),
     ("objective.phases=[{at: 0.9, rate: 0.1},{at: 0.5, rate: 0.2}]", "objective.phases"),
@@ -124,6 +125,8 @@ MISTAKES: list[tuple[Any, ...]] = [
     ("attention.flash=3", "attention.flash", GPU),
     ("attention.kernel=varlen",),
     ("attention.kernel=flex",),
+    ("attention.kernel=varlen model.relative_positions=32", "attention.kernel", GPU),
+    ("attention.kernel=flex model.relative_positions=32", "attention.kernel", GPU),
     ("budget.clock=cpu runtime.compile=blocks", "runtime.compile"),
     ("budget.clock=cpu", "budget.clock", TWO),
     ("budget.clock=cpu", "budget.clock", GPU),
@@ -133,6 +136,8 @@ MISTAKES: list[tuple[Any, ...]] = [
     ("parallel=zero2 train.micro_batch=auto", "train.micro_batch", GPUS),
     ("parallel.tp=4", "parallel.tp", GPUS),
     ("parallel=pp parallel.pp=2 model.unet_skips=true", "model.unet_skips", GPUS),
+    ("parallel=pp parallel.pp=2 model.relative_positions=32", "model.relative_positions", GPUS),
+    ("parallel.tp=2 model.relative_positions=32", "model.relative_positions", GPUS),
     ("parallel=pp parallel.pp=8", "parallel.pp", GPUS),
 ]
 

@@ -19,45 +19,46 @@ __all__ = [
     "choose",
     "prepare",
     "reason_against",
-    "reason_against_dropout",
-    "refusal",
     "restrict",
     "sequence_ids",
 ]
 
 
-def choose(packing: Packing, half_window: int | None, dtype: torch.dtype, dropout: float) -> str:
-    """Return the kernel that `auto` stands for: the first in `KERNELS` that suits the batch.
+def choose(
+    packing: Packing,
+    half_window: int | None,
+    dtype: torch.dtype,
+    dropout: float,
+    relative_positions: int = 0,
+) -> str:
+    """Return the kernel that `auto` stands for: the first in `KERNELS` that suits the batch and the model.
 
-    `padded` suits every batch.
+    `padded` suits all.
     """
     suited = [
         name
         for name, kernel in KERNELS.items()
-        if kernel.suits(packing, half_window, dtype, dropout)
+        if (kernel.takes_bias or not relative_positions)
+        and kernel.suits(packing, half_window, dtype, dropout)
     ]
     return suited[0]
 
 
 def reason_against(
-    kernel: str, device: torch.device, dtype: torch.dtype, dropout: float
+    kernel: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    dropout: float,
+    relative_positions: int = 0,
 ) -> str | None:
-    """Return why a kernel cannot run on this device, with the setting to change, or None if it can."""
+    """Return why a kernel cannot run a model on this device, with the setting to change, or None if it can."""
     reason = KERNELS[kernel].reason_against(device, dtype)
-    if reason:
-        return refusal(kernel, reason)
-    return reason_against_dropout(kernel, dropout)
-
-
-def reason_against_dropout(kernel: str, dropout: float) -> str | None:
-    """Return why a kernel cannot run with this dropout on any device, or None if it can."""
-    if not dropout or KERNELS[kernel].has_dropout:
+    if not reason and dropout and not KERNELS[kernel].has_dropout:
+        reason = f"has no dropout, and model.attention_dropout={dropout:g}"
+    if not reason and relative_positions and not KERNELS[kernel].takes_bias:
+        reason = f"adds nothing to scores, and model.relative_positions={relative_positions}"
+    if not reason:
         return None
-    return refusal(kernel, f"has no dropout, and model.attention_dropout={dropout:g}")
-
-
-def refusal(kernel: str, reason: str) -> str:
-    """Return the error message for a kernel that cannot run."""
     return f"attention.kernel={kernel}: {reason}. Set it to auto, sdpa or padded."
 
 
@@ -68,18 +69,26 @@ def prepare(
     half_window: int | None,
     dtype: torch.dtype,
     dropout: float,
+    table_RH: Tensor | None = None,
 ) -> Layout:
     """Return the layout for all layers of one window size.
 
-    `dtype` is the type that queries will have, `dropout` the rate of this pass (0 in evaluation).
+    `dtype` is the type that queries will have, `dropout` the rate of this pass (0 in evaluation), `table_RH` that of
+    relative positions.
     """
+    relative_positions = 0 if table_RH is None else len(table_RH)
     if kernel == "auto":
-        kernel = choose(packing, half_window, dtype, dropout)
+        kernel = choose(packing, half_window, dtype, dropout, relative_positions)
     else:
-        reason = reason_against(kernel, packing.bounds_S.device, dtype, dropout)
+        device = packing.bounds_S.device
+        reason = reason_against(kernel, device, dtype, dropout, relative_positions)
         if reason:
             raise ValueError(reason)
     layout = KERNELS[kernel].prepare(packing, num_tokens, half_window)
+    if table_RH is not None:
+        from .relative_positions import with_bias  # imported late: most runs have none
+
+        return with_bias(layout, table_RH.to(dtype))
     if not KERNELS[kernel].adds_mask:
         return layout
     return layout._replace(masks=tuple(additive(mask, dtype) for mask in layout.masks))

@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .packing import Layout, Packing, sequence_ids
+from .packing import MASK_MULTIPLE, Layout, Packing, sequence_ids
 
 FLASH_CAPABILITY = (8, 0)  # Ampere; a 2080 Ti and a T4 are 7.5, a V100 is 7.0
 FLASH_TORCH = (2, 11)  # the first with the arguments of `varlen_attn` that are used here
 FLASH_TYPES = (torch.bfloat16, torch.float16)
 FLASH_MULTIPLE = 8  # head sizes that `varlen_attn` accepts are multiples of it; SDPA pads by itself
-MASK_MULTIPLE = 8  # row stride of an additive mask, in elements
 PRODUCTS_LENGTH = (
     512  # longest row that `auto` gives to `products`; at 1024 SDPA is faster (docs/log.md)
 )
@@ -41,6 +40,7 @@ class Kernel(NamedTuple):
     reason_against: Callable[[torch.device, torch.dtype], str | None] = lambda *_: None
     has_dropout: bool = False
     adds_mask: bool = False  # whether `attend` needs the boolean masks of `prepare` as 0 and -inf
+    takes_bias: bool = False  # whether masks may hold other numbers: those of relative positions
 
 
 def _band(length: int, half_window: int | None, device: torch.device) -> Tensor | None:
@@ -127,8 +127,12 @@ def restrict_rows(layout: Layout, queries_M: Tensor, num_tokens: int) -> Layout 
         offsets_L = torch.arange(length, device=queries_M.device)
         is_visible = offsets_L <= offset_M[:, None]
         mask = _both(is_visible.view(rows, -1, length), mask)
-    masks = (None if mask is None else mask[:, None],)
-    return Layout("sdpa", packing, layout.half_window, ((rows, length),), masks)
+    mask = None if mask is None else mask[:, None]
+    if layout.table_RH is not None:
+        from .relative_positions import biased  # imported late: most runs have none
+
+        mask = biased(mask, layout.table_RH, offset_M.view(rows, -1), length)
+    return Layout("sdpa", packing, layout.half_window, ((rows, length),), (mask,))
 
 
 # padded: ragged sequences in groups of similar length -----------------------------------------------------------------
@@ -296,21 +300,26 @@ class _Products(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         scores = torch.matmul(q.float() * q.shape[-1] ** -0.5, k.float().transpose(-1, -2))
-        if mask is not None:
-            # not minus infinity: a padding token may see nothing at all, and must not become NaN
-            scores.masked_fill_(~mask, torch.finfo(scores.dtype).min)
+        # not minus infinity: a padding token may see nothing at all, and must not become NaN
+        least = torch.finfo(scores.dtype).min
+        if mask is not None and mask.dtype == torch.bool:
+            scores.masked_fill_(~mask, least)
+        elif mask is not None:
+            scores.add_(mask).clamp_(min=least)
         weights = scores.softmax(-1).to(v.dtype)
         ctx.save_for_backward(q, k, v, weights)
+        ctx.mask_shape = None if mask is None else mask.shape
         return torch.matmul(weights, v)
 
     @staticmethod
-    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         q, k, v, weights = ctx.saved_tensors
         d_v = torch.matmul(weights.transpose(-1, -2), d_out)
         d_weights = torch.matmul(d_out, v.transpose(-1, -2))
         d_scores = torch._softmax_backward_data(d_weights, weights, -1, weights.dtype)
+        d_mask = d_scores.sum_to_size(ctx.mask_shape) if ctx.needs_input_grad[3] else None
         d_scores = d_scores * q.shape[-1] ** -0.5
-        return torch.matmul(d_scores, k), torch.matmul(d_scores.transpose(-1, -2), q), d_v, None
+        return torch.matmul(d_scores, k), torch.matmul(d_scores.transpose(-1, -2), q), d_v, d_mask
 
 
 def products(
@@ -452,6 +461,7 @@ KERNELS: dict[str, Kernel] = {
         _products_restrict,
         _products_suits,
         _products_reason_against,
+        takes_bias=True,
     ),
     # rows as [B, L]; a mask only for windows shorter than the row and for rows that hold several documents
     "sdpa": Kernel(
@@ -461,6 +471,7 @@ KERNELS: dict[str, Kernel] = {
         lambda packing, *_: packing.whole_rows is not None,
         has_dropout=True,
         adds_mask=True,
+        takes_bias=True,
     ),
     # ragged sequences padded to [S, L] in a few groups of similar length; reads bounds that come without `lengths`
     "padded": Kernel(
@@ -470,6 +481,7 @@ KERNELS: dict[str, Kernel] = {
         lambda *_: True,
         has_dropout=True,
         adds_mask=True,
+        takes_bias=True,
     ),
     # FlexAttention: CUDA, any type, no dropout; must be compiled for training, so `auto` never takes it
     "flex": Kernel(

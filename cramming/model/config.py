@@ -28,6 +28,7 @@ _LEAST = {
     "convolution": 0,
     "token_types": 0,
     "position_offset": 0,
+    "relative_positions": 0,
 }
 _POSITIVE = ("norm_eps", "init_std", "rope_theta_global", "rope_theta_local", "logit_softcap")
 
@@ -66,6 +67,12 @@ class ModelConfig:
     positions: Literal["learned", "scaled_sinusoidal", "rope", "none"] = "learned"
     rope_theta_global: float = 160_000.0
     rope_theta_local: float = 10_000.0
+
+    # Rows of a table of trained terms of attention scores, one for each head, by the distance from query to key: half
+    # of the rows for each direction, beyond 128 tokens always the same one. All layers share it (Raffel et al. 2020,
+    # T5, section 2.1; MPNet, Song et al. 2020, has 32 beside learned positions). 0: none
+    relative_positions: int = 0
+
     local_window: int | None = (
         None  # tokens in all, as ModernBERT counts: local layers see local_window // 2 each way
     )
@@ -141,6 +148,10 @@ class ModelConfig:
             self.positions not in ("rope", "scaled_sinusoidal") or self.head_size % 2 == 0,
             f"positions={self.positions}: needs an even head size, not hidden_size / num_heads ="
             f" {self.head_size}. Change model.num_heads.",
+        )
+        _require(
+            self.relative_positions in (0, *range(4, 257, 2)),
+            f"relative_positions={self.relative_positions}: expected 0, or an even number from 4 to 256.",
         )
         _require(
             not (self.norm == "rmsnorm" and self.norm_bias),
@@ -228,7 +239,8 @@ def count_parameters(config: ModelConfig) -> ParameterCount:
     tables = vocab * (1 + config.value_embeddings) + config.token_types
     if config.positions == "learned":
         tables += config.max_length + config.position_offset
-    return ParameterCount(body + tables * width, body)
+    relative = config.relative_positions * config.num_heads
+    return ParameterCount(body + tables * width + relative, body)
 
 
 def flops_per_token(

@@ -217,6 +217,8 @@ class Encoder(nn.Module):
         self.embeddings = Embeddings(config, tokens)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
         self.final_norm = make_norm(config, config.final_norm)
+        rows = config.relative_positions
+        self.relative_positions = nn.Embedding(rows, config.num_heads) if rows else None
         vocab = self.embeddings.tokens.num_embeddings
         widths = config.value_embeddings * config.hidden_size  # all tables side by side
         self.value_tokens = nn.Embedding(vocab, widths) if widths else None
@@ -328,8 +330,9 @@ class Encoder(nn.Module):
             rope = rope_tables(positions_T, config.head_size, theta)
         dropout = config.attention_dropout if self.training else 0.0
         dtype = compute_dtype(hidden_TD)
+        table_RH = None if self.relative_positions is None else self.relative_positions.weight
         return rope, attention.prepare(
-            self.kernel, packing, positions_T.shape[0], window, dtype, dropout
+            self.kernel, packing, positions_T.shape[0], window, dtype, dropout, table_RH
         )
 
 

@@ -44,6 +44,7 @@ CODE = (  # files of this folder that `trust_remote_code` needs; config.json nam
     "init.py",
     "layers.py",
     "packing.py",
+    "relative_positions.py",
 )
 AUTO_CLASSES = {  # class of transformers -> class of hf_adapter.py
     "AutoConfig": "CrammingConfig",
@@ -162,7 +163,7 @@ def _special_ids(
         if token_ids[kind] is None:
             raise UserError(f"{tokenizer_file}: has no entry {token!r} ({kind})")
     ids = {"pad_token_id": token_ids["pad_token"]}
-    if stock_family(config) in ("modernbert", "roberta"):
+    if stock_family(config) in ("modernbert", "mpnet", "roberta"):
         roles = {"cls": "cls", "sep": "sep", "bos": "cls", "eos": "sep"}
         ids |= {f"{name}_token_id": token_ids[f"{role}_token"] for name, role in roles.items()}
     return ids

@@ -33,6 +33,7 @@ from .heads import HeadTransform, capped
 from .init import initialize  # noqa: F401
 from .layers import Rope
 from .packing import Layout, Packing
+from .relative_positions import biased
 
 
 def _choice(name: str) -> Any:
@@ -120,8 +121,12 @@ class GraphEncoder(Encoder):
         if window is not None:
             columns_L = torch.arange(length, device=hidden_TD.device)
             mask_BLL = mask_BLL & ((columns_L[:, None] - columns_L).abs() <= window)
+        mask = mask_BLL[:, None]
+        if self.relative_positions is not None:
+            places_BL = torch.arange(length, device=hidden_TD.device)[None]
+            mask = biased(mask, self.relative_positions.weight, places_BL, length)
         groups = ((hidden_TD.shape[0] // length, length),)
-        return rope, Layout("sdpa", packing, window, groups, (mask_BLL[:, None],))
+        return rope, Layout("sdpa", packing, window, groups, (mask,))
 
 
 class CrammingPreTrainedModel(PreTrainedModel):

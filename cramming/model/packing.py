@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+MASK_MULTIPLE = 8  # row stride of an additive mask, in elements
+
 
 class Packing(NamedTuple):
     """Bounds of the sequences of a batch.
@@ -53,6 +55,7 @@ class Layout(NamedTuple):
     query_bounds_S: Tensor | None = None  # bounds of the sequences within the subset, for varlen
     query_gather_M: Tensor | None = None  # query of each row, where every sequence has one query
     block_mask: Any = None  # `BlockMask` of FlexAttention
+    table_RH: Tensor | None = None  # terms of relative positions for each head, which `masks` hold
 
     def at_queries(self, x_TX: Tensor) -> Tensor:
         """Return the rows of `x_TX` that belong to the query subset."""

@@ -207,6 +207,7 @@ def _modern_from_node(node: Node) -> Node:
 
 _SHARED = {
     "position_offset": 0,
+    "relative_positions": 0,
     "norm": "layernorm",
     "embedding_norm": True,
     "qk_norm": False,

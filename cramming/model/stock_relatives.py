@@ -65,6 +65,28 @@ _DISTIL_SIZES = {
     "hidden_dim": "intermediate_size",
 }
 
+# MPNet ----------------------------------------------------------------------------------------------------------------
+
+_MPNET_LAYER = {
+    "encoder.blocks.{i}.attn.qkv": tuple(
+        f"mpnet.encoder.layer.{{i}}.attention.attn.{part}" for part in "qkv"
+    ),
+    "encoder.blocks.{i}.attn.out": ("mpnet.encoder.layer.{i}.attention.attn.o",),
+    "encoder.blocks.{i}.attn_norm": ("mpnet.encoder.layer.{i}.attention.LayerNorm",),
+}
+_MPNET_ONLY = {"hidden_act": "gelu", "relative_attention_num_buckets": 32}
+
+
+def _mpnet_names(config: ModelConfig) -> Names:
+    """Return RoBERTa's names, with another prefix and another attention."""
+    attention = parameters_of({}, config.num_layers, _MPNET_LAYER)
+    names: Names = {}
+    for parameter, stock in _roberta_names(config).items():
+        names[parameter] = tuple(re.sub(r"^roberta\.", "mpnet.", name) for name in stock)
+    table = "encoder.relative_positions.weight"
+    return {**names, **attention, table: ("mpnet.encoder.relative_attention_bias.weight",)}
+
+
 RELATIVES: dict[str, Family] = {
     "roberta": Family(
         architecture="RobertaForMaskedLM",
@@ -113,6 +135,37 @@ RELATIVES: dict[str, Family] = {
         ignored=r"(vocab_projector|pre_classifier|classifier|qa_outputs)\."
         r"|distilbert\.embeddings\.position_ids$",
         sizes=_DISTIL_SIZES,
+    ),
+    "mpnet": Family(
+        architecture="MPNetForMaskedLM",
+        encoder="MPNetModel",
+        # the class has these numbers, whatever its settings say
+        fixed={
+            **BERT_FIXED,
+            "position_offset": 2,
+            "relative_positions": 32,
+            "token_types": 0,
+            "activation": "gelu",
+        },
+        settings={
+            key: BERT_SETTINGS[key]
+            for key in (
+                "hidden_dropout_prob",
+                "attention_probs_dropout_prob",
+                "layer_norm_eps",
+                "initializer_range",
+            )
+        },
+        only={**_MPNET_ONLY, "tie_word_embeddings": True},
+        to_node=lambda config: {
+            **_MPNET_ONLY,
+            "max_position_embeddings": config.max_length + config.position_offset,
+        },
+        from_node=lambda node: {"max_length": node.get("max_position_embeddings", 512) - 2},
+        names=_mpnet_names,
+        prefix="mpnet.",
+        ignored=r"(mpnet\.pooler|lm_head\.decoder|classifier|qa_outputs)\."
+        r"|mpnet\.embeddings\.position_ids$",
     ),
 }
 # Types that compute the same as RoBERTa and have its names of weights; they are written as RoBERTa.

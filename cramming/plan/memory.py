@@ -23,7 +23,7 @@ from cramming.engine import build_model, equip
 from cramming.model.attention import Packing
 from cramming.model.heads import CHUNK_ELEMENTS, cuda_chunks
 from cramming.parallel.mesh import Mesh
-from cramming.precision import resolve_residual
+from cramming.precision import DTYPES, resolve_residual
 from cramming.recipe import Config, Hardware
 
 # Category of a plan -> those of MemTracker.
@@ -86,7 +86,10 @@ class Simulation:
             if self._is_flash:
                 batch = replace(batch, packing=batch.packing._replace(causal=False))
             self._engine.step([batch], 0.0)
-        return self._by_category(tracker, "peak")
+        by_category = self._by_category(tracker, "peak")
+        if self._is_gpu and self.config.model.relative_positions:
+            by_category["workspace"] += self._bias_bytes(rows)
+        return by_category
 
     @contextmanager
     def _without_data(
@@ -123,6 +126,11 @@ class Simulation:
             for name in ("weights", "gradients", "optimizer"):
                 by_category[name] = int(share * by_category[name])
 
+    def _bias_bytes(self, rows: int) -> int:
+        """Return the bytes of relative positions on a GPU: the mask, its gradient in a layer, and the sum of these."""
+        length, dtype = self.config.train.sequence_length, DTYPES[self.hardware.mode]
+        return 3 * rows * self.config.model.num_heads * length**2 * dtype.itemsize
+
     def _make_gradients(self) -> None:
         for parameter in self._engine.parameters:
             parameter.grad = torch.empty_like(parameter)
@@ -132,6 +140,7 @@ def executed_config(config: Config, hardware: Hardware, memory_bytes: float) -> 
     """Return the configuration that the simulation executes: uncompiled, on one CPU, with nothing offloaded.
 
     fp8 runs as bf16, whose tensors it keeps. FlashAttention on a GPU runs as SDPA over whole rows, as it makes no mask.
+    A GPU's relative positions are counted, not executed: with a gradient of the mask a CPU has no fused attention.
     """
     mode, attention, model, train = hardware.mode, config.attention, config.model, config.train
     precision = config.precision.replace(
@@ -149,6 +158,7 @@ def executed_config(config: Config, hardware: Hardware, memory_bytes: float) -> 
     if hardware.kind == "cuda":
         chunk = memory.loss_chunk or CHUNK_ELEMENTS[cuda_chunks(memory_bytes)]
         memory = memory.replace(loss_chunk=chunk)
+        model = replace(model, relative_positions=0)
     if is_flash(config, hardware):
         model = replace(model, local_window=None, global_every=1)
         train = train.replace(packing="rows")
@@ -169,9 +179,9 @@ def executed_config(config: Config, hardware: Hardware, memory_bytes: float) -> 
 def is_flash(config: Config, hardware: Hardware) -> bool:
     """Return whether attention on this GPU makes no mask and keeps no scores."""
     kernel = config.attention.kernel
-    has_flash = (
-        hardware.has_flash and hardware.mode != "fp32" and config.model.attention_dropout == 0.0
-    )
+    model = config.model
+    adds_to_scores = model.attention_dropout > 0.0 or model.relative_positions > 0
+    has_flash = hardware.has_flash and hardware.mode != "fp32" and not adds_to_scores
     by_flash = has_flash and kernel in ("auto", "varlen")
     return hardware.kind == "cuda" and (by_flash or kernel == "flex")
 

@@ -77,18 +77,21 @@ def load(path: Path) -> Tokenizer:
 
 
 def special_tokens(tokenizer: Tokenizer, place: object = "tokenizer") -> dict[str, str]:
-    """Return the spelling of pad, unk, cls, sep and mask in this tokenizer; UserError if it lacks one."""
+    """Return the spelling of pad, unk, cls, sep and mask in this tokenizer; UserError if it lacks one.
+
+    Added tokens come before mere entries: MPNet's vocabulary still holds those of the BERT that it was made from.
+    """
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
     special, missing = dict[str, str](), list[str]()
     for role, spellings in SPELLINGS.items():
         present = [spelling for spelling in spellings if spelling in vocabulary]
         if present:
-            special[role] = present[0]
+            special[role] = next((token for token in present if token in added), present[0])
         else:
             missing.append(f"{role} ({' or '.join(spellings)})")
     if not missing:
         return special
-    added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
     has = sorted({*special.values(), *added[:10]})
     raise UserError(
         f"tokenizer.path={place}: no special token for {', '.join(missing)}, which a masked model needs; the file has"

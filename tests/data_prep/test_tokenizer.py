@@ -26,6 +26,7 @@ from data_prep.tokenizer.load import (
     describe,
     describe_for_transformers,
     load,
+    special_tokens,
 )
 from data_prep.tokenizer.train import TRAINERS, Sample, train
 
@@ -273,6 +274,14 @@ def test_special_tokens_of_known_families_are_mapped(tmp_path: Path, special: st
     assert info.special == {"pad": pad, "unk": unk, "cls": cls, "sep": sep, "mask": mask}
     between = [sep, sep] if cls == "<s>" else [sep]
     assert tokenizer.encode("a", "a").tokens == [cls, "a", *between, "a", sep]
+
+
+def test_added_tokens_come_before_entries_of_another_tokenizer() -> None:
+    """MPNet's vocabulary holds BERT's special tokens, which are plain entries there."""
+    words = ["<s>", "<pad>", "</s>", "<unk>", *SPECIAL_TOKENS.values(), "<mask>"]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    tokenizer = transformers.MPNetTokenizer(vocab=vocabulary).backend_tokenizer
+    assert list(special_tokens(tokenizer).values()) == ["<pad>", "[UNK]", "<s>", "</s>", "<mask>"]
 
 
 def test_sample_is_bounded_even_in_order_and_the_same_for_any_tasks() -> None:

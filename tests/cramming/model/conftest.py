@@ -1,5 +1,6 @@
 """Packings and the definition of attention, small configurations of each family, models on padded and packed rows."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -77,6 +78,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "attention gate": {"attention_gate": True},
     "late layers": {"late_layers": 2},
     "convolution": {"convolution": 2},
+    "relative positions": {"relative_positions": 8},
 }
 IN_STOCK = (
     "relu2",
@@ -85,7 +87,25 @@ IN_STOCK = (
 )  # which transformers' own classes have, or which train only
 
 
-def alone(qkv: Tensor, packing: Packing, window: int | None) -> Tensor:
+def row_of(distance: int, num_rows: int) -> int:
+    """Return the row of T5's table for this distance from query to key."""
+    half, length = num_rows // 2, abs(distance)
+    exact, direction = half // 2, half * (distance > 0)
+    if length < exact:
+        return direction + length
+    steps = int(math.log(length / exact) / math.log(128 / exact) * (half - exact))
+    return direction + min(exact + steps, half - 1)
+
+
+def relative_terms(table_RH: Tensor, length: int) -> Tensor:
+    """Return the terms of the scores [heads, queries, keys] of one sequence."""
+    rows = [[row_of(k - q, len(table_RH)) for k in range(length)] for q in range(length)]
+    return table_RH[torch.tensor(rows)].permute(2, 0, 1)
+
+
+def alone(
+    qkv: Tensor, packing: Packing, window: int | None, table_RH: Tensor | None = None
+) -> Tensor:
     """Attention by its definition: a softmax over each sequence by itself, a window to both sides or the one before."""
     outputs = []
     for first, last in zip(packing.bounds_S[:-1].tolist(), packing.bounds_S[1:].tolist()):
@@ -95,6 +115,8 @@ def alone(qkv: Tensor, packing: Packing, window: int | None) -> Tensor:
         if packing.causal:
             hidden = hidden | (place > place[:, None])
         scores = torch.einsum("qhk,lhk->hql", q, k) * q.shape[-1] ** -0.5
+        if table_RH is not None and last > first:
+            scores = scores + relative_terms(table_RH, last - first)
         outputs.append(
             torch.einsum("hql,lhk->qhk", scores.masked_fill(hidden, -torch.inf).softmax(-1), v)
         )

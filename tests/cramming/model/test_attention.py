@@ -26,13 +26,19 @@ IN_FP32 = ("products", "sdpa", "padded")  # the softmax, at least
 
 
 def compare(
-    kernel: str, packing: Packing, window: int | None, subset: Tensor, size: int = SIZE
+    kernel: str,
+    packing: Packing,
+    window: int | None,
+    subset: Tensor,
+    size: int = SIZE,
+    table_RH: Tensor | None = None,
 ) -> None:
     """Compare output and gradients of a weighted sum with the definition in fp64, for all tokens and a query subset."""
     qkv = torch.randn(TOKENS, 3, HEADS, size, dtype=torch.float64, requires_grad=True)
     q, k, v = qkv.unbind(1)
-    layout = attention.prepare(kernel, packing, TOKENS, window, qkv.dtype, 0.0)
-    truth = alone(qkv, packing, window)
+    layout = attention.prepare(kernel, packing, TOKENS, window, qkv.dtype, 0.0, table_RH)
+    truth = alone(qkv, packing, window, table_RH)
+    leaves = [qkv] if table_RH is None else [qkv, table_RH]
     outputs = [(attention.attend(q, k, v, layout), truth)]
     fewer = attention.restrict(layout, subset, TOKENS)
     assert fewer is not None or (packing.whole_rows is None and kernel != "flex")
@@ -43,7 +49,7 @@ def compare(
         d_out = torch.randn_like(expected)
         torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
         gradients = [
-            torch.autograd.grad(x, qkv, d_out, retain_graph=True)[0] for x in (out, expected)
+            torch.autograd.grad(x, leaves, d_out, retain_graph=True) for x in (out, expected)
         ]
         torch.testing.assert_close(*gradients, atol=tolerance, rtol=tolerance)
 
@@ -67,6 +73,25 @@ def test_a_kernel_is_the_definition(
 ) -> None:
     """A query subset where a kernel or, in rows, SDPA can do it: a last layer costs the FLOPs that are counted."""
     compare(kernel, PACKINGS[packing]._replace(causal=causal), window, SUBSET)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize(
+    ("kernel", "packing"),
+    [
+        *(("sdpa", packing) for packing in ("rows", "in rows")),
+        *((kernel, packing) for kernel in ("padded", "products") for packing in PACKINGS),
+    ],
+)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("num_rows", [4, 32])
+def test_relative_positions_are_terms_of_the_scores(
+    kernel: str, packing: str, window: int | None, causal: bool, num_rows: int
+) -> None:
+    """By the distance within a sequence, whatever the packing; the table gets its gradient."""
+    table_RH = torch.randn(num_rows, HEADS, dtype=torch.float64, requires_grad=True)
+    packed = PACKINGS[packing]._replace(causal=causal)
+    compare(kernel, packed, window, SUBSET, table_RH=table_RH)
 
 
 @pytest.mark.parametrize("size", [4, 12])
@@ -292,6 +317,15 @@ def test_where_a_kernel_cannot_run(
         if says is None
         else str(reason).startswith(f"attention.kernel={kernel}: {says}")
     )
+
+
+def test_a_kernel_that_adds_nothing_to_scores_is_refused_and_never_chosen() -> None:
+    table_RH, dtype = torch.randn(32, HEADS), torch.float32
+    with torch.no_grad(), pytest.raises(ValueError, match=r"flex: .* model\.relative_positions=32"):
+        attention.prepare("flex", RAGGED, TOKENS, None, dtype, 0.0, table_RH)
+    on_gpu = cast(Tensor, SimpleNamespace(is_cuda=True, device=torch.device("cuda")))
+    packing = RAGGED._replace(bounds_S=on_gpu)
+    assert attention.choose(packing, None, torch.bfloat16, 0.0, 32) == "padded"
 
 
 def test_a_kernel_that_does_not_take_the_packing_is_refused() -> None:

@@ -118,7 +118,7 @@ def test_yaml_model_has_the_parameters_that_are_counted(name: str) -> None:
 def test_choices_combine(changes: dict[str, Any]) -> None:
     config = replace(SMALL, **changes)
     model = train_step(config)
-    holders = ("encoder.embeddings.", "encoder.value_tokens.")
+    holders = ("encoder.embeddings.", "encoder.value_tokens.", "encoder.relative_positions.")
     tables = sum(
         p.numel() for n, p in model.named_parameters() if n.startswith(holders) and p.ndim == 2
     )
@@ -180,6 +180,8 @@ def test_flops_count_what_a_window_leaves(length: int) -> None:
         ({"num_layers": 0}, "num_layers=0"),
         ({"local_window": 1}, "local_window=1"),
         ({"convolution": -1}, "convolution=-1"),
+        ({"relative_positions": 33}, "relative_positions=33"),
+        ({"relative_positions": 2}, "relative_positions=2"),
         (
             {"value_embeddings": 2, "num_layers": 3},
             "value_embeddings=2",

@@ -128,7 +128,10 @@ def classifier(pooling: str) -> Callable[[CrammingConfig], nn.Module]:
 
 EXPORTED = [
     *((case, trace, CrammingForMaskedLM) for case in CASES),
-    *((case, export, CrammingForMaskedLM) for case in ("windows", "convolution")),
+    *(
+        (case, export, CrammingForMaskedLM)
+        for case in ("windows", "convolution", "relative positions")
+    ),
     *(("crammed", trace, classifier(pooling)) for pooling in ("mean", "cls")),
     ("crammed", export, classifier("mean")),
 ]

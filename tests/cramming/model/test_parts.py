@@ -20,7 +20,7 @@ from cramming.model.config import ModelConfig
 from cramming.model.heads import MaskedLM
 from cramming.model.stock import stock_family
 
-from .conftest import BERT, IN_STOCK, MODERN, PARTS, own_logits, perturbed
+from .conftest import BERT, IN_STOCK, MODERN, PARTS, own_logits, perturbed, relative_terms
 
 # The plainest model that has blocks: no biases, norms without parameters' names to look up, one text.
 PLAIN = replace(
@@ -86,6 +86,9 @@ def plain_logits(config: ModelConfig, w: dict[str, Tensor], ids: Tensor) -> Tens
             )
         used_values.append(v)
         scores = torch.einsum("qhk,lhk->hql", q, k) * config.head_size**-0.5
+        if config.relative_positions:
+            table = w["encoder.relative_positions.weight"]
+            scores = scores + relative_terms(table, len(ids))
         mixed = torch.einsum("hql,lhk->qhk", scores.softmax(-1), v)
         if config.attention_gate:
             mixed = (

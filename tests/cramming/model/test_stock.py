@@ -16,6 +16,8 @@ from transformers import (
     DistilBertForMaskedLM,
     ModernBertConfig,
     ModernBertForMaskedLM,
+    MPNetConfig,
+    MPNetForMaskedLM,
     PreTrainedModel,
     RobertaConfig,
     RobertaForMaskedLM,
@@ -74,6 +76,11 @@ def stock_xlm_roberta() -> XLMRobertaForMaskedLM:
     return XLMRobertaForMaskedLM(XLMRobertaConfig(**ROBERTA_SIZES))
 
 
+def stock_mpnet(**changes: object) -> MPNetForMaskedLM:
+    sizes = {key: value for key, value in ROBERTA_SIZES.items() if key != "type_vocab_size"}
+    return MPNetForMaskedLM(MPNetConfig(**{**sizes, **changes}))
+
+
 def stock_distilbert(**changes: object) -> DistilBertForMaskedLM:
     sizes = {"vocab_size": VOCAB, "dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 80}
     return DistilBertForMaskedLM(
@@ -110,6 +117,7 @@ def assert_equal(native: MaskedLM, stock: PreTrainedModel, lengths: list[int]) -
         lambda: stock_bert(hidden_act="relu2"),
         stock_roberta,
         stock_xlm_roberta,
+        stock_mpnet,
         stock_distilbert,
         lambda: stock_distilbert(activation="relu"),
         stock_modern,
@@ -129,6 +137,24 @@ def test_stock_checkpoint_gives_the_same_logits_here(make: object, tmp_path: Pat
     stock = perturbed(make(), 0.05)  # type: ignore[operator]
     stock.save_pretrained(tmp_path)
     assert_equal(load_masked_lm(tmp_path), stock, [50, 3, 96, 1, 33])
+
+
+def test_mpnets_distances_count_far_and_train_the_same_table(tmp_path: Path) -> None:
+    """Logits and the table's gradient, beyond the 128 tokens from which on all distances are one."""
+    stock = perturbed(stock_mpnet(max_position_embeddings=302), 0.1)
+    stock.save_pretrained(tmp_path)
+    native = load_masked_lm(tmp_path)
+    texts = [torch.randint(3, VOCAB, (n,)) for n in (300, 129, 2, 150)]
+    inputs = padded(texts)
+    theirs = stock(**inputs).logits[inputs["attention_mask"] == 1]
+    ours = torch.cat(own_logits(native, texts))
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+    weights = torch.randn_like(ours)
+    for logits in (ours, theirs):
+        (logits * weights).sum().backward()
+    assert native.encoder.relative_positions is not None
+    ours, theirs = native.encoder.relative_positions, stock.mpnet.encoder.relative_attention_bias
+    torch.testing.assert_close(ours.weight.grad, theirs.weight.grad, atol=1e-5, rtol=1e-5)
 
 
 def model_yaml(name: str, **changes: object) -> ModelConfig:
@@ -199,6 +225,8 @@ def test_modernbert_files_of_older_transformers_are_read(tmp_path: Path) -> None
         ("bert", {"is_decoder": True}, "is_decoder"),
         ("bert", {"tie_word_embeddings": False}, "tie_word_embeddings"),
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
+        ("mpnet", {"relative_attention_num_buckets": 16}, "relative_attention_num_buckets=16"),
+        ("mpnet", {"hidden_act": "relu"}, "hidden_act='relu'"),
         ("modern", {"classifier_activation": "relu"}, "classifier_activation"),
         ("modern", {"layer_types": ["sliding_attention"] + ["full_attention"] * 4}, "layer_types"),
         ("modern", {"mlp_dropout": 0.1}, "mlp_dropout"),
@@ -207,7 +235,7 @@ def test_modernbert_files_of_older_transformers_are_read(tmp_path: Path) -> None
 def test_what_this_model_cannot_compute_is_refused(
     family: str, changes: dict[str, object], message: str, tmp_path: Path
 ) -> None:
-    stock = stock_bert() if family == "bert" else stock_modern()
+    stock = {"bert": stock_bert, "mpnet": stock_mpnet, "modern": stock_modern}[family]()
     type(stock.config)(**{**stock.config.to_dict(), **changes}).save_pretrained(tmp_path)
     with pytest.raises(UserError, match=message) as caught:
         load_encoder_config(tmp_path)
@@ -228,5 +256,8 @@ def test_family_follows_from_the_fields() -> None:
     assert stock_family(model_yaml("crammed-bert")) is None
     assert stock_family(replace(model_yaml("bert-base"), token_types=0)) == "distilbert"
     assert stock_family(replace(model_yaml("bert-base"), position_offset=2)) == "roberta"
+    relative = replace(model_yaml("bert-base"), relative_positions=32)
+    assert stock_family(relative) is None
+    assert stock_family(replace(relative, position_offset=2, token_types=0)) == "mpnet"
     assert stock_family(replace(model_yaml("modern"), first_attn_norm=True)) is None
     assert stock_family(replace(model_yaml("modern"), qk_norm=True)) is None

@@ -169,6 +169,21 @@ def test_flash_attention_of_a_gpu_needs_no_masks(simulate: Simulate) -> None:
     assert total(masked) > total(rows)
 
 
+def test_relative_positions_take_masks_but_keep_no_scores_of_a_gpu(simulate: Simulate) -> None:
+    peaks = {}
+    for kind in ("cpu", "cuda"):
+        for count in (4, 8):
+            simulation = simulate(
+                kind=kind, mode="bf16", num_layers=count, relative_positions=32, num_heads=8
+            )
+            peaks[kind, count] = total(simulation.peak(64))
+    scores_bytes = 2 * 64 * 8 * LENGTH**2
+    more_on_cpu, more_on_gpu = (peaks[kind, 8] - peaks[kind, 4] for kind in ("cpu", "cuda"))
+    assert more_on_cpu > more_on_gpu + 4 * scores_bytes
+    flash = total(simulate(kind="cuda", mode="bf16", num_heads=8).peak(64))
+    assert peaks["cuda", 4] > flash + scores_bytes
+
+
 def test_a_large_card_and_who_sets_it_have_more_logits_at_a_time(simulate: Simulate) -> None:
     as_set = f"memory.loss_chunk={CHUNK_ELEMENTS['large cuda']}"
     small, large, small_as_set = (
@@ -231,6 +246,7 @@ MEASURED = [  # shape, rows of a micro-batch, micro-batches, overrides
     ("256x4", 64, 1, ["train.packing=documents"]),
     ("768x12", 8, 1, []),
     ("768x12", 4, 2, []),
+    ("256x4", 64, 1, ["model.relative_positions=32"]),
 ]
 
 

@@ -19,6 +19,9 @@ from transformers import (
     DistilBertForMaskedLM,
     ModernBertConfig,
     ModernBertForMaskedLM,
+    MPNetConfig,
+    MPNetForMaskedLM,
+    MPNetTokenizer,
     PreTrainedModel,
     RobertaConfig,
     RobertaForMaskedLM,
@@ -66,6 +69,7 @@ MODERN_IDS = {
 }
 BERT_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ROBERTA_TOKENS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+MPNET_TOKENS = (*ROBERTA_TOKENS[:4], *BERT_TOKENS, ROBERTA_TOKENS[4])  # BERT's are mere entries
 STOCK: dict[str, tuple[Callable[[], PreTrainedModel], tuple[str, ...]]] = {
     "bert": (lambda: BertForMaskedLM(BertConfig(**SIZES)), BERT_TOKENS),
     "distilbert": (lambda: DistilBertForMaskedLM(DistilBertConfig(**DISTIL_SIZES)), BERT_TOKENS),
@@ -81,12 +85,16 @@ STOCK: dict[str, tuple[Callable[[], PreTrainedModel], tuple[str, ...]]] = {
         lambda: XLMRobertaForMaskedLM(XLMRobertaConfig(**SIZES, type_vocab_size=1)),
         ROBERTA_TOKENS,
     ),
+    "mpnet": (lambda: MPNetForMaskedLM(MPNetConfig(**SIZES)), MPNET_TOKENS),
 }
 
 
 def write_tokenizer(file: Path, special: tuple[str, ...]) -> None:
     words = [*special, *(f"w{i}" for i in range(VOCABULARY - len(special)))]
     vocabulary = {word: i for i, word in enumerate(words)}
+    if special == MPNET_TOKENS:
+        MPNetTokenizer(vocab=vocabulary).backend_tokenizer.save(str(file))
+        return
     unknown = next(token for token in special if "unk" in token.lower())
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=unknown))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -149,8 +157,9 @@ def test_an_untrained_checkpoint_is_exported_as_it_was(
     names = {f"{role}_token": token for role, token in special_tokens(tokenizer).items()}
     save_pretrained(model, tmp_path / "out", source / "tokenizer.json", names)
     assert_same_weights(source, tmp_path / "out")
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config["pad_token_id"] == tokenizer.token_to_id(names["pad_token"])
+    configs = [json.loads((tmp_path / f / "config.json").read_text()) for f in ("source", "out")]
+    assert configs[0]["pad_token_id"] == configs[1]["pad_token_id"]
+    assert configs[1]["pad_token_id"] == tokenizer.token_to_id(names["pad_token"])
 
 
 def test_a_run_at_rate_zero_ends_with_the_checkpoints_weights(
@@ -229,7 +238,7 @@ def test_the_checkpoint_decides_about_the_model(bert: Path, words: list[str], pr
 
 def test_what_does_not_map_is_refused_with_what_is_supported(bert: Path) -> None:
     config = json.loads((bert / "config.json").read_text())
-    for change in ({"model_type": "mpnet"}, {"is_decoder": True}, {"hidden_act": "tanh"}):
+    for change in ({"model_type": "electra"}, {"is_decoder": True}, {"hidden_act": "tanh"}):
         (bert / "config.json").write_text(json.dumps({**config, **change}))
         with pytest.raises(UserError, match="Give a checkpoint of BERT, RoBERTa") as caught:
             compose_recipe(["start=checkpoint", f"start.path={bert}"])
