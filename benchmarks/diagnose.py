@@ -1,12 +1,12 @@
 """Is the planted cause named first by `cramming diagnose`, and is nothing named where nothing is wrong?
 
-    python benchmarks/diagnose.py --work <folder> --text <folder with text files> [--only rate_x30,seed] [--out <file>]
+    python benchmarks/diagnose.py --work <folder> --text <folder with text files> [--seed 1] [--out <file>]
 
 Twelve ills are planted into small runs on the embedded corpus: by settings, by the text, or by a change of the code in
 the child process that trains (`PLANTS`). Ten runs with other seeds, models, objectives and corpora are healthy; three
 of them read real text (`--text`: wiki_core.00.txt.xz and novels_eltec.txt.xz). `SECOND` are eight more ills and
-one more healthy run, made once the limits were set. A corpus or run that is there already is used as it is, so the
-script can be started again for the diagnosis alone.
+one more healthy run, made once the limits were set. `--seed` gives all of them other weights, batches and texts. A
+corpus or run that is there already is used as it is, so the script can be started again for the diagnosis alone.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import platform
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import islice
@@ -31,6 +31,7 @@ from cramming import device as devices
 from data_prep.synthetic.documents import documents
 
 WORDS = 1_000_000  # of a planted text, as the embedded corpus has
+WIKI_SHARDS, NOVEL_PARTS = 8, 7
 STUCK_SCALE = 2.0**40
 SMALL = ("model.hidden_size=128", "model.num_layers=3", "model.num_heads=4")
 BERT = ("model=bert-base", *SMALL, "model.intermediate_size=512", "model.max_length=128")
@@ -41,7 +42,7 @@ CRAMMED = ("model=crammed-bert", *SMALL, "model.intermediate_size=256", "model.m
 class Case:
     """A run: overrides of its corpus and of its training, what is planted, and the finding that must come first.
 
-    `expected`: None for a healthy run. `plant`: a key of `PLANTS`.
+    `expected`: None for a healthy run. `plant`: a key of `PLANTS`. `seed` and `text_seed` count from `--seed`.
     """
 
     name: str
@@ -49,6 +50,8 @@ class Case:
     corpus: tuple[str, ...] = ()
     training: tuple[str, ...] = ("budget.steps=400",)
     plant: str = ""
+    seed: int = 0
+    text_seed: int = 0
 
 
 def text_case(name: str, expected: str | None, file: str, *training: str) -> Case:
@@ -98,12 +101,12 @@ NOVELS = (
     "tokenizer.vocab_size=4096",
 )
 HEALTHY = (
-    Case("seed", None, training=("budget.steps=400", "seed=1")),
-    Case("other_text", None, ("data.seed=5",), ("budget.steps=400", "seed=2")),
-    Case("bert", None, training=("budget.steps=600", *BERT, "optim.lr=1e-3", "seed=3")),
-    Case("crammed", None, training=("budget.steps=400", *CRAMMED, "seed=4")),
-    Case("muon", None, training=("budget.steps=400", "optim=muon", "seed=5")),
-    Case("all_mask", None, training=("budget.steps=400", "objective=mlm-allmask", "seed=6")),
+    Case("seed", None, seed=1),
+    Case("other_text", None, seed=2, text_seed=5),
+    Case("bert", None, training=("budget.steps=600", *BERT, "optim.lr=1e-3"), seed=3),
+    Case("crammed", None, training=("budget.steps=400", *CRAMMED), seed=4),
+    Case("muon", None, training=("budget.steps=400", "optim=muon"), seed=5),
+    Case("all_mask", None, training=("budget.steps=400", "objective=mlm-allmask"), seed=6),
     Case(
         "constant_batch_32",
         None,
@@ -117,8 +120,8 @@ HEALTHY = (
             "train.packing=documents",
         ),
     ),
-    Case("wiki", None, WIKI, ("budget.steps=700", "seed=7")),
-    Case("wiki_bert", None, WIKI, ("budget.steps=700", *BERT, "optim.lr=1e-3", "seed=8")),
+    Case("wiki", None, WIKI, ("budget.steps=700",), seed=7),
+    Case("wiki_bert", None, WIKI, ("budget.steps=700", *BERT, "optim.lr=1e-3"), seed=8),
     Case(
         "novels_bpe",
         None,
@@ -129,20 +132,22 @@ HEALTHY = (
 # Runs that were made after the limits of eval/diagnose/findings.py had been set by those above.
 SHORT, SHORTEST = "budget.steps=300", "budget.steps=100"
 SECOND = (
-    Case("second_rate_x30", "rate_too_high", WIKI, (SHORT, "optim.lr=0.09", "seed=11")),
+    Case("second_rate_x30", "rate_too_high", WIKI, (SHORT, "optim.lr=0.09"), seed=11),
     Case("second_rate_100th", "rate_too_low", training=(SHORT, *BERT, "optim.lr=1e-5")),
     Case("second_frozen_block", "frozen_parameters", training=(SHORT, *BERT), plant="frozen_block"),
     Case(
         "second_shuffled_words",
         "no_word_order",
         ("data=text", "data.paths=[texts/wiki_shuffled.txt]", *WIKI[2:]),
-        (SHORTEST, "seed=13"),
+        (SHORTEST,),
+        seed=13,
     ),
     Case(
         "second_repeated_lines",
         "repeated_text",
         ("data=text", "data.paths=[texts/wiki_repeated.txt]", *WIKI[2:]),
-        (SHORTEST, "seed=14"),
+        (SHORTEST,),
+        seed=14,
     ),
     Case(
         "second_tiny_vocabulary",
@@ -154,7 +159,8 @@ SECOND = (
         "second_wrong_tokenizer",
         "wrong_tokenizer",
         (*WIKI[:3], "tokenizer.path=texts/embedded.json"),
-        (SHORTEST, "seed=15"),
+        (SHORTEST,),
+        seed=15,
     ),
     Case(
         "second_shifted_labels", "shifted_labels", training=(SHORT, *BERT), plant="shifted_labels"
@@ -166,32 +172,37 @@ CASES = {case.name: case for case in (*ILLS, *HEALTHY, *SECOND)}
 # Texts ------------------------------------------------------------------------------------------------------------
 
 
-def write_texts(folder: Path, sources: Path | None) -> None:
+def write_texts(folder: Path, sources: Path | None, seed: int) -> None:
     """Write the planted texts, the wrong tokenizer and samples of real text, what of them is not there yet."""
     folder.mkdir(parents=True, exist_ok=True)
-    originals = documents(0, WORDS)
-    rng = random.Random(0)
+    rng = random.Random(seed)
+
+    def embedded() -> Iterator[str]:
+        return documents(seed, WORDS)
+
     makers: dict[str, Callable[[], str]] = {
-        "repeated.txt": lambda: "\n\n".join(with_repeated_lines(originals, rng)),
-        "shuffled.txt": lambda: "\n\n".join(shuffled(text, rng) for text in documents(0, WORDS)),
-        "rot13.txt": lambda: "\n\n".join(codecs.encode(t, "rot13") for t in documents(0, WORDS)),
+        "repeated.txt": lambda: "\n\n".join(with_repeated_lines(embedded(), rng)),
+        "shuffled.txt": lambda: "\n\n".join(shuffled(text, rng) for text in embedded()),
+        "rot13.txt": lambda: "\n\n".join(codecs.encode(text, "rot13") for text in embedded()),
     }
     if sources is not None:
-        makers["wiki.txt"] = lambda: first_documents(sources / "wiki_core.00.txt.xz", 500)
+        shard = sources / f"wiki_core.0{seed % WIKI_SHARDS}.txt.xz"
+        novels = sources / "novels_eltec.txt.xz"
+        makers["wiki.txt"] = lambda: first_documents(shard, 500)
         makers["wiki_shuffled.txt"] = lambda: "\n\n".join(
             shuffled(text, rng) for text in wiki_documents(folder)
         )
         makers["wiki_repeated.txt"] = lambda: "\n\n".join(
             with_shared_lines(wiki_documents(folder), rng)
         )
-        makers["novels.txt"] = lambda: first_characters(sources / "novels_eltec.txt.xz", 8_000_000)
+        makers["novels.txt"] = lambda: part_of(novels, seed % NOVEL_PARTS, 8_000_000)
     for name, make in makers.items():
         path = folder / name
         if not path.exists():
             path.write_text(make(), encoding="utf-8")
     for name, words in (
         ("rot13", ["data=text", f"data.paths=[{folder / 'rot13.txt'}]"]),
-        ("embedded", []),
+        ("embedded", [f"data.seed={seed}"]),
     ):
         tokenizer = folder / f"{name}.json"
         if not tokenizer.exists():
@@ -247,10 +258,12 @@ def first_documents(path: Path, count: int) -> str:
     return "\n\n".join(texts[:count])
 
 
-def first_characters(path: Path, count: int) -> str:
-    """Return the beginning of a packed text file."""
+def part_of(path: Path, number: int, characters: int) -> str:
+    """Return a part of a packed text file; part 0 is its beginning."""
     with lzma.open(path, "rt", encoding="utf-8") as file:
-        return file.read(count)
+        for _ in range(number):
+            file.read(characters)
+        return file.read(characters)
 
 
 # Plants: changes of the code in the process that trains -----------------------------------------------------------
@@ -348,13 +361,14 @@ def command(words: list[str], work: Path, plant: str = "") -> str:
     return done.stdout
 
 
-def train(case: Case, work: Path) -> Path:
+def train(case: Case, work: Path, seed: int) -> Path:
     """Prepare and train a case, what of it is not done yet; returns the run folder."""
     run = work / "runs" / case.name
     if not (run / "run.jsonl").exists():
-        command(["prepare", *case.corpus], work)
-        words = ["pretrain", "--name", case.name, "--device", "cpu", *case.corpus, *case.training]
-        command(words, work, case.plant)
+        corpus = [*case.corpus, f"data.seed={case.text_seed + seed}"]
+        command(["prepare", *corpus], work)
+        words = ["pretrain", "--name", case.name, "--device", "cpu", *corpus, *case.training]
+        command([*words, f"seed={case.seed + seed}"], work, case.plant)
     return run
 
 
@@ -400,16 +414,17 @@ def main() -> None:
         "--work", type=Path, required=True, help="folder of texts, corpora and runs"
     )
     parser.add_argument("--text", type=Path, help="folder with the real text")
+    parser.add_argument("--seed", type=int, default=0, help="added to the seeds of all cases")
     parser.add_argument("--only", help="names of cases, separated by commas")
     parser.add_argument("--train-only", action="store_true", help="leave the diagnosis out")
     parser.add_argument("--out", type=Path, help="file of the table, and raw numbers beside it")
     args = parser.parse_args()
     work = args.work.resolve()
-    write_texts(work / "texts", args.text)
+    write_texts(work / "texts", args.text, args.seed)
     names = args.only.split(",") if args.only else list(CASES)
     rows = []
     for name in names:
-        run = train(CASES[name], work)
+        run = train(CASES[name], work, args.seed)
         if not args.train_only:
             printed = command(["diagnose", str(run), "--json"], work)
             rows.append((CASES[name], json.loads(printed)))

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 
 from cramming.config import UserError, build, require, settings_hash, shown, suggestion
+from cramming.data.suites import SUITE_OF
+from cramming.data.task_files import Task
 from cramming.device import describe, select
 from cramming.environment import environment
 from cramming.files import lock, overwrite_atomically
@@ -37,18 +39,15 @@ from eval.finetune.scoring import conditions, fine_tune, refuse_pair_without_typ
 from eval.own_tasks.baselines import BASELINES
 from eval.own_tasks.compare import compare
 from eval.own_tasks.page import Result, show, write
-from eval.own_tasks.readers import OwnTaskData, read_own_task
-from eval.own_tasks.task_file import read_task_file
+from eval.own_tasks.readers import OwnTaskData, glue_task, read_own_task
+from eval.own_tasks.task_file import OwnTask, read_task_file
 from eval.tasks.datasets import TaskData, seen_in_training
+from eval.tasks.locate import find_suite
 
-# settings of section `eval` for GLUE's files and run logs, and the only value that they have here
-GLUE_SETTINGS = {
-    "source": "local",
-    "data_dir": None,
-    "minimal_pairs": None,
-    "sweep": False,
-    "predict_test": False,
-}
+# settings of section `eval` for GLUE's test sets and run logs, and the only value that they have here
+GLUE_SETTINGS = {"minimal_pairs": None, "sweep": False, "predict_test": False}
+# those that say where the files of GLUE's tasks are, and their values without such a task
+GLUE_PLACES = {"source": "local", "data_dir": None}
 Sets = dict[str, np.ndarray]  # predictions by labelled set
 
 
@@ -86,7 +85,7 @@ def main(
     device = select(invocation.device)
     folder = out or Path("scores") / tasks_file.stem
     require(not folder.is_file(), f"--out={folder}: is a file. Give a folder.")
-    tasks = read_tasks(tasks_file, settings.tasks)
+    tasks = read_tasks(tasks_file, settings)
     machine = environment(asdict(describe(device)))
     with ExitStack() as stack:
         models = open_models(model, settings.hyperparameters.max_length, checkpoint, stack)
@@ -104,7 +103,7 @@ def check(
     settings = build(EvalConfig, recipe["eval"], "eval")
     _refuse_settings(settings)
     select(invocation.device)
-    tasks = read_tasks(tasks_file, settings.tasks)
+    tasks = read_tasks(tasks_file, settings)
     open_models(model, settings.hyperparameters.max_length, None, ExitStack())
     return [f"tasks: {', '.join(data.name for data in tasks)} of {tasks_file}"]
 
@@ -123,9 +122,17 @@ def _refuse_settings(settings: EvalConfig) -> None:
     )
 
 
-def read_tasks(path: Path, wanted: Sequence[str] | None) -> list[OwnTaskData]:
-    """Return the tasks of a file, or those of these names; raise UserError for an error in the file or the data."""
+def read_tasks(path: Path, settings: EvalConfig) -> list[OwnTaskData]:
+    """Return the tasks of a file, or those of `eval.tasks`; raise UserError for an error in the file or the data."""
     tasks = read_task_file(path)
+    has_glue = any(isinstance(task, Task) for task in tasks.values())
+    for name, default in GLUE_PLACES.items():
+        value = getattr(settings, name)
+        require(
+            has_glue or value == default,
+            f"eval.{name}={shown(value)}: {path} has no task of GLUE. Set eval.{name}={shown(default)}.",
+        )
+    wanted = settings.tasks
     for name in wanted or ():
         require(name in tasks, f"eval.tasks={name}: not in {path}. {suggestion(name, tasks)}")
     names = [name for name in tasks if wanted is None or name in wanted]
@@ -133,12 +140,14 @@ def read_tasks(path: Path, wanted: Sequence[str] | None) -> list[OwnTaskData]:
     with Progress("read", len(names), "tasks") as bar:
         for name in names:
             bar.note(name)
-            data.append(_read(path, name, tasks[name]))
+            data.append(_read(path, name, tasks[name], settings))
             bar.advance()
     return data
 
 
-def _read(path: Path, name: str, task: Any) -> OwnTaskData:
+def _read(path: Path, name: str, task: OwnTask | Task, settings: EvalConfig) -> OwnTaskData:
+    if isinstance(task, Task):
+        return _read_glue(path, task, settings)
     try:
         return read_own_task(name, task)
     except UserError as error:
@@ -146,6 +155,22 @@ def _read(path: Path, name: str, task: Any) -> OwnTaskData:
         raise UserError(
             f"{path}: {problem}" if problem.startswith(f"{name}.") else problem
         ) from None
+
+
+def _read_glue(path: Path, task: Task, settings: EvalConfig) -> OwnTaskData:
+    """Return a task of GLUE from where `cramming glue` reads it."""
+    source = settings.source
+    require(
+        SUITE_OF[source] == "glue",
+        f"eval.source={source}: {path} has tasks of GLUE. Set local or hub.",
+    )
+    require(
+        settings.data_dir or source == "hub",
+        f"eval.data_dir=null: {path} has tasks of GLUE. Give the folder with CoLA/, SST-2/, ...,"
+        " or set eval.source=hub.",
+    )
+    suite = find_suite(source, settings.data_dir, [task.name], corpus=Path())
+    return glue_task(suite.read(task))
 
 
 def open_models(
@@ -194,7 +219,9 @@ def _score_all(scoring: Scoring, models: Mapping[str, ModelSource]) -> list[Resu
     reference = next(iter(models))
     results = []
     for data in scoring.tasks:
+        train = data.parts[0].train
         for name in data.sets:
+            splits = data.splits(name)
             set_predictions: dict[str, list[np.ndarray]] = {}
             for competitor, per_seed in predictions[data.name].items():
                 set_predictions[competitor] = [sets[name] for sets in per_seed]
@@ -204,8 +231,10 @@ def _score_all(scoring: Scoring, models: Mapping[str, ModelSource]) -> list[Resu
                     name,
                     data.task.kind,
                     data.metric,
-                    train_examples=len(data.parts[0].train),
-                    examples=sum(len(split) for split in data.splits(name)),
+                    train_examples=len(train),
+                    official_train_examples=train.source.examples,
+                    examples=sum(len(split) for split in splits),
+                    official_examples=sum(split.source.examples for split in splits),
                     seen_in_training=_count_seen(data, name),
                     reference=reference,
                     comparisons=compare(data, name, set_predictions, reference),

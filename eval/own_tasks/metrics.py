@@ -124,6 +124,7 @@ METRICS: dict[str, Metric] = {
     "macro_f1": Metric(macro_f1),
     "f1": Metric(f1),
     "matthews": Metric(matthews),
+    "matthews_correlation": Metric(matthews),  # its name in GLUE
     "pearson": Metric(pearson),
     "spearman": Metric(spearman),
     "mse": Metric(mse, higher_is_better=False),

@@ -19,7 +19,8 @@ SMALLEST_P = 2 / (1 + RESAMPLES)
 class Result:
     """Comparisons on one labelled set of a task with the competitor `reference`.
 
-    `seen_in_training` is the number of scored examples that are training examples too.
+    `seen_in_training` is the number of scored examples that are training examples too. Official numbers are those of
+    GLUE's files, of which a folder may have a part; for own tasks they are the same.
     """
 
     task: str
@@ -27,7 +28,9 @@ class Result:
     kind: str
     metric: str
     train_examples: int
+    official_train_examples: int
     examples: int
+    official_examples: int
     seen_in_training: int
     reference: str
     comparisons: list[Comparison]
@@ -41,7 +44,8 @@ class Result:
         )
         return (
             f"{self.task} ({self.labelled_set}): {self.metric}{direction};"
-            f" {self.train_examples:,} training examples, {self.examples:,} scored{seen}"
+            f" {_count(self.train_examples, self.official_train_examples)} training examples,"
+            f" {_count(self.examples, self.official_examples)} scored{seen}"
         )
 
     def headers(self) -> list[str]:
@@ -108,6 +112,10 @@ def _notes(provenance: Mapping[str, Any]) -> Iterator[str]:
     yield "- `random init`: fresh weights of the same architecture. Bag of words and constant class have no encoder."
     for name, model in provenance["models"].items():
         yield f"- {name}: weights {model['sha256'][:12]}."
+
+
+def _count(examples: int, official: int) -> str:
+    return f"{examples:,}" if examples == official else f"{examples:,} of {official:,}"
 
 
 def _number(value: float | None, sign: str = "") -> str:

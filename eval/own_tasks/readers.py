@@ -1,4 +1,4 @@
-"""Readers of user files as fine-tuning tasks: CSV, TSV, JSON lines, parquet, CoNLL columns.
+"""Readers of user files as fine-tuning tasks: CSV, TSV, JSON lines, parquet, CoNLL columns. GLUE as such tasks.
 
 A row that cannot be read raises a UserError with its file and number, counted from 1 after a header.
 """
@@ -6,7 +6,7 @@ A row that cannot be read raises a UserError with its file and number, counted f
 import csv
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import numpy as np
 from cramming.config import UserError, require, shown, suggestion
 from cramming.data.task_files import ExampleFile, Task
 from eval.own_tasks.task_file import OwnTask
-from eval.tasks.datasets import Split, TaskData
+from eval.tasks.datasets import Split, TaskData, in_one_order
 
 FOLD_SEED = 0  # the folds are the same for every model
 LABEL_SEPARATOR = "|"  # separator in a text column with several labels
@@ -89,6 +89,16 @@ def read_own_task(name: str, task: OwnTask) -> OwnTaskData:
     scored = tuple(split for part, split in splits.items() if part != "train")
     single_task = _task(name, task, labels, scored)
     return OwnTaskData(name, task.metric, (TaskData(single_task, splits["train"], scored),))
+
+
+def glue_task(data: TaskData) -> OwnTaskData:
+    """Return a task of GLUE without its test sets; a labelled set is named by its file: `dev`, or `dev_matched`."""
+    scored = []
+    for split in data.scored:
+        source = replace(split.source, entry=Path(split.source.file).stem)
+        scored.append(replace(split, source=source))
+    part = replace(in_one_order(data), scored=tuple(scored), blind=())
+    return OwnTaskData(data.task.name, data.task.main_metric, (part,))
 
 
 def _task(name: str, task: OwnTask, labels: tuple[str, ...], scored: Sequence[Split]) -> Task:

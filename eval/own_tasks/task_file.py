@@ -7,7 +7,9 @@
       label: label
       metric: f1
 
-Paths are relative to the folder of the file.
+    glue: [rte, stsb]
+
+Paths are relative to the folder of the file. Key `glue` lists tasks of GLUE.
 """
 
 import re
@@ -17,8 +19,17 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from cramming.config import LocalPath, Section, Text, UserError, build, require, suggestion
-from cramming.data.task_files import Kind
+from cramming.config import (
+    LocalPath,
+    Section,
+    Text,
+    UserError,
+    build,
+    require,
+    suggestion,
+    unknown_choice,
+)
+from cramming.data.task_files import GLUE, Kind, Task
 
 MetricName = Literal[
     "accuracy", "macro_f1", "f1", "matthews", "pearson", "spearman", "mse", "span_f1"
@@ -40,6 +51,9 @@ def _as_list(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
+Names = Annotated[tuple[Text, ...], BeforeValidator(_as_list), Field(min_length=1)]
+
+
 class Files(Section):
     """Files of a task: the training set, and the labelled sets that are scored."""
 
@@ -59,7 +73,7 @@ class OwnTask(Section):
     kind: Kind
     files: Files
     folds: Annotated[int, Field(ge=2, le=50)] | None = None
-    text: Annotated[tuple[Text, ...], BeforeValidator(_as_list), Field(min_length=1)] | None = None
+    text: Names | None = None
     label: Text | None = None
     labels: tuple[Text, ...] | None = None
     metric: MetricName
@@ -135,8 +149,11 @@ class OwnTask(Section):
         return self
 
 
-def read_task_file(path: Path) -> dict[str, OwnTask]:
-    """Return the tasks by name, with paths below the folder of the file; raise UserError for a mistake in it."""
+def read_task_file(path: Path) -> dict[str, OwnTask | Task]:
+    """Return the tasks by name, own ones and those of GLUE; raise UserError for a mistake in the file.
+
+    Paths of own tasks are below the folder of the file.
+    """
     require(path.is_file(), f"{path}: no such file. Give a YAML file of tasks.")
     try:
         settings = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -147,13 +164,22 @@ def read_task_file(path: Path) -> dict[str, OwnTask]:
         isinstance(settings, dict) and settings,
         f"{path}: no tasks. Write one as `name: {{kind: ..., files: ..., metric: ...}}`.",
     )
-    tasks = {}
+    tasks = _glue_tasks(path, settings.pop("glue")) if "glue" in settings else {}
     for name, task_settings in settings.items():
         require(
             re.fullmatch(r"[\w.-]+", str(name)),
             f"{path}: {name}: not a name of a task. Use letters, digits and . _ -",
         )
+        require(name not in tasks, f"{path}: {name}: a task of `glue`, too. Rename it.")
         tasks[str(name)] = _read_task(path, str(name), task_settings)
+    return tasks
+
+
+def _glue_tasks(path: Path, names: Any) -> dict[str, OwnTask | Task]:
+    tasks: dict[str, OwnTask | Task] = {}
+    for name in build(Names, names, f"{path}: glue"):
+        require(name in GLUE, f"{path}: {unknown_choice('glue', name, GLUE)}")
+        tasks[name] = GLUE[name]
     return tasks
 
 

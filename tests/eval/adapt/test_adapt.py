@@ -31,6 +31,7 @@ from eval.adapt.measure import (
 from eval.adapt.page import Result, verdict, write_page
 from eval.own_tasks.compare import Comparison as Scored
 from eval.own_tasks.page import Result as Scores
+from tests.eval.glue_layouts import write_glue
 
 WORDS = 200
 
@@ -102,7 +103,7 @@ def test_what_was_learned_shows_on_the_own_text(adapted: tuple[Result, Path, Pat
     )
     assert result.has_head and result.record.training.start == "checkpoint"
     row = Scored("bert", [0.5], 0.5, (0.4, 0.6), None, None, None)
-    scores = Scores("spam", "dev", "classification", "f1", 9, 5, 0, "bert", [row])
+    scores = Scores("spam", "dev", "classification", "f1", 9, 9, 5, 5, 0, "bert", [row])
     pages = write_page(replace(result, scores=(scores,)), run)
     assert '<th scope="col" class="n">f1</th>' in pages[0].read_text(encoding="utf-8")
     texts = [page.read_text(encoding="utf-8") for page in pages]
@@ -215,6 +216,8 @@ def test_what_would_fail_behind_the_training_is_refused_before(
     tasks.write_text(task)
     good = tmp_path / "good.yaml"
     good.write_text(task.replace("text: text", "text: body"))
+    of_glue = tmp_path / "glue.yaml"
+    of_glue.write_text("glue: rte")
     for more, problem in (
         (["objective=rtd"], "objective=rtd"),
         (["--general-text", "nothing.txt"], "--general-text=nothing.txt: no such file"),
@@ -223,6 +226,7 @@ def test_what_would_fail_behind_the_training_is_refused_before(
         (["--tasks", str(tasks), "eval.tasks=[nix]"], "eval.tasks=nix: not in"),
         (["--tasks", str(tasks), "eval=glue_small", "eval.sweep=true"], "eval.sweep=true"),
         (["--tasks", str(tasks)], "tasks.csv: row 1: no column 'text'"),
+        (["--tasks", str(of_glue)], "eval.data_dir=null: .* has tasks of GLUE"),
         (["--tasks", str(good), "eval.hyperparameters.max_length=999"], "max_length=999"),
     ):
         call = cli.parse([*words, "--check", *more])
@@ -278,11 +282,19 @@ def test_the_verb_from_text_to_page(
     words: list[Any] = ["adapt", "--from", bert, "--name", "mine", "--device", "cpu"]
     words += ["--runs", tmp_path / "runs", "--corpora", tmp_path / "corpora"]
     words += ["--general-text", general, f"data.paths=[{own_text}]", *SMALL]
+    tasks = tmp_path / "tasks.yaml"
+    tasks.write_text("glue: rte")
+    words += ["--tasks", tasks, f"eval.data_dir={write_glue(tmp_path / 'glue')}", "eval.seeds=[0]"]
+    words += ["eval.hyperparameters.max_length=32", "eval.hyperparameters.epochs=1"]
     for more in ([], ["--resume"]):  # a finished run is only measured again
         call = cli.parse([str(word) for word in (*words, *more)])
         assert call is not None
         verbs.run(call)
         assert "Adapting helped" in capfd.readouterr().out
+    page = (tmp_path / "runs" / "mine" / "adapt.md").read_text(encoding="utf-8")
+    _, _, scores = page.partition("Task rte, dev")
+    for competitor in (bert, tmp_path / "runs" / "mine", "bag of words"):
+        assert f"| {competitor} |" in scores
     assert (tmp_path / "runs" / "mine" / "adapt.html").is_file()
     call = cli.parse([str(word) for word in (*words, "--resume", "optim.lr=0.02")])
     assert call is not None

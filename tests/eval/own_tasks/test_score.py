@@ -12,13 +12,19 @@ import torch
 import yaml
 
 from cramming import cli, verbs
-from cramming.config import UserError
+from cramming.config import UserError, build
+from cramming.data.task_files import GLUE
 from cramming.overrides import compose
 from eval.finetune import loop
-from eval.finetune.config import Hyperparameters
+from eval.finetune.config import EvalConfig, Hyperparameters
 from eval.finetune.encode import load_word_encoder, number_first_tokens
+from eval.own_tasks.compare import compare
 from eval.own_tasks.main import read_tasks
 from eval.own_tasks.metrics import METRICS
+from eval.own_tasks.readers import glue_task
+from eval.tasks import metrics
+from eval.tasks.locate import read_task
+from tests.eval.glue_layouts import write_glue
 
 FAST = [
     "eval.seeds=[0,1]",
@@ -110,6 +116,11 @@ def score(tasks: Path, *words: str) -> dict[str, Any]:
     return result
 
 
+def settings(*words: str) -> EvalConfig:
+    """Section `eval` of the verb, with overrides."""
+    return build(EvalConfig, compose(["eval=own_tasks", *words])["eval"], "eval")
+
+
 def test_models_are_compared_on_every_kind_of_task(
     tasks: Path, models: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -150,7 +161,7 @@ def test_models_are_compared_on_every_kind_of_task(
 def test_scores_are_those_of_the_stored_predictions(tasks: Path, models: list[Path]) -> None:
     """By scikit-learn, of classes over the folds' predictions together."""
     result = score(tasks, f"--model={models[0]}", "eval.tasks=[kinds]", "eval.init=[pretrained]")
-    (data,) = read_tasks(tasks, ["kinds"])
+    (data,) = read_tasks(tasks, settings("eval.tasks=[kinds]"))
     rows = {row["competitor"]: row for row in result["results"][0]["comparisons"]}
     scores = set()
     for file in (tasks.parent / "out" / "predictions").iterdir():
@@ -266,7 +277,7 @@ def test_words_beyond_the_length_get_the_most_frequent_tag(tasks: Path, models: 
     words = ["eval.tasks=[spans]", "eval.seeds=[0]", "eval.init=[pretrained]"]
     short = "eval.hyperparameters.max_length=8"  # six words
     score(tasks, f"--model={models[0]}", *words, short)
-    (data,) = read_tasks(tasks, ["spans"])
+    (data,) = read_tasks(tasks, settings("eval.tasks=[spans]"))
     (file,) = (tasks.parent / "out" / "predictions").iterdir()
     predictions = np.load(file)["dev"]
     indices = np.concatenate([np.arange(size) for size in data.words_per_text("dev")])
@@ -277,9 +288,10 @@ def test_words_beyond_the_length_get_the_most_frequent_tag(tasks: Path, models: 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["eval.data_dir=x"], "eval.data_dir=x: not for own tasks. Set eval.data_dir=null,"),
-        (["eval=embedded"], "eval.source=embedded: not for own tasks. Set eval.source=local,"),
+        (["eval.data_dir=x"], "eval.data_dir=x: .* has no task of GLUE. Set eval.data_dir=null"),
+        (["eval=embedded"], "eval.source=embedded: .* has no task of GLUE. Set eval.source=local"),
         (["eval=glue_sane"], "eval.predict_test=true: .* Set eval.predict_test=false,"),
+        (["eval.sweep=true"], "eval.sweep=true: not for own tasks"),
         (["eval.tasks=[spams]"], "eval.tasks=spams: not in .*Did you mean spans"),
         (["eval.init=[random]"], "the pretrained weights are missing"),
         (["eval.hyperparameters.max_length=64"], "has 24 positions"),
@@ -296,3 +308,54 @@ def test_a_setting_that_does_not_fit_is_one_line(
 def test_a_model_is_given_once(tasks: Path, models: list[Path]) -> None:
     with pytest.raises(UserError, match="twice"):
         score(tasks, *[f"--model={models[0]}"] * 2)
+
+
+@pytest.mark.parametrize("name", GLUE)
+def test_a_task_of_glue_has_the_metric_of_its_suite(tmp_path: Path, name: str) -> None:
+    task = GLUE[name]
+    original = read_task(write_glue(tmp_path), task)
+    data = glue_task(original)
+    assert len(data.sets) == len(task.scored)
+    rng = np.random.default_rng(0)
+    for set_name, split in zip(data.sets, original.scored, strict=True):
+        assert split.labels is not None
+        predictions = rng.integers(0, max(2, task.outputs), len(split)).astype(np.float64)
+        (result,) = compare(data, set_name, {"model": [predictions]}, "model")
+        expected = metrics.score([task.main_metric], predictions, split.labels)
+        assert result.score == pytest.approx(expected.values[task.main_metric])
+
+
+def test_tasks_of_glue_stand_beside_own_tasks(tasks: Path, models: list[Path]) -> None:
+    tasks.write_text(f"glue: [mnli, rte]\n{tasks.read_text()}")
+    data_dir = write_glue(tasks.parent / "glue")
+    words = [f"eval.data_dir={data_dir}", "eval.tasks=[share,rte,mnli]", "eval.seeds=[0]"]
+    results = score(tasks, f"--model={models[0]}", *words)["results"]
+    named = [(each["task"], each["labelled_set"], each["metric"]) for each in results]
+    assert named == [
+        ("mnli", "dev_matched", "accuracy"),
+        ("mnli", "dev_mismatched", "accuracy"),
+        ("rte", "dev", "accuracy"),
+        ("share", "dev", "mse"),
+    ]
+    assert len({len(each["comparisons"]) for each in results}) == 1
+    page = (tasks.parent / "out" / "scores.md").read_text()
+    assert "rte (dev): accuracy; 5 of 2,490 training examples, 5 of 277 scored" in page
+    assert "share (dev): mse, lower is better; 40 training examples, 20 scored" in page
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "eval.data_dir=null: .* has tasks of GLUE. Give the folder with CoLA/"),
+        (["eval.data_dir={folder}"], "RTE/train.tsv: no such file. RTE needs a training"),
+        (["eval.source=superglue"], "eval.source=superglue: .* has tasks of GLUE"),
+    ],
+)
+def test_data_of_glue_that_are_missing_are_named(
+    tmp_path: Path, models: list[Path], words: list[str], expected: str
+) -> None:
+    tasks = tmp_path / "tasks.yaml"
+    tasks.write_text("glue: rte\n")
+    with pytest.raises(UserError, match=expected):
+        score(tasks, f"--model={models[0]}", *(word.format(folder=tmp_path) for word in words))
+    assert not (tmp_path / "out").exists()

@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 from cramming.config import UserError
 from eval.own_tasks.readers import OwnTaskData, labels_of, read_own_task
-from eval.own_tasks.task_file import read_task_file
+from eval.own_tasks.task_file import OwnTask, read_task_file
 
 ROWS = [{"body": f"text {i}", "kind": "ab"[i % 2]} for i in range(6)]
 SPAM: dict[str, Any] = {
@@ -32,7 +32,9 @@ def write_rows(folder: Path, *names: str, rows: list[dict[str, Any]] = ROWS) -> 
 def read(folder: Path, settings: Any) -> OwnTaskData:
     path = folder / "tasks.yaml"
     path.write_text(yaml.safe_dump({"spam": settings}, sort_keys=False))
-    return read_own_task("spam", read_task_file(path)["spam"])
+    task = read_task_file(path)["spam"]
+    assert isinstance(task, OwnTask)
+    return read_own_task("spam", task)
 
 
 def problem_of(folder: Path, settings: Any) -> str:
@@ -103,6 +105,10 @@ def test_a_mistake_is_one_line(tmp_path: Path, mistake: str) -> None:
         ("", "no tasks"),
         ("- spam", "no tasks"),
         ("a b: {}", "a b: not a name of a task"),
+        ("glue: rta", "tasks.yaml: glue=rta: unknown choice. Did you mean rte"),
+        ("glue: {kind: tokens}", "tasks.yaml: glue={kind: tokens}: expected"),
+        ("glue: []", "tasks.yaml: glue="),
+        ("{glue: rte, rte: {}}", "tasks.yaml: rte: a task of `glue`, too"),
     ],
 )
 def test_a_file_that_is_no_table_of_tasks_is_one_line(
