@@ -108,6 +108,7 @@ def check(config: Config, corpus: Path, device: str) -> Config:
     if not (corpus / MANIFEST).is_file():
         return config
     data = RunData.open(corpus, config, verify=False)  # shards are hashed when the run begins
+    config.objective.require_corpus(data.corpus, config.train.sequence_length)
     return config.replace(model=fit_to_corpus(config.model, data.corpus))
 
 

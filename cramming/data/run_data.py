@@ -31,7 +31,6 @@ class RunData:
         corpus would cost the day.
         """
         corpus = other = Corpus.open(folder, verify=verify)
-        config.objective.require_corpus(corpus, config.train.sequence_length)
         if config.train.validation_corpus is not None:
             other = Corpus.open(
                 config.train.validation_corpus, verify="validation" if verify else False

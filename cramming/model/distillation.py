@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import detect_fake_mode
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -59,12 +60,13 @@ class DistilledLM(MaskedLM):
         )
         with torch.random.fork_rng(devices=[]):  # the student's dropout does not depend on it
             model = MaskedLM(its_config, **options)
-        load_weights(model, teacher)
-        self._teacher = (model.eval().requires_grad_(False),)  # in a tuple: no submodule
+        if detect_fake_mode() is None:  # `cramming plan` has tensors without data
+            load_weights(model, teacher)
+        self._teacher = (model.eval(),)  # in a tuple: no submodule
 
     @property
     def teacher(self) -> MaskedLM:
-        """Teacher, in evaluation mode and without gradients."""
+        """Teacher, in evaluation mode."""
         return self._teacher[0]
 
     @property
@@ -124,8 +126,9 @@ class DistilledLM(MaskedLM):
         is_target_M = target_ids_M >= 0
         loss = F.cross_entropy(logits_MV, target_ids_M, ignore_index=-100, reduction="sum")
         log_student_MV = (logits_MV / self.temperature).log_softmax(-1)
-        taught_MV = self.teacher.decode(taught_MD).float() / self.temperature
-        log_teacher_MV = taught_MV.log_softmax(-1)
+        with torch.no_grad():
+            taught_MV = self.teacher.decode(taught_MD).float() / self.temperature
+            log_teacher_MV = taught_MV.log_softmax(-1)
         terms_MV = F.kl_div(log_student_MV, log_teacher_MV, reduction="none", log_target=True)
         divergence = (terms_MV.sum(-1) * is_target_M).sum()
         mix = (1 - self.weight) * loss + self.weight * self.temperature**2 * divergence
