@@ -41,6 +41,7 @@ MODEL = Exported(
     positions="rope",
     pooling="mean",
     clients=(),
+    distilled=(),
     token_types=1,
     weights_sha256="ab" * 32,
     license=None,
