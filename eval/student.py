@@ -103,6 +103,7 @@ def _words(teacher: Teacher, typed: tuple[str, ...], family: str) -> Iterator[st
     corpus = Path(str(record.corpus.folder)).absolute()
     yield from ("objective=distill", "start=teacher", "division=open")
     yield setting("objective.teacher", str(teacher.folder.absolute()))
+    yield f"objective.teacher_sha256={in_words(record.training.final_sha256)}"
     yield setting("data.corpus", str(corpus))
     yield f"seed={recipe['seed']}"
     for key in MASKING:

@@ -18,14 +18,16 @@ NO_TEACHER = "objective.teacher=null: no teacher. Give a model folder, such as r
 class DistillObjective(MaskedObjective):
     """Prediction of hidden tokens, and of what another model predicts for them.
 
-    `teacher`: the folder of a masked language model with the corpus's tokenizer. `weight`: the share of its
-    predictions in the gradient. `temperature` divides the logits of both models.
+    `teacher`: the folder of a masked language model with the corpus's tokenizer. `teacher_sha256`: of its weights;
+    without it a resume or a replay does not notice that they have changed. `weight`: the share of its predictions in
+    the gradient. `temperature` divides the logits of both models.
 
     The loss in the log is that of the hidden tokens. Model compute is the student's: the teacher's passes are not
     counted, because a run's log must tell its compute without the teacher's folder.
     """
 
     teacher: LocalPath | None
+    teacher_sha256: str | None
     weight: Share
     temperature: Positive
 
@@ -54,10 +56,16 @@ class DistillObjective(MaskedObjective):
         )
 
     def build_model(self, config: ModelConfig, **options: Any) -> "PretrainedModel":
-        """Return the student with random weights, and its teacher."""
+        """Return the student with random weights, and its teacher; UserError if its weights are others."""
         from cramming.model.distillation import DistilledLM
+        from cramming.model.load import weight_file
 
-        return DistilledLM(config, self.teacher_folder, self.weight, self.temperature, **options)
+        folder, sha256 = self.teacher_folder, self.teacher_sha256
+        require(
+            sha256 is None or file_sha256(weight_file(folder)) == sha256,
+            f"objective.teacher_sha256={sha256}: the weights in {folder} are others. Restore the teacher.",
+        )
+        return DistilledLM(config, folder, self.weight, self.temperature, **options)
 
 
 OBJECTIVE = DistillObjective

@@ -152,6 +152,7 @@ def _other_tokenizer(folder: Path) -> None:
         (shutil.rmtree, [], r"objective\.teacher=.*: no config\.json"),
         (_bare, [], r"objective\.teacher=.*: an encoder without a masked-LM head"),
         (_other_tokenizer, [], r"objective\.teacher=.*: its tokenizer\.json is not that of"),
+        (None, ["objective.teacher_sha256=ab"], "objective.teacher_sha256=ab: the weights in"),
         (None, ["model.vocab_size=384"], r"objective\.teacher=.*: it has 320 entries"),
         (None, ["train.sequence_length=65"], r"train\.sequence_length=65: above the 64"),
     ],
