@@ -484,8 +484,13 @@ def submit(
 @app.command(rich_help_panel=OTHERS)
 def export(
     context: typer.Context,
+    overrides: Overrides = None,
     name: Name = Invocation.name,
     model: Model = None,
+    family: Annotated[
+        str | None,
+        _option("--as", text="Distil into this model of transformers first: bert, modernbert."),
+    ] = None,
     runs: Runs = Invocation.runs,
     out: Out = None,
     license: Annotated[
@@ -501,9 +506,15 @@ def export(
         str | None,
         _option("--python", text="Python of the environment whose clients --test loads."),
     ] = None,
+    device: Device = Invocation.device,
+    resume: Resume = False,
+    check: Check = False,
+    config_dir: ConfigDir = None,
 ) -> Call:
     """Write the finished model as a folder for transformers, with a model card."""
-    return _call(context)
+    call = _call(context)
+    options = {**call.options, "invocation": call.invocation, "check": call.check}
+    return dataclasses.replace(call, has_recipe=False, options=options)
 
 
 @app.command(rich_help_panel=OTHERS)

@@ -17,7 +17,6 @@ from cramming.config import UserError
 from cramming.data.manifest import MANIFEST
 from cramming.data.run_data import RunData, fit_to_corpus
 from cramming.engine import DivergedError
-from cramming.finish import finish, out_of_memory
 from cramming.invocation import Invocation
 from cramming.parallel.mesh import Mesh, data_size, launched_processes
 from cramming.progress import say
@@ -109,6 +108,7 @@ def check(config: Config, corpus: Path, device: str) -> Config:
     if not (corpus / MANIFEST).is_file():
         return config
     data = RunData.open(corpus, config, verify=False)  # shards are hashed when the run begins
+    config.objective.require_corpus(data.corpus, config.train.sequence_length)
     return config.replace(model=fit_to_corpus(config.model, data.corpus))
 
 
@@ -123,6 +123,8 @@ def train_and_finish(run: Run) -> EndReason:
             reason, problem = "diverged", error
     if reason == "finished":
         run.engine.leave(run.config)
+    from cramming.finish import finish  # of no use before the end
+
     try:
         if run.mesh.is_main:
             finish(run, reason, problem)
@@ -145,6 +147,8 @@ def train_and_save(run: Run) -> EndReason:
         raise
     except Exception as error:
         if devices.is_out_of_memory(error):
+            from cramming.finish import out_of_memory
+
             raise out_of_memory(run) from None
         if devices.is_recompile_limit(error):
             raise UserError(

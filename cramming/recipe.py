@@ -145,7 +145,7 @@ class AttentionConfig(Section):
 
 
 class RandomStart(Section):
-    """Weights drawn at random."""
+    """Weights drawn at random; `teacher` replaces those that the objective's teacher has, too."""
 
     name: str
 
@@ -176,6 +176,7 @@ STARTS: dict[str, type[StartConfig]] = {
     "random": RandomStart,
     "cooccurrence": CooccurrenceStart,
     "checkpoint": CheckpointStart,
+    "teacher": RandomStart,
 }
 
 
@@ -293,6 +294,9 @@ ALLOWED: dict[str, dict[str, tuple[Any, ...]]] = {
     # Its generator predicts with the token embeddings; its encoder computes all tokens in every layer.
     "with objective=rtd": {"model.tie_embeddings": (True,), "model.late_layers": (1,)},
     "with start=checkpoint": {"objective.name": ("mlm", "causal", "mlm-by-loss")},
+    "with start=teacher": {"objective.name": ("distill",)},
+    # The teacher lies whole on each device, as copies of the student do.
+    "with objective=distill": {"parallel.name": ("ddp",), "memory.offload_weights": (False,)},
     "with parallel=pp": {
         "model.unet_skips": (False,),
         "model.value_embeddings": (0,),
@@ -415,6 +419,8 @@ def _excluded_values(config: Config, hardware: Hardware) -> Iterator[Problem]:
         "with model.attention_dropout": config.model.attention_dropout > 0,
         "with objective=rtd": not config.objective.has_masked_lm,
         "with start=checkpoint": config.start.name == "checkpoint",
+        "with start=teacher": config.start.name == "teacher",
+        "with objective=distill": config.objective.name == "distill",
         "with parallel=pp": isinstance(parallel, PipelineConfig),
         "with parallel.tp above 1": parallel.tp > 1,
         "with parallel.compression": (

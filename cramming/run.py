@@ -82,6 +82,7 @@ def build_run(
     folder = invocation.run_folder
     has_auto_micro_batch = config.train.micro_batch == "auto"
     data = RunData.open(corpus, config, verify=mesh.is_main)
+    config.objective.require_corpus(data.corpus, config.train.sequence_length)
     config = config.replace(model=fit_to_corpus(config.model, data.corpus))
     training, saved = Training(), None
     if budget:

@@ -2,7 +2,8 @@
 
 The folder holds config.json, model.safetensors (the bytes that pretraining wrote), the tokenizer's files, README.md,
 settings of sentence-transformers and, for an architecture that stock transformers lacks, the Python files that
-`trust_remote_code=True` runs. It appears as a whole or not at all, and replaces an earlier export.
+`trust_remote_code=True` runs. It appears as a whole or not at all, and replaces an earlier export. With `--as` a stock
+model is trained first, and exported (eval/student.py).
 """
 
 import glob
@@ -27,6 +28,7 @@ from eval.finetune.models import altered, open_model
 from eval.report.model_card import CARD_TAG, Exported, write_card
 from eval.rules.load import Run, load_run
 
+NOTHING_WRITTEN = "all in order, nothing was written"
 WEIGHTS = "model.safetensors"
 # Files that an export may hold; a folder with other files is not replaced.
 FILES = {
@@ -44,33 +46,54 @@ FILES = {
 
 
 def main(
+    invocation: Invocation,
     *,
-    name: str,
-    runs: Path,
-    model: str | None,
-    out: Path | None,
-    license: str | None,
-    language: str | None,
+    model: str | None = None,
+    out: Path | None = None,
+    license: str | None = None,
+    language: str | None = None,
     test: bool = False,
     python: str | None = None,
+    family: str | None = None,
+    check: bool = False,
 ) -> None:
-    """Export the run `name` (or the folder `model`); raise UserError for missing inputs or an existing folder.
+    """Export the run of an invocation; raise UserError for missing inputs or an existing folder.
 
-    `license` of the weights and `language` of the corpus are for the model card. `test` lets the clients of the
-    environment of `python` load the folder, and adds the results to the card.
+    Args:
+        invocation: Options that several verbs share; overrides are of the student that `family` asks for.
+        model: Model folder that is exported in place of a run's.
+        out: Where the folder is written, null for `export` beside the model.
+        license: Licence of the weights, for the model card.
+        language: Language of the corpus, for the model card.
+        test: Let the installed clients load the folder, and add the results to the card.
+        python: Interpreter of another environment whose clients load the folder.
+        family: Model type of transformers that the run's model is distilled into first.
+        check: Say what would be done, and write nothing.
     """
     is_program = python is None or (Path(python).is_file() and os.access(python, os.X_OK))
     require(is_program, f"--python={python}: no such program. Give the Python of an environment.")
-    invocation = Invocation(name=name, runs=runs)
-    if model:
-        folder, run = find_folder(model)
+    distilled: list[tuple[str, str]] = []
+    if family is None:
+        words = " ".join(invocation.overrides)
+        require(not words, f"{words}: settings are of the model that --as trains. Add --as.")
     else:
-        folder, run = find_run(invocation)
+        from eval import student  # imported late: most exports train nothing
+
+        require(not model, f"--model={model}: --as needs a run with its corpus. Give --name.")
+        teacher = student.teacher_of(*find_run(invocation), family)
+        invocation = student.student_of(teacher, invocation, family)
+        _require_replaceable(out or invocation.run_folder / "export")
+        if check:
+            for line in [*student.check(teacher, invocation), NOTHING_WRITTEN]:
+                say(line)
+            return
+        distilled = student.train(teacher, invocation)
+    folder, run = find_folder(model) if model else find_run(invocation)
     out = (out or folder.parent / "export").absolute()
-    require(
-        not out.exists() or _is_replaceable(out),
-        f"--out={out}: exists, and is neither empty nor an export. Remove it or give another.",
-    )
+    _require_replaceable(out)
+    if check:
+        say(f"export: {folder} to {out}; {NOTHING_WRITTEN}")
+        return
     tokens = special_tokens(folder)
     exported_model = load_exported(folder)
     table_length = exported_model.config.max_length
@@ -101,6 +124,7 @@ def main(
             positions=config.positions,
             pooling=pooling,
             clients=clients,
+            distilled=distilled,
             token_types=config.token_types,
             weights_sha256=file_sha256(temporary / WEIGHTS),
             license=license,
@@ -161,6 +185,13 @@ def write_pooling(folder: Path, model: MaskedLM | Encoder, pooling: str, max_len
     }
     for name, node in files.items():
         (folder / name).write_text(json.dumps(node, indent=2, sort_keys=True) + "\n")
+
+
+def _require_replaceable(out: Path) -> None:
+    require(
+        not out.exists() or _is_replaceable(out),
+        f"--out={out}: exists, and is neither empty nor an export. Remove it or give another.",
+    )
 
 
 def _is_replaceable(out: Path) -> bool:

@@ -138,6 +138,33 @@ def make_corpus() -> Callable[..., Path]:
     return write_corpus
 
 
+@pytest.fixture(scope="session")
+def teacher(tmp_path_factory: pytest.TempPathFactory, tiny_corpus: Path) -> Path:
+    """The folder of a random masked language model for the small corpus, of an architecture that transformers lacks."""
+    from cramming.model.config import ModelConfig
+    from cramming.model.export import save_pretrained
+    from cramming.model.heads import MaskedLM
+
+    torch.manual_seed(1)
+    config = ModelConfig(
+        vocab_size=320,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=2,
+        intermediate_size=48,
+        max_length=64,
+        norm_order="pre",
+        positions="scaled_sinusoidal",
+        mlp="glu",
+        head_transform=False,
+        logit_softcap=5.0,
+        init_std=0.2,
+    )
+    folder = tmp_path_factory.mktemp("teacher") / "final"
+    save_pretrained(MaskedLM(config), folder, tiny_corpus / "tokenizer.json")
+    return folder
+
+
 # A model and a batch so small that a training step takes milliseconds.
 TINY_RUN = [
     "precision=fp32",

@@ -356,7 +356,10 @@ class MaskedLM(PretrainedModel):
     ) -> Tensor:
         """Return scores over the vocabulary at any tokens, [M, V]."""
         hidden_TD = self.encoder(ids_T, positions_T, packing)
-        hidden_MD = self.transform(hidden_TD.index_select(0, target_positions_M))
+        return self.decode(self.transform(hidden_TD.index_select(0, target_positions_M)))
+
+    def decode(self, hidden_MD: Tensor) -> Tensor:
+        """Return scores over the vocabulary from the decoder inputs that `at_targets` returns, [M, V]."""
         logits_MV = F.linear(hidden_MD, self.decoder(), self.decoder_bias)
         return capped(logits_MV, self.config.logit_softcap)
 

@@ -55,14 +55,21 @@ def load_encoder_config(
     return build(ModelConfig, from_stock(node, families()[family], where) | start | rates, where)
 
 
+def load_masked_lm_config(
+    folder: Path, dropout: float | None = None, attention_dropout: float | None = None
+) -> ModelConfig:
+    """Return the configuration of a folder's masked language model; raise UserError for an encoder without a head."""
+    lacks_head = f"{folder}: an encoder without a masked-LM head (architectures in config.json)"
+    require(not _is_bare(folder), f"{lacks_head}. Use a model of objective=mlm.")
+    return load_encoder_config(folder, dropout, attention_dropout)
+
+
 def load_masked_lm(
     folder: Path, dropout: float | None = None, attention_dropout: float | None = None
 ) -> MaskedLM:
     """Return the masked language model of a folder; raise UserError if its weights lack the head."""
-    lacks_head = f"{folder}: an encoder without a masked-LM head (architectures in config.json)"
-    require(not _is_bare(folder), f"{lacks_head}. Use a model of objective=mlm.")
-    config = load_encoder_config(folder, dropout, attention_dropout)
-    model = MaskedLM(config)
+    model = MaskedLM(load_masked_lm_config(folder, dropout, attention_dropout))
+    config = model.config
     model.load_state_dict(_load_state(folder, config, model.state_dict()))
     return model
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field
 
 from cramming.config import Section
+from cramming.data.corpus import Corpus
 from cramming.hooks import Hook
 from cramming.model import config as costs
 from cramming.model.config import LastLayer, ModelConfig, ParameterCount
@@ -75,6 +76,9 @@ class Objective(Section, ABC):
             since = f" from {start:.0%} of the budget on" if start else ""
             phases.append(f"{targets.per_row(length)} {causal}targets per sequence{since}")
         return ", ".join(phases)
+
+    def require_corpus(self, corpus: Corpus, length: int) -> None:
+        """Raise UserError if the objective cannot be trained on rows of `length` tokens of this corpus."""
 
     def build_model(self, config: ModelConfig, **options: Any) -> "PretrainedModel":
         """Return the model with random weights. `options`: attention kernel, `last_layer`, `loss_chunk`."""

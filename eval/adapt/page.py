@@ -58,9 +58,9 @@ def verdict(result: Result) -> str:
     """Return what adaptation brought, in one sentence with its interval."""
     own_text, *others = result.comparisons
     headline = _headline(own_text, result.has_head)
-    sentence = f"{headline}: the masked-LM loss on held-out {own_text.text} {_change(own_text)}"
+    sentence = f"{headline}: the masked-LM loss on held-out {own_text.text} {change(own_text)}"
     for other in others:
-        sentence += f"; that on {other.text} {_change(other)}"
+        sentence += f"; that on {other.text} {change(other)}"
     cost = result.record.training.budget.spent_seconds
     if cost is not None:
         sentence += f", for {duration(cost)} of training"
@@ -75,7 +75,8 @@ def _headline(comparison: Comparison, has_head: bool) -> str:
     return "No effect of adapting is shown"
 
 
-def _change(comparison: Comparison) -> str:
+def change(comparison: Comparison) -> str:
+    """Return by how much the loss changed, with its interval, and both losses."""
     direction = "fell" if comparison.difference < 0 else "rose"
     low, high = sorted((abs(comparison.low), abs(comparison.high)))
     interval = f"95 % interval {low:.3f} to {high:.3f}"
@@ -171,9 +172,17 @@ def _example_row(example: Example) -> list[str]:
 
 
 def _fact_rows(result: Result) -> Iterator[tuple[str, str]]:
-    training = result.record.training
     yield "Checkpoint", result.source
     yield "Run", describe_run(result.record)
+    yield from cost_rows(result.record)
+    rate = result.record.training.peak_learning_rate
+    if rate is not None:
+        yield "Peak learning rate", f"{rate:.3g}"
+
+
+def cost_rows(record: Record) -> Iterator[tuple[str, str]]:
+    """Yield training time, energy and work of a run, in words."""
+    training = record.training
     if training.budget.spent_seconds is not None:
         yield "Training time", duration(training.budget.spent_seconds)
     energy = "not measured on this device"
@@ -185,8 +194,6 @@ def _fact_rows(result: Result) -> Iterator[tuple[str, str]]:
         work = f"{training.steps:,} steps, {compact(training.tokens)} tokens"
         epochs = training.corpus_epochs
         yield "Work", work if epochs is None else f"{work}, {compact(epochs)} times the text"
-    if training.peak_learning_rate is not None:
-        yield "Peak learning rate", f"{training.peak_learning_rate:.3g}"
 
 
 def write_page(result: Result, folder: Path) -> list[Path]:

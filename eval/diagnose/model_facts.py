@@ -17,7 +17,6 @@ from torch import Tensor
 from cramming import checkpoint
 from cramming.data.batches import ALL_MASK, Batch
 from cramming.data.run_data import RunData
-from cramming.engine import build_model
 from cramming.model.heads import MaskedLM
 from cramming.objectives.masking import IGNORE
 from cramming.recipe import Config
@@ -43,9 +42,7 @@ def model_facts(
         facts = replace(facts, **movement(weights, [state["work"]["steps"] for state in states]))
     if data is None or not config.objective.has_masked_lm:
         return facts
-    attention = config.attention.replace(kernel="auto")  # that of the run may need its device
-    model = build_model(config.replace(attention=attention))
-    assert isinstance(model, MaskedLM)
+    model = MaskedLM(config.model)  # without the run's kernel, which may need its device
     model.load_state_dict(weights[-1])
     return replace(facts, **answers(model.eval(), data))
 

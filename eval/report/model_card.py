@@ -51,7 +51,8 @@ class Exported:
 
     `has_head`: whether it has a head for masked language modelling. `max_length`: the length that was trained, or of
     the position table (`table_length`) where that is not known. `pooling`: that of the scores, None without scores.
-    `clients`: name, version and result of each client that loaded the folder.
+    `clients`: name, version and result of each client that loaded the folder. `distilled`: titles and texts about the
+    teacher, of a model that was made with `--as`.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Exported:
     positions: str
     pooling: str | None
     clients: Sequence[tuple[str, str, str]]
+    distilled: Sequence[tuple[str, str]]
     token_types: int
     weights_sha256: str
     license: str | None
@@ -83,6 +85,7 @@ def write_card(model: Exported, run: Run | None) -> str:
         details=to_markdown(_details(run)) if run else "",
         tested_on=datetime.now(UTC).date().isoformat(),
         longer=LONGER[model.positions].format(model.max_length, model.table_length),
+        distilled=to_markdown([Table(("", ""), model.distilled, 2)]),
         clients=to_markdown([Table(("Client", "Version", "Result"), model.clients, 3)]),
     )
     for path, name in _paths(record).items():
@@ -169,7 +172,8 @@ def _results(record: Record) -> list[Any]:
 
 def _paths(record: Record) -> dict[str, str]:
     """Return the absolute paths of the machine that trained, and their last two parts; the longest first."""
-    paths = [record.corpus.folder, *(section.model for section in record.glue.values())]
+    teacher = (record.config.get("objective") or {}).get("teacher")
+    paths = [record.corpus.folder, teacher, *(section.model for section in record.glue.values())]
     for source in record.corpus.sources:
         paths += [source.name, source.folder]
     absolute = {path for path in paths if path and Path(path).is_absolute()}

@@ -71,7 +71,10 @@ def from_scratch(record: Record) -> Outcome:
     are used anywhere.
     """
     start = record.training.start
-    return start in FROM_SCRATCH, f"start: {start or 'not on record'}"
+    has_teacher = record.training.objective == "distill"
+    teacher = ", with a teacher" if has_teacher else ""
+    holds = start in FROM_SCRATCH and not has_teacher
+    return holds, f"start: {start or 'not on record'}{teacher}"
 
 
 def trained_weights_scored(record: Record) -> Outcome:

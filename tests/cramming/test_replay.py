@@ -89,12 +89,14 @@ BY_LOSS = [
         CAUSAL,
         [*BY_LOSS, "optim=lamb"],
         ["objective=rtd"],
+        ["objective=distill", "objective.teacher=TEACHER", "start=teacher"],
     ],
 )
 def test_an_honest_run_that_was_stopped_and_resumed_gives_the_same_bits(
-    start: Start, replayed: Callable[..., list[str]], settings: list[str]
+    start: Start, replayed: Callable[..., list[str]], settings: list[str], teacher: Path
 ) -> None:
     """Stopped within an interval, with all that a checkpoint holds."""
+    settings = [word.replace("TEACHER", str(teacher)) for word in settings]
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
         stop_in_step(patch, 5)
         start(*KEPT, *settings, name="a")

@@ -71,6 +71,7 @@ BY_LOSS = [
 ]  # a tiny model's losses differ little
 PHASES = "objective.phases=[{at: 0.2, rate: 0.15}, {at: 0.7, rate: 0.05}]"
 CAUSAL = ["objective=causal-then-mlm", "objective.until=0.5"]
+DISTILL = ["objective=distill", "objective.teacher=TEACHER", "start=teacher", "model.dropout=0.2"]
 
 
 @pytest.mark.usefixtures("each_saver")
@@ -82,6 +83,7 @@ CAUSAL = ["objective=causal-then-mlm", "objective.until=0.5"]
         CAUSAL,
         ["optim=lamb", AVERAGE, *BY_LOSS],
         ["objective=rtd", "model.dropout=0.2"],
+        DISTILL,
         ["memory=offload-all"],
     ],
 )
@@ -92,9 +94,11 @@ def test_stopped_and_resumed_equals_unbroken_bit_for_bit(
     settings: list[str],
     losses: Losses,
     result: Result,
+    teacher: Path,
 ) -> None:
     """SIGTERM in step 5, SIGTERM again in the second process, then to the end. Also with a batch ramp, phases of the
-    objective and dropout, our own optimizer, masks by loss, sampled replacements, and everything offloaded."""
+    objective and dropout, our own optimizer, masks by loss, sampled replacements, a teacher, everything offloaded."""
+    settings = [word.replace("TEACHER", str(teacher)) for word in settings]
     whole = start(*settings, name="whole") if settings else unbroken
     for resume in (False, True):
         ended = break_run(5, "stop", *settings, name="a", resume=resume)

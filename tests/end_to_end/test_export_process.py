@@ -184,7 +184,7 @@ def test_every_client_in_a_fresh_environment(version: str, trained: Path, tmp_pa
     python = fresh_environment(tmp_path / "venv", version, *CLIENT_PACKAGES)
     options = {"model": None, "license": None, "language": None, "test": True, "python": python}
     for name in ("bert-base", "modern", "crammed-bert"):
-        export.main(name=name, runs=trained, out=tmp_path / name, **options)
+        export.main(Invocation(name=name, runs=trained), out=tmp_path / name, **options)
         card = (tmp_path / name / "README.md").read_text(encoding="utf-8")
         lines = card.split("<details>")[0].splitlines()
         table = [line for line in lines if line.split(" | ")[0][2:] in CLIENTS]

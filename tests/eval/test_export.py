@@ -41,6 +41,7 @@ MODEL = Exported(
     positions="rope",
     pooling="mean",
     clients=(),
+    distilled=(),
     token_types=1,
     weights_sha256="ab" * 32,
     license=None,
@@ -75,7 +76,7 @@ def run_export(runs: Path) -> Export:
 
     def call(name: str = "default", out: Path | None = None, **options: Any) -> Path:
         arguments = {"model": None, "license": None, "language": None, **options}
-        export.main(name=name, runs=runs, out=out, **arguments)
+        export.main(Invocation(name=name, runs=runs), out=out, **arguments)
         return out or runs / name / "export"
 
     return call
@@ -198,7 +199,7 @@ def test_learned_positions_keep_their_table(
         compose(*tiny_overrides, *learned), Invocation(runs=tmp_path, name="a", device="cpu")
     )
     options = {"model": None, "license": None, "language": None, "out": None}
-    export.main(name="a", runs=tmp_path, **options)
+    export.main(Invocation(name="a", runs=tmp_path), **options)
     nodes = numbers_of(tmp_path / "a" / "export")
     assert nodes["config"]["model"]["max_length"] == 48
     assert nodes["tokenizer_config"]["model_max_length"] == 32

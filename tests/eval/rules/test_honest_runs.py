@@ -50,6 +50,7 @@ SHAPES: dict[str, tuple[str, ...]] = {
     "masks by loss": (*STEPS, "objective=mlm-by-loss"),
     "all masked": (*STEPS, "objective=mlm-allmask"),
     "replaced tokens": (*STEPS, "objective=rtd"),
+    "a teacher": (*STEPS, "objective=distill", "start=teacher", "objective.teacher=TEACHER"),
     "averaged weights": (*STEPS, "train.average={start: 0.5, every: 0.1}"),
     "a start from counts": (*STEPS, "start=cooccurrence"),
     "muon": (*STEPS, "optim=muon"),
@@ -173,8 +174,11 @@ def assert_in_order(inputs: Inputs) -> Check:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_an_honest_run_is_in_order(shape: str, train: Run, assert_in_order: Check) -> None:
-    assert_in_order(train(*SHAPES[shape]))
+def test_an_honest_run_is_in_order(
+    shape: str, train: Run, assert_in_order: Check, honest_run: Path
+) -> None:
+    teacher = str(honest_run / "final")
+    assert_in_order(train(*(word.replace("TEACHER", teacher) for word in SHAPES[shape])))
 
 
 @pytest.mark.parametrize(

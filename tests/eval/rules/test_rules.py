@@ -154,3 +154,5 @@ def test_rules_that_a_run_breaks_before_its_first_step_are_foreseen(honest_run: 
     record["pretrain"]["objective"] = "rtd"
     (line,) = foreseen(record)
     assert line.startswith("R9") and "R9" in FORESEEABLE
+    record["pretrain"]["objective"] = "distill"  # a teacher is no part of the run's own corpus
+    assert [line.partition(":")[0] for line in foreseen(record)] == ["R9", "R10"]
