@@ -298,9 +298,8 @@ def advice(manifest: Manifest, preparation: Preparation) -> Iterator[str]:
     yield from _shared_passages(manifest, preparation.data.near_duplicates.threshold)
     yield from _short_matches(manifest)
     yield from _characters_lost(manifest, preparation)
-    train, validation = (
-        sum(shard.tokens for shard in manifest.splits[split]) for split in ("train", "validation")
-    )
+    train = sum(shard.tokens for shard in manifest.splits["train"])
+    validation = sum(shard.tokens for shard in manifest.splits["validation"])
     held_out, fraction = validation / (train + validation), preparation.data.validation_fraction
     if held_out > max(LARGE_HOLD_OUT, 2 * fraction):
         yield (

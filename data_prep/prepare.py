@@ -377,7 +377,8 @@ def _report(preparation: Preparation, manifest: Manifest) -> None:
             f"{task}: {searchable:,} of {texts:,} texts searchable, {overlap['found'][task]:,} found;"
             f" {documents:,} documents removed, {overlap['cut'][task]:,} cut"
         )
-    train, validation = (sum(shard.tokens for shard in manifest.splits[split]) for split in SPLITS)
+    train = sum(shard.tokens for shard in manifest.splits["train"])
+    validation = sum(shard.tokens for shard in manifest.splits["validation"])
     say(
         f"{preparation.folder}: {train:,} training tokens, {validation:,} for validation, from"
         f" {manifest.counts['documents']:,} documents; vocabulary {manifest.tokenizer.vocab_size:,}; removed:"

@@ -267,5 +267,9 @@ def _sum(before: Any, note: Any) -> Any:
 
 def one_line(text: str) -> str:
     """Return an excerpt that a table can show: printable valid UTF-8 on one line."""
-    shown = "".join(c if c.isprintable() else " " for c in text.encode(errors="replace").decode())
-    return " ".join(shown.split())
+    shown = map(_printable, text.encode(errors="replace").decode())
+    return " ".join("".join(shown).split())
+
+
+def _printable(character: str) -> str:
+    return character if character.isprintable() else " "

@@ -55,9 +55,9 @@ def hash_words(texts: Sequence[str]) -> HashedWords:
     encoded = [text.encode("utf-8", "replace") for text in texts]
     data = b"\n".join(encoded).lower()
     blocks = list(_blocks(data))
-    hashes_W, starts_W, ends_W = (
-        blocks[0] if len(blocks) == 1 else map(np.concatenate, zip(*blocks))
-    )
+    hashes_W, starts_W, ends_W = blocks[0]
+    if len(blocks) > 1:
+        hashes_W, starts_W, ends_W = map(np.concatenate, zip(*blocks))
     edges_D = np.cumsum([0, *(len(part) + 1 for part in encoded)])
     return HashedWords(data, hashes_W, starts_W, ends_W, np.searchsorted(starts_W, edges_D))
 

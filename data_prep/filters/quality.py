@@ -50,7 +50,8 @@ _WORD = re.compile(r"[^ \n\t\r\v\f]+")
 _WORD_WITHOUT_LETTER = re.compile(r"(?<!\S)[!-@\[-`{-~]+(?!\S)")
 _IS_LETTER = bytes(byte >= 0x80 or chr(byte).isalpha() for byte in range(256))
 # Only from the first sign of a run: tried from each, a run of n that no space follows would take n * n steps.
-_SENTENCE_END = re.compile(r"[.!?…。！？](?<![.!?…。！？].)[.!?…。！？]*[\"'”’)\]]*(?:\s|$)")
+# Marks of scripts without capital letters end a sentence without a space behind them.
+_SENTENCE_END = re.compile(r"[.!?…](?<![.!?…].)[.!?…]*[\"'”’)\]]*(?:\s|$)|[。！？।॥؟۔።]+")
 _SYMBOL = re.compile(r"[!-/:-@\[-`{-~\u0080-\u00bf\u2000-\u2fff]")
 _CONTROLS = bytes(byte for byte in range(0x20) if byte not in SPACES) + b"\x7f"
 # "Â" or "Ã" behind a capital may end a word; otherwise a non-breaking space, or its like, stood behind it.
@@ -138,6 +139,11 @@ def _curly_braces(text: Text, limit: float) -> float:
     return (text.text.count("{") + text.text.count("}")) / max(1, len(text))
 
 
+def _if_spaced(measure: Callable[[Text], float]) -> Callable[[Text, Any], float | None]:
+    """Return a measure of words; None for scripts without spaces between them."""
+    return lambda text, _: measure(text) if text.is_spaced else None
+
+
 def _sentences(text: Text, limit: int) -> int:
     """Return the number of lines, or of ends of sentence where these are more."""
     lines = len(text.lines)
@@ -202,7 +208,7 @@ def _per_word(reason: str, *signs: str) -> Rule:
     """Return the rule on signs per word."""
     return Rule(
         reason,
-        lambda text, _: sum(map(text.text.count, signs)) / max(1, text.words),
+        _if_spaced(lambda text: sum(map(text.text.count, signs)) / max(1, text.words)),
         re.compile("|".join(map(re.escape, signs))),
     )
 
@@ -226,7 +232,9 @@ class FilterConfig(Section):
     """
 
     # Gopher: at least 50 words.
-    min_words: Annotated[Natural | None, Rule("too_few_words", lambda text, _: text.words)] = None
+    min_words: Annotated[
+        Natural | None, Rule("too_few_words", _if_spaced(lambda text: text.words))
+    ] = None
     # Ours, four: those on broken characters read the text before and after normalisation.
     max_broken: Annotated[ShareLimit, Rule("broken_characters", _broken, _BROKEN)] = None
     max_long_words: Annotated[
@@ -236,10 +244,10 @@ class FilterConfig(Section):
     max_symbols: Annotated[ShareLimit, Rule("symbols", _symbols, _SYMBOL)] = None
     # Gopher: mean word length at least 3 and at most 10 characters.
     min_mean_word_length: Annotated[
-        Limit, Rule("words_too_short", lambda text, _: text.mean_word_length)
+        Limit, Rule("words_too_short", _if_spaced(lambda text: text.mean_word_length))
     ] = None
     max_mean_word_length: Annotated[
-        Limit, Rule("words_too_long", lambda text, _: text.mean_word_length)
+        Limit, Rule("words_too_long", _if_spaced(lambda text: text.mean_word_length))
     ] = None
     # C4: no page with the phrase "lorem ipsum".
     no_lorem_ipsum: Annotated[bool, Rule("lorem_ipsum", _lorem_ipsum)] = False

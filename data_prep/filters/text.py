@@ -12,6 +12,9 @@ from data_prep.stats import Span, excerpt, matches
 
 LEAST_LINES = 3  # to speak of a share of the lines: of fewer, it is all or nothing
 SPACES = b" \n\t\r\v\f"
+_BEYOND_ASCII = bytes(range(0x80, 0x100))
+# Thai, Lao, Burmese, Khmer, Japanese, Chinese
+_UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]+")
 _INSIDE_WORD = bytes(byte not in SPACES for byte in range(256))
 
 # Finds what was counted in a text; without it the beginning of the text is shown.
@@ -72,6 +75,13 @@ class Text:
         inside = np.frombuffer(b"\0" + self.utf8.translate(_INSIDE_WORD) + b"\0", np.bool_)
         edges = np.flatnonzero(inside[1:] != inside[:-1])
         return edges[::2], edges[1::2]
+
+    @cached_property
+    def is_spaced(self) -> bool:
+        """Whether spaces stand between its words: half of it or more is in scripts that write them."""
+        if 2 * len(self.utf8.translate(None, _BEYOND_ASCII)) >= len(self.utf8):
+            return True
+        return 2 * len(_UNSPACED.sub("", self.text)) >= len(self.text)
 
     @property
     def words(self) -> int:

@@ -12,13 +12,20 @@ FEW_ROWS = 20  # of a table that are looked at
 COMMON = frozenset(" \n、。，")  # characters that any text has
 FEW_COMMON = 0.01  # of the characters
 
+_EXTRACT = "Extract its text first, for example with trafilatura"
+# Elements that hold a paragraph or more. Text about HTML and Markdown have them too, but not most lines begin with one.
+_BLOCK = "(?:p|div|h[1-6]|[uo]l|li|table|t[rdh]|blockquote|section|article|figure|main|header)"
+_BLOCK_BEGINS = re.compile(rf"\s*<{_BLOCK}\b[^<>]*>", re.I)
+_BLOCK_ENDS = re.compile(rf"</{_BLOCK}\s*>", re.I)
+FEW_BLOCKS = 3
+
 # What the content looks like, the pattern of its first bytes, and the cure.
 _SIGNS = (
     ("JSON", rb'\s*(\[\s*)?\{\s*"[^"\n]*"\s*:', "Set data.format=jsonl"),
     (
         "HTML",
-        rb"\s*(<\?xml[^>]*>\s*|<!--.*?-->\s*)*<(!doctype\s+html|html|head|body)\b",
-        "Extract its text first, for example with trafilatura",
+        rb"\s*(<\?xml[^>]*>\s*|<!--((?!-->).)*-->\s*)*<(!doctype\s+html|html|head|body)\b",
+        _EXTRACT,
     ),
     ("a Wikipedia dump", rb"\s*(<\?xml[^>]*>\s*)?<mediawiki\b", "Set data.format=wikipedia"),
     ("XML", rb"\s*<\?xml\b", "Extract its text first"),
@@ -50,10 +57,21 @@ def other_content(head: bytes) -> tuple[str, str] | None:
         if pattern.match(head):
             return name, cure
     text = head.decode("utf-8", "replace").lstrip()
+    if _is_html_fragment(text):
+        return "HTML", _EXTRACT
     for delimiter, name, cure in _TABLES:
         if _is_table(text, delimiter):
             return f"a table ({name})", cure
     return None
+
+
+def _is_html_fragment(text: str) -> bool:
+    """Return whether these are blocks of HTML: the text begins with one, or most of its lines do."""
+    if len(_BLOCK_ENDS.findall(text)) < FEW_BLOCKS:
+        return False
+    lines = list(filter(str.strip, text.split("\n")))
+    blocks = list(filter(_BLOCK_BEGINS.match, lines))
+    return _BLOCK_BEGINS.match(text) is not None or 2 * len(blocks) > len(lines)
 
 
 def _is_table(text: str, delimiter: str) -> bool:

@@ -302,7 +302,9 @@ def _shown(path: Path) -> str:
 
 def format_of(path: Path) -> str | None:
     """Return the format of a file by its name, without the suffix of a compression; None for a suffix not known."""
-    formats = {suffix: name for name, kind in FORMATS.items() for suffix in kind.suffixes}
+    formats = dict[str, str]()
+    for format_name, kind in FORMATS.items():
+        formats |= dict.fromkeys(kind.suffixes, format_name)
     name = path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path
     if name.suffix[1:].isdigit():  # a numbered part: `big.jsonl.00`, `wiki.en.00.xz`
         return formats.get(name.with_suffix("").suffix.lower(), "txt")

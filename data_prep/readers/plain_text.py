@@ -30,7 +30,7 @@ LONGEST_RANGE_BYTES = 1 << 26
 USUAL_RATIO = 3  # of text to what a compressed file takes
 PACKED_BYTES = 1 << 13  # of a .zst file that are unpacked together, perhaps to very many
 LONGEST_WINDOW_BYTES = 1 << 31  # of a .zst file, the longest that `zstd` makes
-# Bytes; a longer line of plain text is handed on in parts. They are short enough to be documents as they are: texts above
+# Bytes; a longer line of plain text is handed on in parts. They are short enough to be documents: texts above
 # `clean.max_characters` would be in memory several times before they are cut.
 LONGEST_TEXT_LINE = 3_000_000
 OR_DROP = "; data.damaged=drop skips and counts damaged text"
@@ -106,8 +106,10 @@ class Streams(io.RawIOBase):
                         return 0
                     packed = block.lstrip(self.padding)
                 self.stream = self.begin()
-            elif self.stream.needs_input and not (packed := self.handle.read(self.packed_bytes)):
-                raise EOFError("it ends within a stream")
+            elif self.stream.needs_input:
+                packed = self.handle.read(self.packed_bytes)
+                if not packed:
+                    raise EOFError("it ends within a stream")
             data = self.stream.decompress(packed, len(buffer))
         buffer[: len(data)] = data
         return len(data)

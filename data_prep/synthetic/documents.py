@@ -4,8 +4,10 @@ Facts recur in a document, told anew with other words of the same meaning, by th
 robin), as questions with answers, and as claims that somebody finds right, wrong or open.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain
 
 from data_prep.synthetic.lexicon import ADJECTIVES, KINDS, TOWNS
 from data_prep.synthetic.speaker import (
@@ -48,7 +50,10 @@ def deed(s: Speaker, share: float) -> Fact:
 
 def story(s: Speaker) -> list[str]:
     start = f"{s.person().word} {s.pick(('lived in', 'was in', 'came to'))} {s.word(TOWNS)}."
-    return [start, *(text for _ in range(3) for text in about(s, deed(s, 0.15)))]
+    texts = [start]
+    for _ in range(3):
+        texts += about(s, deed(s, 0.15))
+    return texts
 
 
 def portrait(s: Speaker) -> list[str]:
@@ -58,16 +63,17 @@ def portrait(s: Speaker) -> list[str]:
         for meaning in s.shuffled(first.possible)
     }
     facts = [replace(first, meaning=meaning) for meaning in list(one_of_two.values())[:3]]
-    return [text for fact in facts for text in about(s, fact)]
+    return list(chain.from_iterable(about(s, fact) for fact in facts))
 
 
 def review(s: Speaker) -> list[str]:
     """Return opinions on several works, all good or all bad."""
     meaning = ADJECTIVES[s.pick(("good", "bad"))]
     facts = [Fact(None, meaning, s.thing("work")) for _ in range(4)]
-    return [text for fact in facts for text in (sentence(s.tell(fact)), s.hint(fact))][
-        : s.pick((4, 5, 6, 7))
-    ]
+    texts = list[str]()
+    for fact in facts:
+        texts += (sentence(s.tell(fact)), s.hint(fact))
+    return texts[: s.pick((4, 5, 6, 7))]
 
 
 def lesson(s: Speaker) -> list[str]:
@@ -136,7 +142,7 @@ GENRES: dict[Callable[[Speaker], list[str]], int] = {
 def documents(seed: int, size: int) -> Iterator[str]:
     """Documents of about `size` words in all; the same seed gives the same texts on every platform."""
     speaker, words = Speaker(f"documents {seed}", "all"), 0
-    genres = [genre for genre, weight in GENRES.items() for _ in range(weight)]
+    genres = list(Counter(GENRES).elements())
     while words < size:
         try:
             text = " ".join(speaker.pick(genres)(speaker))

@@ -45,15 +45,15 @@ def _words(cell: str, separator: str | None = None) -> Words:
     return tuple(word.strip() for word in cell.split(separator))
 
 
-ADJECTIVES, VERBS = (
-    {
-        words.split()[0]: Meaning(
-            _words(words), _words(groups), opposite, _words(company, ";"), hint
-        )
-        for words, groups, opposite, company, hint in _sections[section]
-    }
-    for section in ("adjectives", "verbs")
-)
+def _meanings(section: str) -> dict[str, Meaning]:
+    meanings = {}
+    for words, groups, opposite, company, hint in _sections[section]:
+        meaning = Meaning(_words(words), _words(groups), opposite, _words(company, ";"), hint)
+        meanings[words.split()[0]] = meaning
+    return meanings
+
+
+ADJECTIVES, VERBS = _meanings("adjectives"), _meanings("verbs")
 MOVES = [(_words(words), _words(company, ";")) for words, company in _sections["moves"]]
 KINDS = {
     name: Kind(group, _words(members), _words(company), _words(truths, ";"))

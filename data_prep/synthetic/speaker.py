@@ -74,14 +74,10 @@ class Entity:
 
     def phrase(self, determiner: str = "the", trait: str = "") -> str:
         """`Anna`, `the robin`, `a feathered robin`."""
+        if self.kind == "person":
+            return self.word
         noun = f"{trait} {self.word}".strip()
-        return (
-            self.word
-            if self.kind == "person"
-            else article(noun)
-            if determiner == "a"
-            else f"the {noun}"
-        )
+        return article(noun) if determiner == "a" else f"the {noun}"
 
 
 @dataclass(frozen=True)
@@ -143,13 +139,8 @@ class Speaker:
     def word(self, words: Words) -> str:
         """One of the words of this speaker's half."""
         middle = (len(words) + 1) // 2
-        half = (
-            words
-            if self._half == "all"
-            else words[:middle]
-            if self._half == "train"
-            else words[middle:]
-        )
+        halves = {"all": words, "train": words[:middle]}
+        half = halves.get(self._half, words[middle:])
         if self.avoided:
             half = tuple(word for word in half if word not in self.avoided) or half
         choice = self.pick(half)

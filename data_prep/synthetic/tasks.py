@@ -9,6 +9,7 @@ other words where there are any, so that neither length, nor a single word, nor 
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,13 +88,12 @@ def similarity(s: Speaker, label: str, kinds: Kinds) -> Example:
     agents = (s.person(fact.agent), fact.agent)
     meanings = {0: s.pick(fact.possible, fact.meaning, fact.opposite), 2: fact.meaning}
     things = (s.thing(s.pick(kinds, thing.kind)), s.thing(thing.kind, thing), thing)
-    ways = [
-        Fact(agent, meaning, patient)
-        for i, agent in enumerate(agents)
-        for j, meaning in meanings.items()
-        for k, patient in enumerate(things)
-        if i + j + k == int(label) and patient.group in meaning.groups
-    ]
+    ways = list[Fact]()
+    for (i, agent), (j, meaning), (k, patient) in product(
+        enumerate(agents), meanings.items(), enumerate(things)
+    ):
+        if i + j + k == int(label) and patient.group in meaning.groups:
+            ways.append(Fact(agent, meaning, patient))
     if not ways:
         raise NothingToSayError
     other = s.pick(ways)
@@ -145,7 +145,9 @@ def examples(name: str, seed: int) -> dict[str, list[Example]]:
     for split in (
         Path(file.file).stem for file in (task.train, *task.scored, *task.blind) if file is not AX
     ):
-        kinds = THINGS if name != "mnli" else NATURE if split.endswith("mismatched") else HOUSEHOLD
+        kinds = THINGS
+        if name == "mnli":
+            kinds = NATURE if split.endswith("mismatched") else HOUSEHOLD
         speaker = Speaker(f"{name} {split} {seed}", "train" if split == "train" else "eval")
         splits[split] = draw(task, speaker, SIZES[split.partition("_")[0]], kinds, seen)
     return splits

@@ -162,7 +162,8 @@ def _extend_bpe(definition: dict[str, Any], words: Sequence[Word]) -> list[Entry
     tokens = _tokens_by_number(vocabulary)
     number = _fix_added_tokens(definition, vocabulary)
     in_pairs = bool(merges) and isinstance(merges[0], list)
-    known = {tuple(merge) if in_pairs else tuple(merge.split(" ")) for merge in merges}
+    pairs = merges if in_pairs else [merge.split(" ") for merge in merges]
+    known = set(map(tuple, pairs))
     entries = list[Entry]()
     for word in words:
         left = tokens[word.pieces[0]]

@@ -9,6 +9,7 @@ import io
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -349,7 +350,7 @@ def _encode(
         settings.hyperparameters.max_length,
         source.vocab_size,
     )
-    examples = sum(len(split) for data in missing for split in data.splits)
+    examples = sum(map(len, chain.from_iterable(data.splits for data in missing)))
     with Progress("encode", examples, "examples") as bar:
         for data in missing:
             bar.note(data.task.name)

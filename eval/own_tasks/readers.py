@@ -7,6 +7,7 @@ import csv
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,7 +67,7 @@ class OwnTaskData:
 
     def words_per_text(self, name: str) -> np.ndarray:
         """Return the number of words of each text of a set."""
-        texts = [text for split in self.splits(name) for text in split.texts[0]]
+        texts = chain.from_iterable(split.texts[0] for split in self.splits(name))
         return np.array([text.count(" ") + 1 for text in texts])
 
 
@@ -81,7 +82,7 @@ def read_own_task(name: str, task: OwnTask) -> OwnTaskData:
     sets = {part: list(_read_examples(path, task)) for part, path in task.files.paths().items()}
     for part, examples in sets.items():
         require(examples, f"{task.files.paths()[part]}: no examples. Give a file that has some.")
-    labels = _labels_of_task(task, [each for examples in sets.values() for each in examples])
+    labels = _labels_of_task(task, list(chain.from_iterable(sets.values())))
     _require_fitting_metric(name, task, labels)
     splits = {part: _make_split(task, part, examples, labels) for part, examples in sets.items()}
     if task.folds:
@@ -127,7 +128,7 @@ def _labels_of_task(task: OwnTask, examples: Sequence[Example]) -> tuple[str, ..
     """Return the labels in the order of the task file, or sorted if it lists none; () for regression."""
     if task.kind == "regression":
         return ()
-    seen = {label for example in examples for label in _names(task, example)}
+    seen = set(chain.from_iterable(_names(task, example) for example in examples))
     if task.labels is None:
         require(
             len(seen) > 1,
@@ -205,7 +206,8 @@ def _require_fitting_metric(name: str, task: OwnTask, labels: tuple[str, ...]) -
 def _make_split(
     task: OwnTask, part: str, examples: Sequence[Example], labels: tuple[str, ...]
 ) -> Split:
-    columns = tuple(list(column) for column in zip(*(example.texts for example in examples)))
+    texts = [example.texts for example in examples]
+    columns = tuple(map(list, zip(*texts)))
     numbers = {label: number for number, label in enumerate(labels)}
     values: np.ndarray
     if task.kind == "regression":
@@ -215,8 +217,8 @@ def _make_split(
         for row, example in enumerate(examples):
             values[row, [numbers[label] for label in _names(task, example)]] = 1
     else:
-        flat = [numbers[label] for example in examples for label in _names(task, example)]
-        values = np.array(flat, np.int64)
+        names = chain.from_iterable(_names(task, example) for example in examples)
+        values = np.array([numbers[label] for label in names], np.int64)
     return Split(_file(part, len(examples)), columns, values)
 
 
@@ -251,7 +253,10 @@ def _make_folds(
 
 def take(split: Split, rows: np.ndarray, labels_words: bool, name: str) -> Split:
     """Return a split of these examples only."""
-    texts = tuple([column[row] for row in rows] for column in split.texts)
+    columns = []
+    for column in split.texts:
+        columns.append([column[row] for row in rows])
+    texts = tuple(columns)
     values = labels_of(split)
     if labels_words:
         bounds = np.cumsum([0] + [text.count(" ") + 1 for text in split.texts[0]])

@@ -64,9 +64,13 @@ def differences(
 
     None stands for a setting that a configuration lacks.
     """
-    flattened = [{path: _short(value) for path, value in flat(config)} for config in configs]
-    paths = sorted({path for settings in flattened for path in settings})
-    usual = {path: mode(s[path] for s in flattened if path in s) for path in paths}
+    flattened = list[dict[str, str]]()
+    for config in configs:
+        flattened.append({path: _short(value) for path, value in flat(config)})
+    paths = sorted(set[str]().union(*flattened))
+    usual = {}
+    for path in paths:
+        usual[path] = mode(settings[path] for settings in flattened if path in settings)
     others = []
     for settings in flattened:
         others.append({p: settings.get(p) for p in paths if settings.get(p) != usual[p]})

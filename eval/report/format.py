@@ -119,5 +119,8 @@ def describe_budget(record: Record) -> str | None:
 
 def run_id(run: Run) -> str:
     """Return the name of a run in the page's address, different for different folders."""
-    safe = [c if c.isalnum() or c in "-_" else f".{ord(c):x}" for c in run.folder.name]
-    return "".join(safe)
+    safe = ""
+    for character in run.folder.name:
+        is_safe = character.isalnum() or character in "-_"
+        safe += character if is_safe else f".{ord(character):x}"
+    return safe

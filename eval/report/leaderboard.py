@@ -98,7 +98,10 @@ class Board:
             for row in REFERENCES:
                 words = {"group": PUBLISHED, "model": row.title, "detail": row.detail}
                 lines.append((words | {"division": "published", "runs": []}, row.cell))
-        table = [words | {name: score(name) for name in columns} for words, score in lines]
+        table = []
+        for words, score in lines:
+            scores = {name: score(name) for name in columns}
+            table.append(words | scores)
         named = ("group", "place", "model", "detail", "hours", "hardware")
         names = [*named, *columns, "division", "runs", *MEASURES]
         return pd.DataFrame(table, columns=names).fillna("")

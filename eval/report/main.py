@@ -13,6 +13,7 @@ import gc
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 from cramming.config import file_sha256, printable, require
@@ -132,7 +133,7 @@ def _write_leaderboard(
     summary = f"{', '.join(counts)}."
     _write(out / "leaderboard.html", leaderboard_page(boards, sections, problems, summary))
     _write(out / "leaderboard.md", to_markdown(_markdown_blocks(boards, runs, problems, summary)))
-    entries = [ranked for board in boards for ranked in board.ranked]
+    entries = list(chain.from_iterable(board.ranked for board in boards))
     _write(out / "leaderboard.csv", to_csv(rows, entries))
     _write(out / "leaderboard.tex", to_latex(boards))
 

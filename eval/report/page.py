@@ -69,7 +69,10 @@ def _render(
     columns = [[key, fact.title, fact.view, fact.form] for key, fact in FACTS.items()]
     runs = {run_id(section.run): _run_data(section) for section in sections}
     configs = [section.run.record.config for section in sections]
-    usual, others = differences(configs) if len(sections) > 1 else ({}, [{}])
+    usual: dict[str, str] = {}
+    others: list[dict[str, str | None]] = [{}]
+    if len(sections) > 1:
+        usual, others = differences(configs)
     details = {}
     for section, settings in zip(sections, others):
         details[run_id(section.run)] = {
@@ -130,9 +133,12 @@ def _line_data(row: Row) -> dict[str, Any]:
 
 def _cell_data(value: Any) -> Any:
     if isinstance(value, Score):
-        rounded = [part if part is None else round(part, 2) for part in value[:2]]
-        return [*rounded, value.mark]
+        return [*map(_rounded, value[:2]), value.mark]
     return value
+
+
+def _rounded(value: float | None) -> float | None:
+    return value if value is None else round(value, 2)
 
 
 @cache

