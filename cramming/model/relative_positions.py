@@ -17,8 +17,8 @@ MAX_DISTANCE = 128  # of tokens; all pairs that are farther apart share a row of
 def buckets(distances: Tensor, num_rows: int) -> Tensor:
     """Return the row of the table for each distance from a query to a key.
 
-    The second half of the rows is for keys behind the query. In each half the first half of the rows has one distance
-    each; the distances of the others grow by a factor.
+    The second half of the rows is for keys later than the query. In each half the first half of the rows has one
+    distance each; the distances of the others grow by a factor.
     """
     per_direction = num_rows // 2
     exact = per_direction // 2

@@ -180,8 +180,8 @@ def is_flash(config: Config, hardware: Hardware) -> bool:
     """Return whether attention on this GPU makes no mask and keeps no scores."""
     kernel = config.attention.kernel
     model = config.model
-    adds_to_scores = model.attention_dropout > 0.0 or model.relative_positions > 0
-    has_flash = hardware.has_flash and hardware.mode != "fp32" and not adds_to_scores
+    needs_scores = model.attention_dropout > 0.0 or model.relative_positions > 0
+    has_flash = hardware.has_flash and hardware.mode != "fp32" and not needs_scores
     by_flash = has_flash and kernel in ("auto", "varlen")
     return hardware.kind == "cuda" and (by_flash or kernel == "flex")
 

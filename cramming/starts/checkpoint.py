@@ -25,7 +25,9 @@ from cramming.progress import say
 from cramming.recipe import CheckpointStart, Config
 
 COUNTED_AT_ONCE = 1 << 22  # tokens
-SUPPORTED = "BERT, RoBERTa, XLM-R, CamemBERT, DistilBERT, MPNet, ModernBERT and models of this suite"
+SUPPORTED = (
+    "BERT, RoBERTa, XLM-R, CamemBERT, DistilBERT, MPNet, ModernBERT and models of this suite"
+)
 FREE = ("dropout", "attention_dropout")  # settings of the model that may differ from the checkpoint
 
 

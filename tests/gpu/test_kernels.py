@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from cramming.model import attention
 from cramming.model.attention import Packing, sequence_ids
 from cramming.model.heads import linear_cross_entropy
+from cramming.model.relative_positions import buckets
 
 pytestmark = pytest.mark.gpu
 TOKENS, HEADS, SIZE = 1024, 4, 64
@@ -57,32 +58,40 @@ def distance(actual: Tensor, expected: Tensor) -> float:
     return float((actual.detach().double() - expected.detach()).norm() / expected.norm())
 
 
+@pytest.mark.parametrize("num_rows", [0, 32])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", [None, 16])
 @pytest.mark.parametrize("name", ["rows", "documents", "ragged"])
 @pytest.mark.parametrize("kernel", ["varlen", "flex", "sdpa", "padded", "products"])
 def test_attention_is_its_definition(
-    device: torch.device, kernel: str, name: str, window: int | None, causal: bool
+    device: torch.device, kernel: str, name: str, window: int | None, causal: bool, num_rows: int
 ) -> None:
-    """Forward and backward, on random numbers."""
+    """Forward and backward, on random numbers, and with terms of relative positions."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     packing = packing_of(name, device)._replace(causal=causal)
-    if reason := attention.reason_against(kernel, device, dtype, 0.0):
+    if reason := attention.reason_against(kernel, device, dtype, 0.0, num_rows):
         pytest.skip(reason)
     if kernel == "sdpa" and name == "ragged":
         pytest.skip("takes rows only")
-    layout = attention.prepare(kernel, packing, TOKENS, window, dtype, 0.0)
     torch.manual_seed(0)
+    numbers_RH = torch.randn(num_rows, HEADS, device=device)
+    table_RH, exact_RH = numbers_RH.clone().requires_grad_(), numbers_RH.double().requires_grad_()
+    layout = attention.prepare(
+        kernel, packing, TOKENS, window, dtype, 0.0, table_RH if num_rows else None
+    )
     stacked = torch.randn(TOKENS, 3, HEADS, SIZE, device=device, dtype=dtype)
     weight = torch.randn(TOKENS, HEADS, SIZE, device=device, dtype=dtype)
     qkv, exact = stacked.clone().requires_grad_(), stacked.double().requires_grad_()
     out = attention.attend(*qkv.unbind(1), layout)
     (out * weight).sum().backward()
-    expected = dense(exact, mask_of(packing, window))
+    expected = dense(exact, mask_of(packing, window), exact_RH)
     (expected * weight.double()).sum().backward()
     assert qkv.grad is not None and exact.grad is not None
     assert distance(out, expected) < TOLERANCE[dtype]
     assert distance(qkv.grad, exact.grad) < TOLERANCE[dtype]
+    if num_rows:
+        assert table_RH.grad is not None and exact_RH.grad is not None
+        assert distance(table_RH.grad, exact_RH.grad) < TOLERANCE[dtype]
 
 
 def mask_of(packing: Packing, window: int | None) -> Tensor:
@@ -93,9 +102,13 @@ def mask_of(packing: Packing, window: int | None) -> Tensor:
     return mask if window is None else mask & ((place[:, None] - place).abs() <= window)
 
 
-def dense(qkv: Tensor, mask: Tensor) -> Tensor:
+def dense(qkv: Tensor, mask: Tensor, table_RH: Tensor) -> Tensor:
     q, k, v = qkv.unbind(1)
     scores = torch.einsum("mhk,thk->hmt", q, k) * SIZE**-0.5
+    if len(table_RH):
+        place = torch.arange(TOKENS, device=qkv.device)
+        rows = buckets(place - place[:, None], len(table_RH))
+        scores = scores + table_RH[rows].permute(2, 0, 1)
     return torch.einsum("hmt,thk->mhk", scores.masked_fill(~mask, -torch.inf).softmax(-1), v)
 
 

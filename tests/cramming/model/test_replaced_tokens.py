@@ -225,7 +225,7 @@ def test_a_compiler_takes_all_of_it_as_one_graph(config: ModelConfig) -> None:
     assert counter.frame_count == 1
 
 
-TABLES = ("tokens", "value_tokens", "positions", "token_types")
+TABLES = ("tokens", "value_tokens", "positions", "token_types", "relative_positions")
 
 
 def test_a_generator_has_its_share_of_the_heads() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForMaskedLM
+from transformers import AutoModelForMaskedLM, MPNetConfig, MPNetForMaskedLM, MPNetTokenizer
 
 from cramming import cli, launch, verbs
 from cramming.config import UserError
@@ -89,6 +89,32 @@ def adapted(
     result = measure(recipe, call.invocation, others)
     (corpus,) = (folder / "corpora").glob("text-*")
     return result, call.invocation.run_folder, corpus
+
+
+def test_an_mpnet_that_does_not_move_comes_back_as_it_was(
+    tmp_path: Path, place: tuple[Path, Path, Path]
+) -> None:
+    """With its own special tokens, though its vocabulary holds BERT's too."""
+    berts = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    words = ["<s>", "<pad>", "</s>", "<unk>", *berts, *(f"w{i}" for i in range(WORDS)), "<mask>"]
+    tokenizer = MPNetTokenizer(vocab={word: number for number, word in enumerate(words)})
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 48, "max_position_embeddings": 66, "vocab_size": len(words)}
+    stock = MPNetForMaskedLM(MPNetConfig(**sizes))
+    for part in (stock, tokenizer):
+        part.save_pretrained(tmp_path / "mpnet")
+    command = ["adapt", "--from", str(tmp_path / "mpnet"), "--name", "mine", "--device", "cpu"]
+    command += ["--runs", str(tmp_path / "runs"), "--corpora", str(tmp_path / "corpora")]
+    frozen = ("train.packing=documents", "optim.lr=1e-60", "budget.steps=2")
+    call = cli.parse([*command, f"data.paths=[{place[1]}]", *SMALL, *frozen])
+    assert call is not None
+    recipe = verbs.recipe_of(call)
+    verbs.main_of("prepare")(recipe, call.invocation)
+    launch.main(recipe, call.invocation)
+    adapted = AutoModelForMaskedLM.from_pretrained(call.invocation.run_folder / "final")
+    assert isinstance(adapted, MPNetForMaskedLM)
+    for name, weights in stock.state_dict().items():
+        assert torch.equal(adapted.state_dict()[name], weights), name
 
 
 def test_what_was_learned_shows_on_the_own_text(adapted: tuple[Result, Path, Path]) -> None:
