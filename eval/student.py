@@ -27,14 +27,9 @@ from eval.rules.load import Run, load_run
 
 BUDGET_SHARE = 0.1  # of the teacher's training time, where no budget is typed
 BUDGETS = {f"budget.{unit}" for unit in ("hours", "minutes", "exaflops", "tokens", "steps")}
-SECTIONS = (
-    "train",
-    "precision",
-    "attention",
-    "memory",
-    "runtime",
-)  # that the teacher's recipe decides
-CHOICES = ("optim", "schedule")  # the same, of groups whose choices have settings of their own
+# Sections that the teacher's recipe decides, and groups whose choices have settings of their own
+SECTIONS = ("train", "precision", "attention", "memory", "runtime")
+CHOICES = ("optim", "schedule")
 MASKING = ("rate", "mask_share", "random_share")
 TOKEN_TYPES = 2  # BERT's
 
