@@ -4,6 +4,7 @@ The student has the teacher's sizes with the choices that the stock class fixes,
 objective, start and budget (cramming/objectives/distill.py). It is a run by itself, `<name>-<family>`.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,14 +28,9 @@ from eval.rules.load import Run, load_run
 
 BUDGET_SHARE = 0.1  # of the teacher's training time, where no budget is typed
 BUDGETS = {f"budget.{unit}" for unit in ("hours", "minutes", "exaflops", "tokens", "steps")}
-SECTIONS = (
-    "train",
-    "precision",
-    "attention",
-    "memory",
-    "runtime",
-)  # that the teacher's recipe decides
-CHOICES = ("optim", "schedule")  # the same, of groups whose choices have settings of their own
+# Sections that the teacher's recipe decides, and groups whose choices have settings of their own
+SECTIONS = ("train", "precision", "attention", "memory", "runtime")
+CHOICES = ("optim", "schedule")
 MASKING = ("rate", "mask_share", "random_share")
 TOKEN_TYPES = 2  # BERT's
 
@@ -100,17 +96,16 @@ def _words(teacher: Teacher, typed: tuple[str, ...], family: str) -> Iterator[st
     """Yield the overrides of the student's recipe; those that were typed come last."""
     recipe, record = teacher.recipe, teacher.run.record
     groups = {name_of(word) for word in typed}
-    corpus = Path(str(record.corpus.folder)).absolute()
     yield from ("objective=distill", "start=teacher", "division=open")
     yield setting("objective.teacher", str(teacher.folder.absolute()))
     yield f"objective.teacher_sha256={in_words(record.training.final_sha256)}"
-    yield setting("data.corpus", str(corpus))
+    yield setting("data.corpus", str(Path(str(record.corpus.folder)).absolute()))
     yield f"seed={recipe['seed']}"
     for key in MASKING:
         yield f"objective.{key}={recipe['objective'][key]}"
-    special_ids = Corpus.open(corpus, verify=False).special_ids
+    pad_id = json.loads((teacher.folder / "config.json").read_text())["pad_token_id"]
     sections = {name: recipe[name] for name in SECTIONS}
-    sections["model"] = asdict(student_config(teacher.config, family, special_ids.pad))
+    sections["model"] = asdict(student_config(teacher.config, family, pad_id))
     for name in CHOICES:
         if name not in groups:
             yield f"{name}={recipe[name]['name']}"

@@ -14,24 +14,33 @@ from torch._guards import detect_fake_mode
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from cramming.config import UserError, require
+from cramming.config import UserError, file_sha256, require
 
 from .attention import Packing
 from .config import ModelConfig
 from .encoder import Encoder
 from .heads import MaskedLM, chunk_elements
-from .load import load_masked_lm_config, load_weights
+from .load import load_masked_lm_config, load_weights, weight_file
 
 # Tensors of the size of a chunk's logits that autograd keeps, for each that `linear_cross_entropy` needs
 CHUNK_TENSORS = 4
 
 
-def teacher_config(folder: Path) -> ModelConfig:
-    """Return the configuration of a teacher, without dropout; UserError where there is no masked language model."""
+def teacher_config(folder: Path, sha256: str | None) -> ModelConfig:
+    """Return the configuration of a teacher, without dropout.
+
+    Raises UserError where there is no masked language model, or one whose weights have another SHA-256.
+    """
     try:
-        return load_masked_lm_config(folder, dropout=0.0, attention_dropout=0.0)
+        config = load_masked_lm_config(folder, dropout=0.0, attention_dropout=0.0)
+        weights = weight_file(folder)
     except UserError as error:
         raise UserError(f"objective.teacher={error}") from None
+    require(
+        sha256 is None or file_sha256(weights) == sha256,
+        f"objective.teacher_sha256={sha256}: the weights in {folder} are others. Restore the teacher.",
+    )
+    return config
 
 
 class DistilledLM(MaskedLM):
@@ -46,13 +55,14 @@ class DistilledLM(MaskedLM):
         self,
         config: ModelConfig,
         teacher: Path,
+        sha256: str | None,
         weight: float,
         temperature: float,
         **options: Any,
     ) -> None:
         super().__init__(config, **options)
         self.weight, self.temperature = weight, temperature
-        its_config = teacher_config(teacher)
+        its_config = teacher_config(teacher, sha256)
         require(
             its_config.vocab_size == config.vocab_size,
             f"objective.teacher={teacher}: it has {its_config.vocab_size} entries, this model"

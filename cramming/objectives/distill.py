@@ -42,7 +42,7 @@ class DistillObjective(MaskedObjective):
         """Raise UserError unless the teacher has the corpus's tokenizer, and positions for rows of this length."""
         from cramming.model.distillation import teacher_config
 
-        longest = teacher_config(self.teacher_folder).max_length
+        longest = teacher_config(self.teacher_folder, self.teacher_sha256).max_length
         require(
             length <= longest,
             f"train.sequence_length={length}: above the {longest} of objective.teacher. Lower it.",
@@ -56,16 +56,11 @@ class DistillObjective(MaskedObjective):
         )
 
     def build_model(self, config: ModelConfig, **options: Any) -> "PretrainedModel":
-        """Return the student with random weights, and its teacher; UserError if its weights are others."""
+        """Return the student with random weights, and its teacher."""
         from cramming.model.distillation import DistilledLM
-        from cramming.model.load import weight_file
 
-        folder, sha256 = self.teacher_folder, self.teacher_sha256
-        require(
-            sha256 is None or file_sha256(weight_file(folder)) == sha256,
-            f"objective.teacher_sha256={sha256}: the weights in {folder} are others. Restore the teacher.",
-        )
-        return DistilledLM(config, folder, self.weight, self.temperature, **options)
+        teacher = self.teacher_folder, self.teacher_sha256
+        return DistilledLM(config, *teacher, self.weight, self.temperature, **options)
 
 
 OBJECTIVE = DistillObjective

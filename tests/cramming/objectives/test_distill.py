@@ -37,7 +37,7 @@ def make(teacher: Path) -> Make:
         torch.manual_seed(0)
         sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "intermediate_size": 48}
         config = ModelConfig(**{"vocab_size": 320, **sizes, **model})
-        return DistilledLM(config, teacher, weight, temperature, loss_chunk=loss_chunk)
+        return DistilledLM(config, teacher, None, weight, temperature, loss_chunk=loss_chunk)
 
     return call
 
