@@ -397,7 +397,8 @@ def header(seed: int) -> list[str]:
         "# Planted ills and healthy runs before `cramming diagnose`",
         "",
         "`python benchmarks/diagnose.py --work <folder> --text <folder with text files>"
-        f" --seed {seed} --out <this file>`: one thread of {cpu}, {versions}, Python {platform.python_version()}. Settings of each run are in the",
+        f" --seed {seed} --out <this file>`: one thread of {cpu}, {versions},"
+        f" Python {platform.python_version()}. Settings of each run are in the",
         "script; the raw answers are in the file of the same name that ends in .json. A strength is how many times a",
         "number is over its limit.",
         "",
