@@ -427,7 +427,7 @@ def main() -> None:
     for name in names:
         run = train(CASES[name], work, args.seed)
         if not args.train_only:
-            printed = command(["diagnose", str(run), "--json"], work)
+            printed = command(["diagnose", str(run.relative_to(work)), "--json"], work)
             rows.append((CASES[name], json.loads(printed)))
             print(table(rows[-1:])[-1], flush=True)
     if not rows:
