@@ -389,15 +389,16 @@ def table(rows: list[tuple[Case, dict[str, Any]]]) -> list[str]:
     return lines
 
 
-def header() -> list[str]:
+def header(seed: int) -> list[str]:
     """Return title, command and versions of the results."""
     cpu = devices.describe(torch.device("cpu")).name
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "numpy", "tokenizers"))
     return [
         "# Planted ills and healthy runs before `cramming diagnose`",
         "",
-        "`python benchmarks/diagnose.py --work <folder> --text <folder with text files> --out <this file>`:"
-        f" one thread of {cpu}, {versions}, Python {platform.python_version()}. Settings of each run are in the",
+        "`python benchmarks/diagnose.py --work <folder> --text <folder with text files>"
+        f" --seed {seed} --out <this file>`: one thread of {cpu}, {versions},"
+        f" Python {platform.python_version()}. Settings of each run are in the",
         "script; the raw answers are in the file of the same name that ends in .json. A strength is how many times a",
         "number is over its limit.",
         "",
@@ -426,7 +427,7 @@ def main() -> None:
     for name in names:
         run = train(CASES[name], work, args.seed)
         if not args.train_only:
-            printed = command(["diagnose", str(run), "--json"], work)
+            printed = command(["diagnose", str(run.relative_to(work)), "--json"], work)
             rows.append((CASES[name], json.loads(printed)))
             print(table(rows[-1:])[-1], flush=True)
     if not rows:
@@ -443,7 +444,7 @@ def main() -> None:
     ]
     print("\n".join(lines))
     if args.out:
-        text = "\n".join([*header(), *lines])
+        text = "\n".join([*header(args.seed), *lines])
         args.out.write_text(text + "\n", encoding="utf-8")
         raw = {case.name: diagnosis for case, diagnosis in rows}
         args.out.with_suffix(".json").write_text(json.dumps(raw, indent=1) + "\n", encoding="utf-8")

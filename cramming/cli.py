@@ -521,7 +521,7 @@ def export(
 def score(
     context: typer.Context,
     tasks_file: Annotated[
-        Path, typer.Argument(metavar="TASKS", help="YAML file that describes your tasks.")
+        Path, typer.Argument(metavar="TASKS", help="YAML file of your tasks and GLUE's.")
     ],
     model: Models,
     checkpoint: CheckpointShare = None,
