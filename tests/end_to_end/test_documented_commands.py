@@ -24,8 +24,13 @@ PAGES = (
 )
 COMMAND = re.compile(r"^cramming (\w.*)$", re.MULTILINE)
 PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
-# What stands for a run or corpus of the reader's.
-NAMES = {"runs/first": "runs/default", "--name first": "--name default"}
+# What stands for a run, an environment or a budget of the reader's.
+NAMES = {
+    "runs/first": "runs/default",
+    "--name first": "--name default",
+    "serving/bin/python": sys.executable,
+    "budget.hours=0.5": "budget.steps=4",
+}
 SHORT = {
     "run": "budget.steps=8 train.validations=1 eval.tasks=[rte] eval.hyperparameters.epochs=1",
     "study": "budget.steps=4 train.validations=1",
