@@ -204,7 +204,7 @@ def _is_replaceable(out: Path) -> bool:
     card = out / "README.md"
     if not names <= FILES or not card.is_file():
         return False
-    return CARD_TAG in card.read_text(errors="replace")
+    return f"- {CARD_TAG}\n" in card.read_text(errors="replace")
 
 
 def find_folder(model: str) -> tuple[Path, Run | None]:

@@ -12,7 +12,7 @@ from eval.adapt.measure import FEW_DOCUMENTS, RATE, Comparison
 from eval.adapt.words import Example
 from eval.own_tasks.page import Result as Scores
 from eval.report.blocks import Block, Heading, Notes, Table, Text, to_markdown
-from eval.report.format import compact, describe_run, join_words
+from eval.report.format import compact, describe_run, join_words, short_name
 from eval.report.page import TEMPLATES, template
 
 LOSS_COLUMNS = (
@@ -198,7 +198,7 @@ def cost_rows(record: Record) -> Iterator[tuple[str, str]]:
 
 def write_page(result: Result, folder: Path) -> list[Path]:
     """Write `adapt.html` and `adapt.md` into the run's folder; return their paths."""
-    title = f"{result.name}: adapted from {_short(Path(result.source))}"
+    title = f"{result.name}: adapted from {short_name(Path(result.source))}"
     parts = blocks(result)
     headline: list[Block] = [Heading(title, 1), Text(verdict(result))]
     html = template("adapt.html").render(
@@ -212,14 +212,6 @@ def write_page(result: Result, folder: Path) -> list[Path]:
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     return [folder / name for name in texts]
-
-
-def _short(folder: Path) -> str:
-    """Return a checkpoint's name on the hub, or the last two parts of its path."""
-    for part in folder.parts:
-        if part.startswith("models--"):
-            return part.removeprefix("models--").replace("--", "/")
-    return "/".join(folder.parts[-2:])
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Words for numbers, runs and scores, the same in every table and on every page."""
 
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from cramming.data.task_files import ENTRIES, GLUE
@@ -115,6 +116,19 @@ def describe_budget(record: Record) -> str | None:
         return None
     device = record.environment.device
     return join_words(budget_text(unit, limit), device.name or device.kind, separator=" on ")
+
+
+def hub_name(folder: Path) -> str | None:
+    """Return the name on the hub of a checkpoint that lies in the hub's cache, None for other folders."""
+    for part in folder.parts:
+        if part.startswith("models--"):
+            return part.removeprefix("models--").replace("--", "/")
+    return None
+
+
+def short_name(folder: Path) -> str:
+    """Return a checkpoint's name on the hub, or the last two parts of its path."""
+    return hub_name(folder) or "/".join(folder.parts[-2:])
 
 
 def run_id(run: Run) -> str:

@@ -241,11 +241,11 @@ def to_csv(rows: Sequence[Row], ranked: Sequence[RankedEntry]) -> str:
     lines = [_csv_line(row) | places.get(row, {}) for row in rows]
     for row in rows:
         lines += map(_csv_checkpoint, along_the_way(row))
-    scores = pd.DataFrame(lines)
-    measured = scores.merge(pd.DataFrame(facts), on="run")
-    published = pd.DataFrame([_csv_reference(reference) for reference in REFERENCES])
-    table = pd.concat([measured, published]).map(_csv_cell)
-    return table.to_csv(index=False, lineterminator="\n")
+    table = pd.DataFrame([_csv_reference(reference) for reference in REFERENCES])
+    if lines:
+        measured = pd.DataFrame(lines).merge(pd.DataFrame(facts), on="run")
+        table = pd.concat([measured, table])
+    return table.map(_csv_cell).to_csv(index=False, lineterminator="\n")
 
 
 def _csv_line(row: Row) -> dict[str, Any]:

@@ -16,10 +16,20 @@ from cramming.data.task_files import ENTRIES
 from cramming.record_schema import Record, read_record
 from eval.report.blocks import Block, Details, Table, escape, to_markdown
 from eval.report.facts import known_facts
-from eval.report.format import DASH, compact, describe_budget, join_words, pairs, title_of
+from eval.report.format import (
+    DASH,
+    compact,
+    describe_budget,
+    hub_name,
+    join_words,
+    pairs,
+    short_name,
+    title_of,
+)
 from eval.report.page import template
 from eval.report.run_page import DIVISIONS, run_blocks
 from eval.report.table import main_average, rows_of
+from eval.rules.closed_division import FROM_SCRATCH
 from eval.rules.load import Run
 
 RECIPE = (
@@ -42,7 +52,7 @@ LONGER = {  # position encoding -> what becomes of longer sequences; lengths tra
     "rope": "Rotary positions compute longer ones too, which were not measured.",
     "none": "Without positions it computes longer ones too, which were not measured.",
 }
-CARD_TAG = "pretrained-from-scratch"
+CARD_TAG = "cramming"  # in the header of every card; by it an earlier export is known
 
 
 @dataclass(frozen=True)
@@ -79,6 +89,7 @@ def write_card(model: Exported, run: Run | None) -> str:
         parameters=compact(model.parameters),
         record=record,
         header=_header(model, record).strip(),
+        origin=_origin(record),
         budget=escape(describe_budget(record) or ""),
         version=record.suite_version or __version__,
         headlines=to_markdown([_headlines(run)]) if run else "",
@@ -91,6 +102,22 @@ def write_card(model: Exported, run: Run | None) -> str:
     for path, name in _paths(record).items():
         text = text.replace(path, name)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def _source(record: Record) -> Path | None:
+    """Return the folder of the model that gave a run its first weights or its teacher, None for one from scratch."""
+    start, objective = (record.config.get(name) or {} for name in ("start", "objective"))
+    path = start.get("path") or objective.get("teacher")
+    return Path(path) if path else None
+
+
+def _origin(record: Record) -> str:
+    """Return how the weights came about."""
+    source = _source(record)
+    if source is None:
+        return "pretrained from scratch" if record.training.start else "exported"
+    verb = "distilled" if record.training.objective == "distill" else "trained further"
+    return f"{verb} from {escape(short_name(source))}"
 
 
 def _headlines(run: Run) -> Table:
@@ -125,9 +152,12 @@ def _details(run: Run) -> list[Block]:
 def _header(model: Exported, record: Record) -> str:
     from huggingface_hub import ModelCardData
 
-    named = [source.dataset or "" for source in record.corpus.sources]
+    source = _source(record)
+    named = [each.dataset or "" for each in record.corpus.sources]
     hub = [name for name in named if re.fullmatch(r"[\w.-]+/[\w.-]+", name)]
-    tags = ["cramming", CARD_TAG]
+    tags = [CARD_TAG]
+    if record.training.start in FROM_SCRATCH and not source:
+        tags.append("pretrained-from-scratch")
     if model.has_head:
         tags.append("masked-lm")
     if not model.family:
@@ -140,6 +170,7 @@ def _header(model: Exported, record: Record) -> str:
         tags=tags,
         datasets=list(dict.fromkeys(hub)) or None,
         model_name=model.name,
+        base_model=hub_name(source) if source else None,
         eval_results=_results(record) or None,
     )
     return str(data.to_yaml())
@@ -172,8 +203,9 @@ def _results(record: Record) -> list[Any]:
 
 def _paths(record: Record) -> dict[str, str]:
     """Return the absolute paths of the machine that trained, and their last two parts; the longest first."""
-    teacher = (record.config.get("objective") or {}).get("teacher")
-    paths = [record.corpus.folder, teacher, *(section.model for section in record.glue.values())]
+    first = _source(record)
+    paths = [record.corpus.folder, first and str(first)]
+    paths += [section.model for section in record.glue.values()]
     for source in record.corpus.sources:
         paths += [source.name, source.folder]
     absolute = {path for path in paths if path and Path(path).is_absolute()}

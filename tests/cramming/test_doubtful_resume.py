@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cramming import checkpoint, device, launch, pretrain
+from cramming import checkpoint, device, launch
 from cramming.config import UserError
 from cramming.engine import Engine
 from cramming.invocation import Invocation
@@ -130,7 +130,7 @@ class TestEnded:
     def ended(self, start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         """Killed after the end, before the model was exported."""
         with monkeypatch.context() as patch, pytest.raises(Crash):
-            patch.setattr(pretrain, "finish", crash)
+            patch.setattr("cramming.finish.finish", crash)
             start(EVERY, name="a")
         return tmp_path / "runs" / "a"
 

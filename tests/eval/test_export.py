@@ -316,6 +316,44 @@ def test_the_header_names_data_sets_as_the_hub_does_and_no_path(tmp_path: Path) 
         assert f"| {name} |" in body
 
 
+@pytest.mark.parametrize(
+    ("kind", "where", "expected", "base_model"),
+    [
+        ("random", {}, "pretrained from scratch", None),
+        (
+            "checkpoint",
+            {"start": {"path": "/cache/models--org--name/snapshots/1a2b"}},
+            "trained further from org/name",
+            "org/name",
+        ),
+        (
+            "checkpoint",
+            {"start": {"path": "/home/u/m/final"}},
+            "trained further from m/final",
+            None,
+        ),
+        (
+            "teacher",
+            {"objective": {"name": "distill", "teacher": "/home/u/m/final"}},
+            "distilled from m/final",
+            None,
+        ),
+    ],
+)
+def test_a_card_says_where_the_weights_come_from(
+    kind: str, where: dict[str, Any], expected: str, base_model: str | None, tmp_path: Path
+) -> None:
+    training = {"start": kind, "objective": where.get("objective", {}).get("name", "mlm")}
+    run = load_run(write_run(tmp_path / "a", change={"setup": {"training": training}}))
+    run.record.config.update(where)
+    (tmp_path / "README.md").write_text(write_card(MODEL, run))
+    header, body = card(tmp_path)
+    assert expected in body and header.get("base_model") == base_model
+    is_from_scratch = "pretrained-from-scratch" in header["tags"]
+    assert is_from_scratch == (kind == "random") == ("pretrained from scratch" in body)
+    assert "/home/u" not in str(header) + body
+
+
 def occupy(runs: Path) -> None:
     (runs / "stock" / "export").mkdir()
     (runs / "stock" / "export" / "mine.txt").write_text("keep")

@@ -62,6 +62,12 @@ def _csv(runs: Path, **settings: Any) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def test_runs_without_scores_are_reported(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", scores={})
+    assert {row["kind"] for row in _csv(tmp_path)} == {"published"}
+    assert "no scores" in _page(tmp_path, "a")
+
+
 def _board(runs: Path, suite: str = "glue") -> Board:
     loaded = load_runs(runs)
     return board_of([row for row in rows_of(loaded) if row.suite == suite], loaded, {})

@@ -103,7 +103,7 @@ def test_from_a_run_to_a_stock_folder(
         assert "95 % interval" in text and "held-out text" in text
     assert str(finished.runs) not in card
     assert str(teacher["pretrain"]["final_sha256"]) in card
-    assert "distilled from another model" in card and "pretrained from scratch" not in card
+    assert "distilled from own/final" in card and "pretrained from scratch" not in card
     model = AutoModelForMaskedLM.from_pretrained(student / "export")
     assert type(model).__name__ == "ModernBertForMaskedLM"
     with pytest.raises(UserError, match="own-modernbert already has a finished run"):
