@@ -9,7 +9,8 @@ model is trained first, and exported (eval/student.py).
 import glob
 import json
 import os
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,55 +78,26 @@ def main(
         words = " ".join(invocation.overrides)
         require(not words, f"{words}: settings are of the model that --as trains. Add --as.")
     else:
-        from eval import student  # imported late: most exports train nothing
-
         require(not model, f"--model={model}: --as needs a run with its corpus. Give --name.")
-        teacher = student.teacher_of(*find_run(invocation), family)
-        invocation = student.student_of(teacher, invocation, family)
-        _require_replaceable(out or invocation.run_folder / "export")
-        if check:
-            for line in [*student.check(teacher, invocation), NOTHING_WRITTEN]:
-                say(line)
+        trained = _train_student(invocation, family, out, check)
+        if trained is None:
             return
-        distilled = student.train(teacher, invocation)
+        invocation, distilled = trained
     folder, run = find_folder(model) if model else find_run(invocation)
     out = (out or folder.parent / "export").absolute()
     _require_replaceable(out)
     if check:
         say(f"export: {folder} to {out}; {NOTHING_WRITTEN}")
         return
-    tokens = special_tokens(folder)
-    exported_model = load_exported(folder)
-    table_length = exported_model.config.max_length
-    max_length = trained_length(run) or table_length
-    if exported_model.config.positions != "learned":  # whose table is among the weights
-        exported_model.config = replace(exported_model.config, max_length=max_length)
-    config = exported_model.config
-    family = stock_family(config)
-    pooling = scored_pooling(run)
+    source = _open(folder, run)
 
     def write(temporary: Path) -> None:
-        save_pretrained(exported_model, temporary, folder / "tokenizer.json", tokens)
-        write_pooling(temporary, exported_model, pooling or "mean", max_length)
-        clients = []
-        if test or python:
-            from eval.export_check import check_clients  # imported late: builds tasks' tokenizers
-
-            clients = check_clients(
-                exported_model, temporary, pooling or "mean", max_length, python
-            )
-        exported = Exported(
-            name=run.label if run else out.name,
-            family=family,
-            parameters=sum(parameter.numel() for parameter in exported_model.parameters()),
-            has_head=isinstance(exported_model, MaskedLM),
-            max_length=max_length,
-            table_length=table_length,
-            positions=config.positions,
-            pooling=pooling,
+        source.write(temporary)
+        clients = source.test(temporary, python) if test or python else []
+        exported = source.describe(
+            run.label if run else out.name,
             clients=clients,
             distilled=distilled,
-            token_types=config.token_types,
             weights_sha256=file_sha256(temporary / WEIGHTS),
             license=license,
             language=language,
@@ -134,9 +106,87 @@ def main(
 
     sweep(out.parent, f".{glob.escape(out.name)}.*", locked=False)
     overwrite_atomically(out, write)
-    loading = "as it is" if family else "with trust_remote_code=True"
+    loading = "as it is" if source.family else "with trust_remote_code=True"
     origin = "" if run else "no run record beside the model, "
     say(f"export: {out}, {origin}loads in transformers {loading}; README.md says how")
+
+
+def _train_student(
+    invocation: Invocation, family: str, out: Path | None, check: bool
+) -> tuple[Invocation, list[tuple[str, str]]] | None:
+    """Train a stock student of a run; return its invocation, and what the card says of its teacher.
+
+    With `check` it is only said what would be trained, and the result is None.
+    """
+    from eval import student  # imported late: most exports train nothing
+
+    teacher = student.teacher_of(*find_run(invocation), family)
+    its_invocation = student.student_of(teacher, invocation, family)
+    _require_replaceable(out or its_invocation.run_folder / "export")
+    if not check:
+        return its_invocation, student.train(teacher, its_invocation)
+    for line in [*student.check(teacher, its_invocation), NOTHING_WRITTEN]:
+        say(line)
+    return None
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Model folder that is exported.
+
+    `tokens`: special tokens by transformers' keys. `pooling`: that of the scores, None without scores. `max_length`:
+    the length at which texts are cut. `table_length`: the longest that the model computes.
+    """
+
+    folder: Path
+    model: MaskedLM | Encoder
+    tokens: Mapping[str, str]
+    pooling: str | None
+    max_length: int
+    table_length: int
+
+    @property
+    def family(self) -> str | None:
+        """Model type in the exported config.json, None for this suite's own architecture."""
+        return stock_family(self.model.config)
+
+    def write(self, folder: Path) -> None:
+        """Write the model, its tokenizer and its pooling to a new folder."""
+        save_pretrained(self.model, folder, self.folder / "tokenizer.json", self.tokens)
+        write_pooling(folder, self.model, self.pooling or "mean", self.max_length)
+
+    def test(self, folder: Path, python: str | None) -> list[tuple[str, str, str]]:
+        """Return name, version and result of each client that loads the folder that was written."""
+        from eval.export_check import check_clients  # imported late: builds tasks' tokenizers
+
+        return check_clients(self.model, folder, self.pooling or "mean", self.max_length, python)
+
+    def describe(self, name: str, **others: Any) -> Exported:
+        """Return what the card says of the folder; `others` are the fields that the model does not tell."""
+        config = self.model.config
+        return Exported(
+            name=name,
+            family=self.family,
+            parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+            has_head=isinstance(self.model, MaskedLM),
+            max_length=self.max_length,
+            table_length=self.table_length,
+            positions=config.positions,
+            pooling=self.pooling,
+            token_types=config.token_types,
+            **others,
+        )
+
+
+def _open(folder: Path, run: Run | None) -> _Source:
+    """Return a model folder with its model loaded; its run says how long the texts were and how it was scored."""
+    tokens = special_tokens(folder)
+    model = load_exported(folder)
+    table_length = model.config.max_length
+    max_length = trained_length(run) or table_length
+    if model.config.positions != "learned":  # whose table is among the weights
+        model.config = replace(model.config, max_length=max_length)
+    return _Source(folder, model, tokens, scored_pooling(run), max_length, table_length)
 
 
 def trained_length(run: Run | None) -> int | None:
