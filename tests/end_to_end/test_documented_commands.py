@@ -28,6 +28,7 @@ PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
 NAMES = {
     "runs/first": "runs/default",
     "--name first": "--name default",
+    "--name mine": "--name default",
     "serving/bin/python": sys.executable,
     "budget.hours=0.5": "budget.steps=4",
 }
