@@ -24,20 +24,25 @@ PAGES = (
 )
 COMMAND = re.compile(r"^cramming (\w.*)$", re.MULTILINE)
 PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
-# What stands for a run, an environment or a budget of the reader's.
+# What stands for a run, a corpus or an environment of the reader's.
 NAMES = {
     "runs/first": "runs/default",
     "--name first": "--name default",
-    "--name mine": "--name default",
     "serving/bin/python": sys.executable,
-    "budget.hours=0.5": "budget.steps=4",
 }
 SHORT = {
     "run": "budget.steps=8 train.validations=1 eval.tasks=[rte] eval.hyperparameters.epochs=1",
     "study": "budget.steps=4 train.validations=1",
 }
-# These need files of the reader's, or a budget of hours.
-NOT_HERE = ("experiment=", "data=text", "data.corpus=", "eval.data_dir=", "mine.yaml", "project")
+# These need files or a run of the reader's, or a budget of hours.
+NOT_HERE = (
+    "experiment=",
+    "data=text",
+    "data.corpus=",
+    "eval.data_dir=",
+    "mine",
+    "project",
+)
 
 
 def runnable_commands() -> list[str]:
