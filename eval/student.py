@@ -66,14 +66,19 @@ def teacher_of(folder: Path, run: Run, family: str) -> Teacher:
 def student_config(teacher: ModelConfig, name: str, pad_id: int) -> ModelConfig:
     """Return the configuration of a stock family that is most like the teacher's.
 
-    `pad_id` is the padding's id, behind which RoBERTa's positions begin.
+    `pad_id` is the padding's id, behind which RoBERTa's positions begin. Those of MPNet begin behind 1, whatever it is.
     """
     family = families()[name]
+    offset = family.fixed.get("position_offset", pad_id + 1)
+    require(
+        offset in (0, pad_id + 1),
+        f"--as={name}: its class takes token {offset - 1} for padding, which is {pad_id} in this corpus. Choose"
+        " another model type.",
+    )
     fields = asdict(teacher) | family.fixed
     if "token_types" not in family.fixed:
         fields["token_types"] = teacher.token_types or TOKEN_TYPES
-    if "position_offset" not in family.fixed:
-        fields["position_offset"] = pad_id + 1
+    fields["position_offset"] = offset
     if fields["local_window"] is None:
         fields["global_every"] = 1
     try:

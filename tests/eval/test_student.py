@@ -38,14 +38,15 @@ TEACHERS: dict[str, dict[str, Any]] = {
     "an untied decoder without bias": {"tie_embeddings": False, "decoder_bias": False},
     "no head": {"head_transform": False, "embedding_norm": False},
     "another activation": {"activation": "relu2"},
+    "relative positions": {"relative_positions": 8},
 }
 
 
-@pytest.mark.parametrize("family", ["bert", "modernbert", "roberta", "distilbert"])
+@pytest.mark.parametrize("family", ["bert", "modernbert", "roberta", "distilbert", "mpnet"])
 @pytest.mark.parametrize("teacher", TEACHERS)
 def test_a_student_is_of_the_family_with_the_teachers_sizes(teacher: str, family: str) -> None:
     config = replace(PLAIN, **TEACHERS[teacher])
-    student = student_config(config, family, pad_id=0)
+    student = student_config(config, family, pad_id=1)
     assert stock_family(student) == family
     for size in ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size"):
         assert getattr(student, size) == getattr(config, size)
@@ -117,6 +118,7 @@ def test_from_a_run_to_a_stock_folder(
 def test_what_cannot_be_a_student_is_refused(finished: Invocation) -> None:
     refusals = {
         ("--as=gpt2",): "--as=gpt2: unknown choice. .*modernbert",
+        ("--as=mpnet",): "--as=mpnet: its class takes token 1 for padding, which is 0",
         ("optim.lr=1",): "optim.lr=1: settings are of the model that --as trains",
         ("--as=bert", "--model=x"): "--model=x: --as needs a run",
         ("--as=bert", "model.nothing=1"): "model.nothing",
