@@ -78,7 +78,7 @@ class Text:
 
     @cached_property
     def is_spaced(self) -> bool:
-        """Whether spaces stand between its words: half of it or more is in scripts that write them."""
+        """Presence of spaces between words: half of the text or more is in scripts that write them."""
         if 2 * len(self.utf8.translate(None, _BEYOND_ASCII)) >= len(self.utf8):
             return True
         return 2 * len(_UNSPACED.sub("", self.text)) >= len(self.text)
