@@ -88,7 +88,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_from_a_run_to_a_stock_folder(
     finished: Invocation, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("--as=modernbert", "budget.steps=3", "checkpoint.keep_at=[]")
+    words = ("--as=modernbert", "budget.steps=3", "checkpoint.keep_at=[]", "precision=bf16")
     student = finished.runs / "own-modernbert"
     export(finished, *words, "--check")
     assert not student.exists()
@@ -96,7 +96,8 @@ def test_from_a_run_to_a_stock_folder(
     export(finished, *words)
     record, teacher = load_record(student), load_record(finished.run_folder)
     assert record["pretrain"]["steps"] == 3 and record["config"]["division"] == "open"
-    for section in ("train", "optim", "schedule", "precision"):
+    assert record["config"]["precision"]["mode"] == "bf16"  # as typed
+    for section in ("train", "optim", "schedule"):
         assert record["config"][section] == teacher["config"][section], section
     said = capsys.readouterr().out
     card = (student / "export" / "README.md").read_text(encoding="utf-8")
@@ -122,6 +123,8 @@ def test_what_cannot_be_a_student_is_refused(finished: Invocation) -> None:
         ("optim.lr=1",): "optim.lr=1: settings are of the model that --as trains",
         ("--as=bert", "--model=x"): "--model=x: --as needs a run",
         ("--as=bert", "model.nothing=1"): "model.nothing",
+        ("--as=bert", "model.qk_norm=true"): "model.qk_norm=true: with it the student is not",
+        ("--as=bert", "model=modern"): "model=modern: with it the student is not",
     }
     for words, message in refusals.items():
         with pytest.raises(UserError, match=message):
