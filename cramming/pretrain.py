@@ -123,10 +123,10 @@ def train_and_finish(run: Run) -> EndReason:
             reason, problem = "diverged", error
     if reason == "finished":
         run.engine.leave(run.config)
-    from cramming.finish import finish  # of no use before the end
-
     try:
         if run.mesh.is_main:
+            from cramming.finish import finish  # of no use before the end
+
             finish(run, reason, problem)
     finally:
         run.logger.close()

@@ -77,13 +77,18 @@ def main(
     if family is None:
         words = " ".join(invocation.overrides)
         require(not words, f"{words}: settings are of the model that --as trains. Add --as.")
+        require(not invocation.resume, "--resume: nothing is trained without --as. Leave it out.")
     else:
         require(not model, f"--model={model}: --as needs a run with its corpus. Give --name.")
         trained = _train_student(invocation, family, out, check)
         if trained is None:
             return
         invocation, distilled = trained
-    folder, run = find_folder(model) if model else find_run(invocation)
+    run: Run | None
+    if model:
+        folder, run = find_folder(model)
+    else:
+        folder, run = find_run(invocation)
     out = (out or folder.parent / "export").absolute()
     _require_replaceable(out)
     if check:

@@ -12,7 +12,7 @@ from typing import Any
 
 from cramming import verbs
 from cramming.children import run_or_exit
-from cramming.config import UserError, require, unknown_choice
+from cramming.config import UserError, build, require, unknown_choice
 from cramming.data.corpus import Corpus
 from cramming.device import select
 from cramming.invocation import Call, Invocation
@@ -66,14 +66,19 @@ def teacher_of(folder: Path, run: Run, family: str) -> Teacher:
 def student_config(teacher: ModelConfig, name: str, pad_id: int) -> ModelConfig:
     """Return the configuration of a stock family that is most like the teacher's.
 
-    `pad_id` is the padding's id, behind which RoBERTa's positions begin.
+    `pad_id` is the padding's id, behind which RoBERTa's positions begin. Those of MPNet begin behind 1, whatever it is.
     """
     family = families()[name]
+    offset = family.fixed.get("position_offset", pad_id + 1)
+    require(
+        offset in (0, pad_id + 1),
+        f"--as={name}: its class takes token {offset - 1} for padding, which is {pad_id} in this corpus. Choose"
+        " another model type.",
+    )
     fields = asdict(teacher) | family.fixed
     if "token_types" not in family.fixed:
         fields["token_types"] = teacher.token_types or TOKEN_TYPES
-    if "position_offset" not in family.fixed:
-        fields["position_offset"] = pad_id + 1
+    fields["position_offset"] = offset
     if fields["local_window"] is None:
         fields["global_every"] = 1
     try:
@@ -85,11 +90,21 @@ def student_config(teacher: ModelConfig, name: str, pad_id: int) -> ModelConfig:
 
 
 def student_of(teacher: Teacher, invocation: Invocation, family: str) -> Invocation:
-    """Return the invocation that trains the student; that of a run that is resumed has its own recipe."""
+    """Return the invocation that trains the student; that of a run that is resumed has its own recipe.
+
+    Raises UserError for overrides with which the model is not of the family.
+    """
     student = replace(invocation, name=f"{invocation.name}-{family}")
     if invocation.resume and is_run(student.run_folder):
         return student
-    return replace(student, overrides=tuple(_words(teacher, invocation.overrides, family)))
+    student = replace(student, overrides=tuple(_words(teacher, invocation.overrides, family)))
+    model = build(ModelConfig, verbs.recipe_of(Call("pretrain", student))["model"], "model")
+    typed = [word for word in invocation.overrides if name_of(word).startswith("model")]
+    require(
+        stock_family(model) == family,
+        f"{' '.join(typed)}: with it the student is not transformers' {family}. Leave it out.",
+    )
+    return student
 
 
 def _words(teacher: Teacher, typed: tuple[str, ...], family: str) -> Iterator[str]:
@@ -104,13 +119,13 @@ def _words(teacher: Teacher, typed: tuple[str, ...], family: str) -> Iterator[st
     for key in MASKING:
         yield f"objective.{key}={recipe['objective'][key]}"
     pad_id = json.loads((teacher.folder / "config.json").read_text())["pad_token_id"]
-    sections = {name: recipe[name] for name in SECTIONS}
+    sections = {name: recipe[name] for name in (*SECTIONS, *CHOICES)}
     sections["model"] = asdict(student_config(teacher.config, family, pad_id))
-    for name in CHOICES:
-        if name not in groups:
-            yield f"{name}={recipe[name]['name']}"
-            sections[name] = recipe[name]
     for name, section in sections.items():
+        if name in groups:  # single settings would outdo it
+            continue
+        if name in CHOICES:
+            yield f"{name}={section['name']}"
         for key, value in section.items():
             if key != "name":
                 yield f"{name}.{key}={in_words(value)}"

@@ -88,7 +88,7 @@ def prepare(
     if table_RH is not None:
         from .relative_positions import with_bias  # imported late: most runs have none
 
-        return with_bias(layout, table_RH.to(dtype))
+        return with_bias(layout, table_RH, dtype)
     if not KERNELS[kernel].adds_mask:
         return layout
     return layout._replace(masks=tuple(additive(mask, dtype) for mask in layout.masks))

@@ -128,10 +128,12 @@ def restrict_rows(layout: Layout, queries_M: Tensor, num_tokens: int) -> Layout 
         is_visible = offsets_L <= offset_M[:, None]
         mask = _both(is_visible.view(rows, -1, length), mask)
     mask = None if mask is None else mask[:, None]
-    if layout.table_RH is not None:
+    of_all = layout.masks[0] if layout.masks else None
+    if layout.table_RH is not None and of_all is not None:
         from .relative_positions import biased  # imported late: most runs have none
 
-        mask = biased(mask, layout.table_RH, offset_M.view(rows, -1), length)
+        places_BQ = offset_M.view(rows, -1)
+        mask = biased(mask, layout.table_RH, places_BQ, length, of_all.dtype)
     return Layout("sdpa", packing, layout.half_window, ((rows, length),), (mask,))
 
 

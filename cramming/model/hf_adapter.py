@@ -124,7 +124,8 @@ class GraphEncoder(Encoder):
         mask = mask_BLL[:, None]
         if self.relative_positions is not None:
             places_BL = torch.arange(length, device=hidden_TD.device)[None]
-            mask = biased(mask, self.relative_positions.weight, places_BL, length)
+            table_RH = self.relative_positions.weight
+            mask = biased(mask, table_RH, places_BL, length, table_RH.dtype)
         groups = ((hidden_TD.shape[0] // length, length),)
         return rope, Layout("sdpa", packing, window, groups, (mask,))
 

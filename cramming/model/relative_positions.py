@@ -31,19 +31,26 @@ def buckets(distances: Tensor, num_rows: int) -> Tensor:
     return rows + per_direction * (distances > 0)
 
 
-def biased(mask: Tensor | None, table_RH: Tensor, places_BQ: Tensor, length: int) -> Tensor:
+def biased(
+    mask: Tensor | None, table_RH: Tensor, places_BQ: Tensor, length: int, dtype: torch.dtype
+) -> Tensor:
     """Return the additive mask [B, H, Q, L] of queries at these places in their rows.
 
-    It holds the terms of the table, and minus infinity where the boolean `mask` is false.
+    It holds the terms of the table, and minus infinity where the boolean `mask` is false. The terms are rounded to
+    `dtype` behind the table, whose gradient is a sum over L^2 pairs: in bf16 a CPU loses most of it.
     """
     keys_L = torch.arange(length, device=places_BQ.device)
     rows_BQL = buckets(keys_L - places_BQ[:, :, None], table_RH.shape[0])
     bias = F.embedding(rows_BQL, table_RH).permute(0, 3, 1, 2)
+    bias = bias.to(dtype).contiguous()  # a GPU's fused attention takes no other masks
     return bias if mask is None else bias.masked_fill(~mask, float("-inf"))
 
 
-def with_bias(layout: Layout, table_RH: Tensor) -> Layout:
-    """Return the layout of all tokens with the table's terms in its masks, which are boolean or None before."""
+def with_bias(layout: Layout, table_RH: Tensor, dtype: torch.dtype) -> Layout:
+    """Return the layout of all tokens with the table's terms in its masks, which are boolean or None before.
+
+    Scores will have the type `dtype`.
+    """
     masks = []
     for (_, length), mask in zip(layout.groups, layout.masks):
         places_L = torch.arange(length, device=table_RH.device)
@@ -52,6 +59,6 @@ def with_bias(layout: Layout, table_RH: Tensor) -> Layout:
         # as in `attention_kernels.additive`: rows that begin where a GPU's kernels want it
         padding = -length % MASK_MULTIPLE
         mask = None if mask is None else F.pad(mask, (0, padding))
-        bias = biased(mask, table_RH, places_L[None], length + padding)
-        masks.append(bias.contiguous()[..., :length])
+        bias = biased(mask, table_RH, places_L[None], length + padding, dtype)
+        masks.append(bias[..., :length])
     return layout._replace(masks=tuple(masks), table_RH=table_RH)

@@ -18,6 +18,9 @@ _BLOCK = "(?:p|div|h[1-6]|[uo]l|li|table|t[rdh]|blockquote|section|article|figur
 _BLOCK_BEGINS = re.compile(rf"\s*<{_BLOCK}\b[^<>]*>", re.I)
 _BLOCK_ENDS = re.compile(rf"</{_BLOCK}\s*>", re.I)
 FEW_BLOCKS = 3
+LINES_PER_BLOCK = (
+    10  # of HTML, at most; a README may begin with a few blocks, and goes on in Markdown
+)
 
 # What the content looks like, the pattern of its first bytes, and the cure.
 _SIGNS = (
@@ -66,12 +69,14 @@ def other_content(head: bytes) -> tuple[str, str] | None:
 
 
 def _is_html_fragment(text: str) -> bool:
-    """Return whether these are blocks of HTML: the text begins with one, or most of its lines do."""
-    if len(_BLOCK_ENDS.findall(text)) < FEW_BLOCKS:
+    """Return whether these are blocks of HTML: most lines begin with one, or the text does and has one in ten lines."""
+    ends = len(_BLOCK_ENDS.findall(text))
+    if ends < FEW_BLOCKS:
         return False
     lines = list(filter(str.strip, text.split("\n")))
     blocks = list(filter(_BLOCK_BEGINS.match, lines))
-    return _BLOCK_BEGINS.match(text) is not None or 2 * len(blocks) > len(lines)
+    is_begun = _BLOCK_BEGINS.match(text) is not None and LINES_PER_BLOCK * ends > len(lines)
+    return is_begun or 2 * len(blocks) > len(lines)
 
 
 def _is_table(text: str, delimiter: str) -> bool:

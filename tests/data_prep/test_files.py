@@ -450,6 +450,7 @@ def test_what_is_not_plain_text_is_not_taken_for_it(tmp_path: Path, name: str, s
         "<!-- a comment -->\n" * 100 + "text\n",
         "<p> begins and </p> ends a paragraph\n",
         "# Title\n\n<div align='center'>\n\n[![x](y)](z)\n\n</div>\n\nText.\n",
+        "<div align='center'>\n<h1>Title</h1>\n<p>Badges</p>\n</div>\n" + "Markdown.\n\n" * 40,
         "def page():\n    return (\n'<p>a</p>'\n'<p>b</p>'\n'<p>c</p>'\n)\n\nprint(page())\n",
         '"Yes," he said,\n"no," she said,\n',
         "a,b\n",

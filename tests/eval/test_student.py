@@ -38,14 +38,15 @@ TEACHERS: dict[str, dict[str, Any]] = {
     "an untied decoder without bias": {"tie_embeddings": False, "decoder_bias": False},
     "no head": {"head_transform": False, "embedding_norm": False},
     "another activation": {"activation": "relu2"},
+    "relative positions": {"relative_positions": 8},
 }
 
 
-@pytest.mark.parametrize("family", ["bert", "modernbert", "roberta", "distilbert"])
+@pytest.mark.parametrize("family", ["bert", "modernbert", "roberta", "distilbert", "mpnet"])
 @pytest.mark.parametrize("teacher", TEACHERS)
 def test_a_student_is_of_the_family_with_the_teachers_sizes(teacher: str, family: str) -> None:
     config = replace(PLAIN, **TEACHERS[teacher])
-    student = student_config(config, family, pad_id=0)
+    student = student_config(config, family, pad_id=1)
     assert stock_family(student) == family
     for size in ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size"):
         assert getattr(student, size) == getattr(config, size)
@@ -87,7 +88,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_from_a_run_to_a_stock_folder(
     finished: Invocation, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("--as=modernbert", "budget.steps=3", "checkpoint.keep_at=[]")
+    words = ("--as=modernbert", "budget.steps=3", "checkpoint.keep_at=[]", "precision=bf16")
     student = finished.runs / "own-modernbert"
     export(finished, *words, "--check")
     assert not student.exists()
@@ -95,7 +96,8 @@ def test_from_a_run_to_a_stock_folder(
     export(finished, *words)
     record, teacher = load_record(student), load_record(finished.run_folder)
     assert record["pretrain"]["steps"] == 3 and record["config"]["division"] == "open"
-    for section in ("train", "optim", "schedule", "precision"):
+    assert record["config"]["precision"]["mode"] == "bf16"  # as typed
+    for section in ("train", "optim", "schedule"):
         assert record["config"][section] == teacher["config"][section], section
     said = capsys.readouterr().out
     card = (student / "export" / "README.md").read_text(encoding="utf-8")
@@ -117,9 +119,13 @@ def test_from_a_run_to_a_stock_folder(
 def test_what_cannot_be_a_student_is_refused(finished: Invocation) -> None:
     refusals = {
         ("--as=gpt2",): "--as=gpt2: unknown choice. .*modernbert",
+        ("--as=mpnet",): "--as=mpnet: its class takes token 1 for padding, which is 0",
         ("optim.lr=1",): "optim.lr=1: settings are of the model that --as trains",
+        ("--resume",): "--resume: nothing is trained without --as",
         ("--as=bert", "--model=x"): "--model=x: --as needs a run",
         ("--as=bert", "model.nothing=1"): "model.nothing",
+        ("--as=bert", "model.qk_norm=true"): "model.qk_norm=true: with it the student is not",
+        ("--as=bert", "model=modern"): "model=modern: with it the student is not",
     }
     for words, message in refusals.items():
         with pytest.raises(UserError, match=message):

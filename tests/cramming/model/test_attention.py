@@ -94,6 +94,21 @@ def test_relative_positions_are_terms_of_the_scores(
     compare(kernel, packed, window, SUBSET, table_RH=table_RH)
 
 
+def test_in_bf16_too_each_pair_of_tokens_counts_in_the_tables_gradient() -> None:
+    """A sum of ones in bf16 ends at 256. The masks of all tokens and of a subset are such as a GPU's kernels take."""
+    length = 300
+    packing = Packing(torch.tensor([0, length], dtype=torch.int32), length, length)
+    table_RH = torch.zeros(4, HEADS, requires_grad=True)
+    layout = attention.prepare("sdpa", packing, length, None, torch.bfloat16, 0.0, table_RH)
+    subset = attention.restrict(layout, torch.arange(200), length)
+    assert subset is not None
+    for masks, queries in ((layout.masks, length), (subset.masks, 200)):
+        (mask,) = masks
+        assert mask is not None and mask.dtype == torch.bfloat16 and mask.stride(-1) == 1
+        (gradient_RH,) = torch.autograd.grad(mask, table_RH, torch.ones_like(mask))
+        assert gradient_RH.sum(0).tolist() == [queries * length] * HEADS
+
+
 @pytest.mark.parametrize("size", [4, 12])
 @pytest.mark.usefixtures("gpu_kernels")
 def test_flash_attention_gets_heads_of_a_size_that_it_takes(size: int) -> None:
