@@ -166,10 +166,18 @@ class Scores:
         self._choose_point(key[:-1], scoring.sweep)
 
     def _set(self, key: SectionKey, section: dict[str, Any], sources: list[Scoring]) -> None:
-        """Set a section, and drop those of another suite: a record holds GLUE or the embedded tasks, not both."""
-        for other, known in list(self.sections.items()):
+        """Set a section, and drop those of another suite: a record holds GLUE or the embedded tasks, not both.
+
+        A baseline without an encoder, which a probe has beside it, replaces no score of a model.
+        """
+        others = []
+        for other, known in self.sections.items():
             if other[:-1] == key[:-1] and known["suite"] != section["suite"]:
-                del self.sections[other], self.sources[other]
+                others.append(other)
+        if key[-1] in WITHOUT_ENCODER and any(other[-1] in RANKED_INITS for other in others):
+            return
+        for other in others:
+            del self.sections[other], self.sources[other]
         self.sections[key] = section
         self.sources[key] = sources
 

@@ -91,11 +91,14 @@ class Rescored:
         return f"{self.values} values computed again with the labels {labels}{left_out}"
 
 
-def rescore(folder: Path, record: Record, data: Path) -> Rescored:
-    """Compare each value with that of its predictions and the labels in `data`, a folder with CoLA/ and so on."""
+def rescore(folder: Path, sections: Mapping[str, Scores], data: Path) -> Rescored:
+    """Compare each value with that of its predictions and the labels in `data`, a folder with CoLA/ and so on.
+
+    `sections` are of one suite.
+    """
     result = Rescored()
     splits: dict[str, Split | None] = {}
-    for init, section in sections_of(record).items():
+    for init, section in sections.items():
         known = _entries(section.suite)
         for entry, task_score in section.tasks.items():
             if entry not in known:

@@ -144,6 +144,12 @@ def _spent(run: Run) -> float:
 
 def check(teacher: Teacher, student: Invocation) -> Iterator[str]:
     """Yield what would be trained; raise UserError for a mistake that shows before training. Nothing is written."""
+    folder = student.run_folder
+    require(
+        student.resume or not is_run(folder),
+        f"{folder}: the student of this name was begun before. Add --resume to continue and export it, or rename"
+        " its folder.",
+    )
     refuse_finished_run(student)
     recipe = verbs.recipe_of(Call("pretrain", student))
     model = asdict(teacher.config)

@@ -8,6 +8,7 @@ the last validation is recomputed; on request one fine-tuning is repeated. Check
 
 import os
 import random
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from cramming.data.corpus import Corpus
 from cramming.data.manifest import MANIFEST, Manifest
 from cramming.progress import say, use_stderr
 from cramming.record import RECORD
-from cramming.record_schema import Record
+from cramming.record_schema import Record, Scores
 from cramming.runlog import RUN_LOG
 from eval.archive import changed_since, is_archive, opened
 from eval.rescore import misfitting_predictions, predictions_file, rescore, sections_of
@@ -195,24 +196,28 @@ def _cut_log(folder: Path, evidence: Evidence) -> Iterator[str]:
 
 def _check_scores(folder: Path, record: Record, inputs: Inputs, result: Verification) -> None:
     """Compute the scores from the predictions, and with `refinetune` repeat one of the fine-tunings."""
-    if not record.glue:
+    by_suite = defaultdict[str, dict[str, Scores]](dict)
+    for name, section in sections_of(record).items():
+        by_suite[section.suite][name] = section
+    if not by_suite:
         result.checked.append(f"scores: {NO_SCORES}")
-        return
-    with TemporaryDirectory(prefix="cramming-") as scratch:
-        tasks, labels = _tasks(record, inputs, Path(scratch))
-        if tasks is None:
-            result.checked.append(f"scores: not computed again. {labels}.")
-            return
-        rescored = rescore(folder, record, tasks)
-        result.problems += [f"scores: {problem}" for problem in rescored.problems]
-        result.checked.append(f"scores: {rescored.describe(labels)}")
-        if inputs.refinetune:
-            _check_fine_tuning(folder, record, inputs, tasks, result)
+    for sections in by_suite.values():
+        with TemporaryDirectory(prefix="cramming-") as scratch:
+            tasks, labels = _tasks(next(iter(sections.values())), record, inputs, Path(scratch))
+            if tasks is None:
+                result.checked.append(f"scores: not computed again. {labels}.")
+                continue
+            rescored = rescore(folder, sections, tasks)
+            result.problems += [f"scores: {problem}" for problem in rescored.problems]
+            result.checked.append(f"scores: {rescored.describe(labels)}")
+            if inputs.refinetune and sections.keys() & record.glue.keys():
+                _check_fine_tuning(folder, record, inputs, tasks, result)
 
 
-def _tasks(record: Record, inputs: Inputs, scratch: Path) -> tuple[Path | None, str]:
-    """Return the folder of the scored tasks and its origin, or None and the reason why there is none."""
-    section = record.trained or next(iter(record.glue.values()))
+def _tasks(
+    section: Scores, record: Record, inputs: Inputs, scratch: Path
+) -> tuple[Path | None, str]:
+    """Return the folder of a section's tasks and its origin, or None and the reason why there is none."""
     if section.suite != "embedded":
         return inputs.tasks, f"in {inputs.tasks}" if inputs.tasks else GIVE_TASKS
     sources = [each for each in record.corpus.sources if each.kind == "embedded"]

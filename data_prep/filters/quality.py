@@ -139,9 +139,9 @@ def _curly_braces(text: Text, limit: float) -> float:
     return (text.text.count("{") + text.text.count("}")) / max(1, len(text))
 
 
-def _if_spaced(measure: Callable[[Text], float]) -> Callable[[Text, Any], float | None]:
+def _if_spaced(measure: Callable[[Text, Any], Any]) -> Callable[[Text, Any], Any]:
     """Return a measure of words; None for scripts without spaces between them."""
-    return lambda text, _: measure(text) if text.is_spaced else None
+    return lambda text, limit: measure(text, limit) if text.is_spaced else None
 
 
 def _sentences(text: Text, limit: int) -> int:
@@ -208,7 +208,7 @@ def _per_word(reason: str, *signs: str) -> Rule:
     """Return the rule on signs per word."""
     return Rule(
         reason,
-        _if_spaced(lambda text: sum(map(text.text.count, signs)) / max(1, text.words)),
+        _if_spaced(lambda text, _: sum(map(text.text.count, signs)) / max(1, text.words)),
         re.compile("|".join(map(re.escape, signs))),
     )
 
@@ -233,7 +233,7 @@ class FilterConfig(Section):
 
     # Gopher: at least 50 words.
     min_words: Annotated[
-        Natural | None, Rule("too_few_words", _if_spaced(lambda text: text.words))
+        Natural | None, Rule("too_few_words", _if_spaced(lambda text, _: text.words))
     ] = None
     # Ours, four: those on broken characters read the text before and after normalisation.
     max_broken: Annotated[ShareLimit, Rule("broken_characters", _broken, _BROKEN)] = None
@@ -244,10 +244,10 @@ class FilterConfig(Section):
     max_symbols: Annotated[ShareLimit, Rule("symbols", _symbols, _SYMBOL)] = None
     # Gopher: mean word length at least 3 and at most 10 characters.
     min_mean_word_length: Annotated[
-        Limit, Rule("words_too_short", _if_spaced(lambda text: text.mean_word_length))
+        Limit, Rule("words_too_short", _if_spaced(lambda text, _: text.mean_word_length))
     ] = None
     max_mean_word_length: Annotated[
-        Limit, Rule("words_too_long", _if_spaced(lambda text: text.mean_word_length))
+        Limit, Rule("words_too_long", _if_spaced(lambda text, _: text.mean_word_length))
     ] = None
     # C4: no page with the phrase "lorem ipsum".
     no_lorem_ipsum: Annotated[bool, Rule("lorem_ipsum", _lorem_ipsum)] = False
@@ -280,14 +280,16 @@ class FilterConfig(Section):
     min_sentences: Annotated[Natural | None, Rule("few_sentences", _sentences)] = None
     # Gopher: at least 80 % of the words contain a letter.
     min_alphabetic_words: Annotated[
-        ShareLimit, Rule("not_words", _alphabetic, _WORD_WITHOUT_LETTER)
+        ShareLimit, Rule("not_words", _if_spaced(_alphabetic), _WORD_WITHOUT_LETTER)
     ] = None
     # Gopher: at most 20, 18, 16 % of the characters in the top n-gram of 2, 3, 4 words; at most 15, 14 ... 10 % in
     # repeated n-grams of 5 to 10 words.
-    max_top_ngrams: Annotated[tuple[Share, Share, Share] | None, Rule("top_ngrams", top_ngrams)] = (
-        None
-    )
-    max_duplicate_ngrams: Annotated[Six | None, Rule("duplicate_ngrams", duplicate_ngrams)] = None
+    max_top_ngrams: Annotated[
+        tuple[Share, Share, Share] | None, Rule("top_ngrams", _if_spaced(top_ngrams))
+    ] = None
+    max_duplicate_ngrams: Annotated[
+        Six | None, Rule("duplicate_ngrams", _if_spaced(duplicate_ngrams))
+    ] = None
     # Ours: codes of ISO 639-1, for example [en].
     languages: Annotated[list[str] | None, Rule("other_language", _other_language)] = None
     # Gopher: at least two different ones. For English only.

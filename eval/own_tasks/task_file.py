@@ -156,7 +156,7 @@ def read_task_file(path: Path) -> dict[str, OwnTask | Task]:
     """
     require(path.is_file(), f"{path}: no such file. Give a YAML file of tasks.")
     try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+        settings = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         problem = " ".join(str(error).split())[:200]
         raise UserError(f"{path}: not readable as YAML ({problem}). Correct it there.") from None
@@ -173,6 +173,18 @@ def read_task_file(path: Path) -> dict[str, OwnTask | Task]:
         require(name not in tasks, f"{path}: {name}: a task of `glue`, too. Rename it.")
         tasks[str(name)] = _read_task(path, str(name), task_settings)
     return tasks
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without a key that stands there twice, of which the first would be lost."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Return a section; raise YAMLError for a key that it has twice."""
+        names = [key.value for key, _ in node.value]
+        for name in names:
+            if names.count(name) > 1:
+                raise yaml.YAMLError(f"key {name} stands there twice")
+        return super().construct_mapping(node, deep)
 
 
 def _glue_tasks(path: Path, names: Any) -> dict[str, OwnTask | Task]:

@@ -188,3 +188,15 @@ def test_no_suite_replaces_the_scores_of_another(
     assert after.keys() == {"glue", other} and after["glue"] == before["glue"]
     sections = sections_of(read_record(records[1]))
     assert len(sections) == len(sections_of(read_record(records[0]))) + 1
+
+
+def test_a_baseline_of_another_suite_replaces_no_score_of_a_model(tmp_path: Path) -> None:
+    """A frozen probe on another suite has such baselines beside it."""
+    run = write_run(tmp_path / "a")
+    before = load_record(run)["glue"]
+    score_run(run, "floor", suite="embedded")
+    assert load_record(run)["glue"] == before
+    score_run(run, suite="embedded")
+    score_run(run, "floor", suite="embedded")
+    record = load_record(run)
+    assert {record["glue"]["pretrained"]["suite"], record["floor"]["suite"]} == {"embedded"}

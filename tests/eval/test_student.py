@@ -108,7 +108,7 @@ def test_from_a_run_to_a_stock_folder(
     assert "distilled from own/final" in card and "pretrained from scratch" not in card
     model = AutoModelForMaskedLM.from_pretrained(student / "export")
     assert type(model).__name__ == "ModernBertForMaskedLM"
-    with pytest.raises(UserError, match="own-modernbert already has a finished run"):
+    with pytest.raises(UserError, match=r"own-modernbert: the student .* Add --resume"):
         export(finished, *words)
     export(finished, "--as=modernbert", "--resume")
     assert load_record(student)["pretrain"]["steps"] == 3

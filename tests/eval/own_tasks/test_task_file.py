@@ -104,6 +104,8 @@ def test_a_mistake_is_one_line(tmp_path: Path, mistake: str) -> None:
         ("spam: [", "not readable as YAML"),
         ("", "no tasks"),
         ("- spam", "no tasks"),
+        ("glue: rte\nspam: {}\nglue: cola", "key glue stands there twice"),
+        ("spam: {kind: tokens, kind: regression}", "key kind stands there twice"),
         ("a b: {}", "a b: not a name of a task"),
         ("glue: rta", "tasks.yaml: glue=rta: unknown choice. Did you mean rte"),
         ("glue: {kind: tokens}", "tasks.yaml: glue={kind: tokens}: expected"),

@@ -26,6 +26,7 @@ from eval.rules.load import load_runs
 from eval.rules.table import KINDS
 from eval.verify import Inputs, verify_run
 from tests.conftest import before_step
+from tests.eval.glue_layouts import write_glue
 from tests.eval.rules.forge import Event, forge, of_kind, read_events
 from tests.eval.rules.test_forgeries import both, every, within
 
@@ -271,6 +272,19 @@ def test_scores_along_the_way_are_in_order_unless_the_weights_are_others(
     assert verify_run(run, inputs).checked[-1].endswith("weights of 2 of 2 checkpoints compared")
     forge(run, lambda events: of_kind(events, "scoring")[-1].update(model_sha256="ab" * 32))
     assert any("step 0 has other weights" in each for each in verify_run(run, inputs).problems)
+
+
+def test_each_suite_is_compared_with_its_own_labels(
+    train: Run, settings: Compose, inputs: Inputs, call: Invocation, tmp_path: Path
+) -> None:
+    run = train(*STEPS)
+    data = write_glue(tmp_path / "glue")
+    probe = ("eval.source=local", f"eval.data_dir={data}", "eval.hyperparameters.freeze=true")
+    glue.main(settings(*STEPS, *probe), call)
+    for tasks, words in ((None, "not computed again"), (data, f"in {data}")):
+        result = verify_run(run, replace(inputs, tasks=tasks))
+        embedded, of_glue = [line for line in result.checked if line.startswith("scores: ")]
+        assert result.in_order and "generated anew" in embedded and words in of_glue
 
 
 def test_a_sweep_is_in_order(
