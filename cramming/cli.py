@@ -13,7 +13,7 @@ import platform
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
@@ -22,7 +22,7 @@ import typer
 from typer.exceptions import TyperException
 
 from cramming.children import end_with_parent
-from cramming.config import UserError, config_folder, printable
+from cramming.config import UserError, config_folder, expand_home, printable
 from cramming.files import explain_os_error
 from cramming.invocation import Call, DeviceKind, Invocation
 from cramming.overrides import name_of, offer, search_path, setting
@@ -574,11 +574,15 @@ def _call(context: typer.Context) -> Call:
     """Return the call with the options of a verb; UserError for an option that was typed as a setting."""
     verb = str(context.info_name)
     values = dict(context.params)
+    flags = {str(each.name): each.opts[0] for each in context.command.params}
+    for name, value in values.items():
+        if isinstance(value, Path):  # which a shell leaves as it is in --out=~/x
+            values[name] = expand_home(value, flags[name])
     words = tuple(values.pop("overrides", None) or ())
     has_recipe = any(parameter.name == "overrides" for parameter in context.command.params)
     if not has_recipe:
         return Call(verb, Invocation(), values, has_recipe=False)
-    _refuse_options_as_settings(context, words)
+    _refuse_options_as_settings(context, flags, words)
     config_dir = values.pop("config_dir")
     if config_dir is not None:
         words = (search_path(config_dir), *words)
@@ -592,15 +596,15 @@ def _call(context: typer.Context) -> Call:
     return Call(verb, Invocation(overrides=words, **shared), values, **actions)
 
 
-def _refuse_options_as_settings(context: typer.Context, words: tuple[str, ...]) -> None:
+def _refuse_options_as_settings(
+    context: typer.Context, flags: Mapping[str, str], words: tuple[str, ...]
+) -> None:
     """Raise UserError for `name=a`, which is typed `--name a`."""
-    flags = {str(each.name): each.opts[0] for each in context.command.params}
     for word in words:
         name = name_of(word).removeprefix(f"{context.info_name}.")
         flag = flags.get(name, "")
-        is_group = (
-            config_folder() / name
-        ).is_dir()  # such as `model`, which `run` hands on to `glue`
+        # such as `model`, which `run` hands on to `glue`
+        is_group = (config_folder() / name).is_dir()
         if flag.startswith("--") and "=" in word and not is_group:
             value = word.partition("=")[2]
             meant = flag if value.lower() == "true" else f"{flag} {value}"

@@ -104,6 +104,10 @@ def student_of(teacher: Teacher, invocation: Invocation, family: str) -> Invocat
         stock_family(model) == family,
         f"{' '.join(typed)}: with it the student is not transformers' {family}. Leave it out.",
     )
+    require(
+        model.vocab_size == teacher.config.vocab_size,
+        f"model.vocab_size={model.vocab_size}: the teacher has {teacher.config.vocab_size}. Leave it out.",
+    )
     return student
 
 

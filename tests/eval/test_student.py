@@ -125,6 +125,7 @@ def test_what_cannot_be_a_student_is_refused(finished: Invocation) -> None:
         ("--as=bert", "--model=x"): "--model=x: --as needs a run",
         ("--as=bert", "model.nothing=1"): "model.nothing",
         ("--as=bert", "model.qk_norm=true"): "model.qk_norm=true: with it the student is not",
+        ("--as=bert", "model.vocab_size=9"): "model.vocab_size=9: the teacher has",
         ("--as=bert", "model=modern"): "model=modern: with it the student is not",
     }
     for words, message in refusals.items():
