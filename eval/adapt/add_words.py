@@ -23,6 +23,7 @@ from cramming.files import overwrite_atomically
 from cramming.model.load import WEIGHT_FILES, read_weights, weight_file
 from cramming.progress import say
 from eval.adapt.words import CONTINUES, is_word, word_beginnings
+from eval.report.format import short_name
 
 COUNTED_TOKENS = 20_000_000
 MOST_PIECES = 16
@@ -65,7 +66,8 @@ def extended_checkpoint(source: Path, corpus: Corpus, count: int, place: Path) -
     """
     tokenizer = Tokenizer.from_file(str(source / TOKENIZER))
     made_from = settings_hash(corpus.manifest_sha256, file_sha256(weight_file(source)), count)
-    folder = (place / f"{source.name}-{count}-words-{made_from}").absolute()
+    name = short_name(source).replace("/", "--")
+    folder = (place / f"{name}-{count}-words-{made_from}").absolute()
     words = split_words(corpus, tokenizer)[:count]
     require(
         bool(words),
