@@ -27,8 +27,8 @@ LOSS_COLUMNS = (
     "Targets",
 )
 NEW_HEAD = (
-    "The checkpoint has no masked-LM head. Before training its loss is that of a new head, which knows how frequent"
-    " each token of the own text is and nothing else. So the change says how well head and encoder learned together,"
+    "The checkpoint has no masked-LM head. Before training its loss is that of a new head, whose bias knows how"
+    " frequent each token of the own text is, and whose other weights are random. So the change says how well head and encoder learned together,"
     " not what the encoder gained."
 )
 CHOICE = (
