@@ -28,8 +28,8 @@ LOSS_COLUMNS = (
 )
 NEW_HEAD = (
     "The checkpoint has no masked-LM head. Before training its loss is that of a new head, whose bias knows how"
-    " frequent each token of the own text is, and whose other weights are random. So the change says how well head and encoder learned together,"
-    " not what the encoder gained."
+    " frequent each token of the own text is, and whose other weights are random. So the change says how well head and"
+    " encoder learned together, not what the encoder gained."
 )
 CHOICE = (
     "Words that are more frequent in the training text than their rank in the vocabulary suggests, each in the first"
