@@ -145,7 +145,7 @@ class AttentionConfig(Section):
 
 
 class RandomStart(Section):
-    """Weights drawn at random; `teacher` replaces those that the objective's teacher has, too."""
+    """Weights drawn at random."""
 
     name: str
 
@@ -171,12 +171,18 @@ class CheckpointStart(Section):
     path: LocalPath | None
 
 
-StartConfig = RandomStart | CooccurrenceStart | CheckpointStart
+class TeacherStart(Section):
+    """Weights of the teacher of objective=distill (cramming/starts/teacher.py)."""
+
+    name: str
+
+
+StartConfig = RandomStart | CooccurrenceStart | CheckpointStart | TeacherStart
 STARTS: dict[str, type[StartConfig]] = {
     "random": RandomStart,
     "cooccurrence": CooccurrenceStart,
     "checkpoint": CheckpointStart,
-    "teacher": RandomStart,
+    "teacher": TeacherStart,
 }
 
 

@@ -18,9 +18,8 @@ _BLOCK = "(?:p|div|h[1-6]|[uo]l|li|table|t[rdh]|blockquote|section|article|figur
 _BLOCK_BEGINS = re.compile(rf"\s*<{_BLOCK}\b[^<>]*>", re.I)
 _BLOCK_ENDS = re.compile(rf"</{_BLOCK}\s*>", re.I)
 FEW_BLOCKS = 3
-LINES_PER_BLOCK = (
-    10  # of HTML, at most; a README may begin with a few blocks, and goes on in Markdown
-)
+# Of HTML, at most; a README may begin with a few blocks, and goes on in Markdown.
+LINES_PER_BLOCK = 10
 
 # What the content looks like, the pattern of its first bytes, and the cure.
 _SIGNS = (
